@@ -1,0 +1,61 @@
+"""What went wrong, where, why, and what to do next: the only errors that reach a user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OptimizeError(Exception):
+    """A failure with an exit code and a next step.
+
+    Args:
+        what: One clear sentence: what failed, where and why.
+        hint: What the user can do next; shown on its own line.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.hint}" if self.hint else self.what
+
+
+class Refused(OptimizeError):
+    """The input is understood and cannot be done, or must not be done (exit code 1)."""
+
+
+class UsageError(OptimizeError):
+    """The command, recipe or arguments are wrong (exit code 2)."""
+
+    exit_code = 2
+
+
+class VerificationFailed(OptimizeError):
+    """A transformed program broke an invariant or its declared tolerance (exit code 3)."""
+
+    exit_code = 3
+
+
+class TargetUnavailable(OptimizeError):
+    """A backend is not installed or cannot run on this machine (exit code 4)."""
+
+    exit_code = 4
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that names the nearest known name, or all of them.
+
+    >>> nearest("tensort", ["onnx", "tensorrt"])
+    "Did you mean 'tensorrt'? Known: onnx, tensorrt."
+    >>> nearest("zzz", ["onnx", "tensorrt"])
+    'Known: onnx, tensorrt.'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    start = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{start}Known: {', '.join(names)}."
