@@ -1,0 +1,62 @@
+"""optimize: a trained PyTorch model in, the fastest artifact that still answers correctly out.
+
+Names are loaded on first use, so that ``import optimize`` costs nothing and imports no runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optimize.frontend import capture as capture
+    from optimize.passes import (
+        CastBF16 as CastBF16,
+        CastFP16 as CastFP16,
+        FuseConvBN as FuseConvBN,
+        PruneChannels as PruneChannels,
+        PruneWeights as PruneWeights,
+        QuantizeDynamic as QuantizeDynamic,
+        QuantizeStatic as QuantizeStatic,
+        Reparameterize as Reparameterize,
+        Script as Script,
+    )
+    from optimize.pipeline import Pipeline as Pipeline
+    from optimize.program import Program as Program
+    from optimize.workflow import export as export, optimize as optimize
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "capture": "optimize.frontend",
+    "Program": "optimize.program",
+    "Pipeline": "optimize.pipeline",
+    "optimize": "optimize.workflow",
+    "export": "optimize.workflow",
+    **dict.fromkeys(
+        (
+            "FuseConvBN",
+            "Reparameterize",
+            "QuantizeStatic",
+            "QuantizeDynamic",
+            "CastFP16",
+            "CastBF16",
+            "PruneChannels",
+            "PruneWeights",
+            "Script",
+        ),
+        "optimize.passes",
+    ),
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'optimize' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,317 @@
+"""Capture: an eager module becomes a ``Program`` in one normal form.
+
+The normal form keeps passes short: every argument written out in schema order, one BatchNorm operator
+(``aten.batch_norm``), integer paddings, no clones, no in-place operators, weights owned, outputs a flat tuple.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import MAX_BATCH, Program
+
+_IDENTITIES = (
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.detach_.default,
+    aten.lift_fresh_copy.default,
+    aten.contiguous.default,
+)
+_ASSERTIONS = (
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten._assert_async.msg,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)
+_BATCH_NORMS = (
+    aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+)
+_SAME_CONVOLUTIONS = {
+    aten.conv1d.padding: aten.conv1d.default,
+    aten.conv2d.padding: aten.conv2d.default,
+    aten.conv3d.padding: aten.conv3d.default,
+}
+
+
+def capture(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_batch: bool = True,
+) -> Program:
+    """Capture a module as a program that owns its weights; the module is left untouched.
+
+    A module whose root is in training mode is captured in evaluation mode (and the program's notes say so). A module
+    in evaluation mode is captured as it stands: a BatchNorm left in training mode inside it keeps using the statistics
+    of the batch.
+
+    Args:
+        module: The trained module.
+        args: Example positional arguments; a batch of 1 is doubled, because export specialises on 1.
+        kwargs: Example keyword arguments.
+        dynamic_batch: Leave dimension 0 of every tensor input free. False fixes every shape to the example's.
+
+    Returns:
+        The program.
+
+    Raises:
+        Refused: The module cannot be exported, or fixes its batch size.
+
+    Example:
+        >>> import torch
+        >>> program = capture(torch.nn.Linear(3, 2), (torch.zeros(1, 3),))
+        >>> print(program.text(), end="")
+        input_1: float32[batch, 3] = input
+        weight: float32[2, 3] = weight weight
+        bias: float32[2] = weight bias
+        linear: float32[batch, 2] = linear(input_1, weight, bias)
+        return linear
+    """
+    source, notes = _inference_copy(module)
+    flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    inputs = _example_inputs(flat, dynamic_batch)
+    arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = _export(source, arguments, keywords, dynamic_batch)
+    return from_exported(exported, inputs, in_spec, source=source, notes=notes)
+
+
+def from_exported(
+    exported: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    in_spec: pytree.TreeSpec,
+    *,
+    source: torch.nn.Module | None = None,
+    notes: Sequence[str] = (),
+) -> Program:
+    """Bring an ExportedProgram into the normal form; its weights are copied.
+
+    Args:
+        exported: The program as torch.export made it.
+        inputs: Flat example inputs.
+        in_spec: How a caller's ``(args, kwargs)`` flatten.
+        source: The eager module it came from, if there is one.
+        notes: What to carry into the report.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        functional = exported.run_decompositions({})
+        unlifted = functional.module(check_guards=False)
+    module = _plain_graph_module(unlifted)
+    _normalize(module)
+    program = Program(
+        graph_module=module,
+        inputs=inputs,
+        dynamic=_dynamic_dims(module, inputs),
+        in_spec=in_spec,
+        out_spec=functional.call_spec.out_spec,
+        source=source,
+        notes=list(notes),
+    )
+    program.refresh()
+    return program
+
+
+def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    source = copy.deepcopy(module)
+    for tensor in source.parameters():
+        tensor.requires_grad_(False)
+    if not source.training:
+        return source, []
+    return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
+
+
+def _example_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
+    """Check that every leaf is a tensor and double a batch of 1."""
+    for value in flat:
+        if not isinstance(value, torch.Tensor):
+            raise Refused(
+                f"Example inputs must be tensors; found a {type(value).__name__}.",
+                hint="Bind constants before capture, for example in a small wrapper module.",
+            )
+    if not dynamic_batch:
+        return tuple(flat)
+    batches = {value.shape[0] for value in flat if value.dim()}
+    if batches == {1}:
+        return tuple(torch.cat([value, value]) if value.dim() else value for value in flat)
+    return tuple(flat)
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_batch: bool
+) -> torch.export.ExportedProgram:
+    flat, _ = pytree.tree_flatten((args, kwargs))
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    sizes = [value.shape[0] for value in flat if value.dim()]
+    leading = sizes[0] if sizes else None
+
+    def dims(value: torch.Tensor) -> dict[int, Any]:
+        return {0: batch} if dynamic_batch and value.dim() and value.shape[0] == leading else {}
+
+    shapes = pytree.tree_map(dims, args), pytree.tree_map(dims, kwargs)
+    signature = _by_name(module, *shapes)
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
+    except Exception as error:
+        raise _capture_refusal(error) from error
+
+
+def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return dynamic shapes in the form torch.export wants: a tuple, or a dict by parameter name."""
+    if not kwargs:
+        return args
+    import inspect
+
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    return dict(bound.arguments)
+
+
+def _capture_refusal(error: Exception) -> Refused:
+    text = str(error)
+    if "batch" in text and ("specialized" in text or "constant" in text or "Constraints violated" in text):
+        return Refused(
+            "The model fixes its batch size (it computes with the batch as a constant), so the batch cannot stay free.",
+            hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch).",
+        )
+    line = next((entry for entry in text.splitlines() if entry.strip()), type(error).__name__)
+    return Refused(
+        f"torch.export cannot capture the model: {type(error).__name__}: {line.strip()}",
+        hint="Data-dependent control flow must be rewritten (torch.where, torch.cond) before the model can be deployed.",
+    )
+
+
+def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
+    """Rebuild without guards, hooks or pytree code: flat inputs, flat tuple output, weights copied once each."""
+    plain = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in sorted(unlifted.graph.nodes, key=lambda node: node.op != "placeholder"):
+        copies[node] = plain.node_copy(node, copies.__getitem__)
+    output = plain.output_node()
+    flat, _ = pytree.tree_flatten(output.args[0])
+    output.args = (tuple(flat),)
+    root = torch.nn.Module()
+    owned: dict[int, torch.Tensor] = {}
+    for node in plain.nodes:
+        if node.op == "get_attr":
+            _own(root, str(node.target), graph.attribute(unlifted, str(node.target)), owned)
+    return fx.GraphModule(root, plain, class_name="Program")
+
+
+def _own(root: torch.nn.Module, path: str, tensor: torch.Tensor, owned: dict[int, torch.Tensor]) -> None:
+    """Copy one weight under the same path, once: tied weights stay tied."""
+    prefix, _, name = path.rpartition(".")
+    owner = root
+    for part in filter(None, prefix.split(".")):
+        if not hasattr(owner, part):
+            owner.add_module(part, torch.nn.Module())
+        owner = getattr(owner, part)
+    if hasattr(owner, name):
+        return
+    if id(tensor) not in owned:
+        value = tensor.detach().clone()
+        owned[id(tensor)] = torch.nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
+    value = owned[id(tensor)]
+    if isinstance(value, torch.nn.Parameter):
+        owner.register_parameter(name, value)
+    else:
+        owner.register_buffer(name, value)
+
+
+def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[dict[int, str], ...]:
+    """Read the free dimensions off the placeholders; dimensions of one symbol share one name."""
+    names: dict[str, str] = {}
+    dynamic = []
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node in placeholders:
+        dims = {}
+        for dim, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, torch.SymInt):
+                default = "batch" if not names else f"dim{len(names)}"
+                dims[dim] = names.setdefault(str(size), default)
+        dynamic.append(dims)
+    return tuple(dynamic)
+
+
+def _normalize(module: fx.GraphModule) -> None:
+    """Bring the graph into the normal form (module docstring)."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _ASSERTIONS or node.target is aten.copy_.default:
+            module.graph.erase_node(node)
+        elif node.target in _IDENTITIES:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+        else:
+            _normalize_call(module, node)
+
+
+def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
+    graph.normalize_arguments(node)
+    if node.target in _BATCH_NORMS:
+        _normalize_batch_norm(module, node)
+    elif node.target in _SAME_CONVOLUTIONS:
+        _normalize_same_padding(module, node)
+    elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
+        node.target = aten.reshape.default
+    elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
+    if "pin_memory" in node.kwargs:
+        node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
+
+
+def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write any form of BatchNorm as ``batch_norm(x, weight, bias, mean, var, training, momentum, eps, cudnn)``.
+
+    Batch statistics are written as ``training=True`` without running statistics: the same outputs, nothing mutated.
+    """
+    frozen = node.target is aten._native_batch_norm_legit_no_training.default
+    x, weight, bias = (graph.argument(node, name) for name in ("input", "weight", "bias"))
+    mean = graph.argument(node, "running_mean") if frozen else None
+    var = graph.argument(node, "running_var") if frozen else None
+    training = not frozen and bool(graph.argument(node, "training"))
+    if not frozen and not training:
+        mean, var = graph.argument(node, "running_mean"), graph.argument(node, "running_var")
+    values = [user for user in node.users if user.args[1] == 0]
+    with module.graph.inserting_before(node):
+        call = module.graph.call_function(
+            aten.batch_norm.default, (x, weight, bias, mean, var, training, 0.0, graph.argument(node, "eps"), False)
+        )
+    call.meta = {**node.meta, "val": node.meta["val"][0]}
+    for value in values:
+        value.replace_all_uses_with(call)
+        module.graph.erase_node(value)
+
+
+def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write ``padding='same'|'valid'`` as integers, with a pad before the convolution where it is not symmetric."""
+    x, weight, bias, stride, padding, dilation, groups = node.args
+    kernel = weight.meta["val"].shape[2:]  # type: ignore[union-attr]
+    dims = len(kernel)
+    dilations = [dilation[0]] * dims if len(dilation) == 1 else list(dilation)  # type: ignore[index,arg-type]
+    totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilations, kernel, strict=True)]
+    if any(total % 2 for total in totals):
+        widths = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+        with module.graph.inserting_before(node):
+            x = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
+        x.meta = dict(node.meta)
+        totals = [0] * dims
+    node.target = _SAME_CONVOLUTIONS[node.target]  # type: ignore[index]
+    node.args = (x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)

@@ -1,0 +1,208 @@
+"""Node tools on the ATen graph: what every pass and target reads it with."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+TRANSPOSED_CONVOLUTIONS = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+RECURRENT = (aten.lstm.input, aten.gru.input)
+#: Ops whose weight is a constant matrix or kernel: what quantization and pruning are about.
+WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, aten.linear.default)
+
+SYMBOLIC_ARITHMETIC = (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.mod,
+    operator.neg,
+    operator.truediv,
+    operator.pow,
+)
+
+
+def calls(graph: fx.Graph, *targets: Any) -> Iterator[fx.Node]:
+    """Yield the graph's calls of the given overloads, in execution order."""
+    wanted = set(targets)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in wanted:
+            yield node
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    """Say whether ``node`` is a call of one of the overloads."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def op_name(node: fx.Node) -> str:
+    """Return the operator's short name: ``conv2d`` for ``aten.conv2d.default``."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    return getattr(target, "__name__", str(target))
+
+
+def origin(node: fx.Node) -> str:
+    """Return the path of the module a node came from, or its own name where none is recorded."""
+    stack = node.meta.get("nn_module_stack") or {}
+    for path, _ in reversed(list(stack.values())):
+        if path and "@" not in path:
+            return str(path).removeprefix("L['self'].")
+    return node.name
+
+
+def normalize_arguments(node: fx.Node) -> None:
+    """Write every argument of a call in its schema's order, defaults included, so that passes index them alike."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    given = dict(node.kwargs)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.kwarg_only:
+            if argument.name in given:
+                keywords[argument.name] = given[argument.name]
+        elif index < len(node.args):
+            positional.append(node.args[index])
+        else:
+            positional.append(given.get(argument.name, argument.default_value))
+    node.args = tuple(positional)
+    node.kwargs = keywords
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """Return the argument of a normalised call by its schema name (its default where it is not written).
+
+    Raises:
+        KeyError: The operator has no such argument.
+    """
+    for index, entry in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if entry.name == name:
+            if not entry.kwarg_only and index < len(node.args):
+                return node.args[index]
+            return node.kwargs.get(name, entry.default_value)
+    raise KeyError(f"{node.target} has no argument '{name}'")
+
+
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Replace one positional argument of a normalised call by its schema name."""
+    names = [entry.name for entry in node.target._schema.arguments]  # type: ignore[union-attr]
+    node.update_arg(names.index(name), value)
+
+
+def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
+    """Return the tensor at a dotted path such as ``stage1.0.conv.weight``."""
+    return operator.attrgetter(path)(module)
+
+
+def constant(module: fx.GraphModule, node: Any) -> torch.Tensor | None:
+    """Return the value of a node that depends on weights alone, or None.
+
+    Follows pure computations on weights (weight norm, padded kernels, tied transposes), so a pass sees a parametrized
+    weight as the tensor it stands for.
+    """
+    if not isinstance(node, fx.Node):
+        return None
+    if node.op == "get_attr":
+        return attribute(module, str(node.target)).detach()
+    if node.op != "call_function" or node.target is operator.getitem or _is_impure(node):
+        return None
+    inputs = {source: constant(module, source) for source in node.all_input_nodes}
+    if not inputs or any(value is None for value in inputs.values()):
+        return None
+    arguments = fx.node.map_arg(node.args, lambda source: inputs[source])
+    keywords = fx.node.map_arg(node.kwargs, lambda source: inputs[source])
+    with torch.no_grad():
+        result = node.target(*arguments, **keywords)  # type: ignore[operator]
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Say whether a call draws random numbers or writes to its inputs."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def store(module: fx.GraphModule, path: str, tensor: torch.Tensor) -> str:
+    """Own ``tensor`` as a parameter under ``path`` (a free name next to it when the path is taken); return the path."""
+    prefix, _, name = path.rpartition(".")
+    owner = module
+    for part in filter(None, prefix.split(".")):
+        if not hasattr(owner, part):
+            owner.add_module(part, torch.nn.Module())
+        owner = getattr(owner, part)
+    free, count = name, 0
+    while hasattr(owner, free):
+        count += 1
+        free = f"{name}_{count}"
+    value = tensor.detach().contiguous().clone()
+    if value.is_floating_point():
+        owner.register_parameter(free, torch.nn.Parameter(value, requires_grad=False))
+    else:
+        owner.register_buffer(free, value)
+    return f"{prefix}.{free}" if prefix else free
+
+
+def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: torch.Tensor, *, near: str = "") -> None:
+    """Give one call its own weight: overwrite in place when nobody else reads it, else store a new one beside it.
+
+    Keeping the path where possible keeps the state-dict keys of the user's model.
+
+    Args:
+        module: The graph's owner.
+        call: The call to change.
+        name: The schema name of the argument, such as ``weight`` or ``bias``.
+        tensor: The new value.
+        near: Path to name a new tensor after, when the argument was None or computed.
+    """
+    old = argument(call, name)
+    path = str(old.target) if isinstance(old, fx.Node) and old.op == "get_attr" else near or f"{call.name}.{name}"
+    readers = [node for node in module.graph.nodes if node.op == "get_attr" and node.target == path]
+    if isinstance(old, fx.Node) and readers == [old] and list(old.users) == [call]:
+        remove_attribute(module, path)
+    with module.graph.inserting_before(call):
+        replacement = module.graph.get_attr(store(module, path, tensor))
+    set_argument(call, name, replacement)
+    if isinstance(old, fx.Node) and not old.users:
+        module.graph.erase_node(old) if old.op == "get_attr" else None
+
+
+def remove_attribute(module: torch.nn.Module, path: str) -> None:
+    """Delete the tensor at a dotted path."""
+    prefix, _, name = path.rpartition(".")
+    owner = operator.attrgetter(prefix)(module) if prefix else module
+    delattr(owner, name)
+
+
+def remove_unused(module: fx.GraphModule) -> None:
+    """Erase calls nobody reads, then every parameter, buffer and submodule the graph no longer names."""
+    module.graph.eliminate_dead_code()
+    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for path, _ in tensors:
+        if path not in used:
+            remove_attribute(module, path)
+    for path, child in reversed(list(module.named_modules())):
+        if path and not list(child.parameters()) and not list(child.buffers()):
+            module.delete_submodule(path)
+    module.graph.lint()
+    module.recompile()
+
+
+def bias_path(layer: fx.Node) -> str:
+    """Return the path a layer's bias has or, where it has none, would have beside its weight."""
+    for name in ("bias", "weight"):
+        node = argument(layer, name)
+        if isinstance(node, fx.Node) and node.op == "get_attr":
+            return f"{str(node.target).rpartition('.')[0]}.bias".removeprefix(".")
+    return f"{layer.name}.bias"

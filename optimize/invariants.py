@@ -1,0 +1,123 @@
+"""What every program must satisfy, as a table: run between passes, each with a test that breaks it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+
+import torch
+
+from optimize import graph
+from optimize.errors import VerificationFailed
+from optimize.graph import aten
+from optimize.program import Program
+
+
+def node_kinds(program: Program) -> Iterator[str]:
+    """Only placeholders, weights, calls of ATen overloads and one output."""
+    for node in program.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "call_function", "output"):
+            yield f"'{node.name}' is a {node.op}"
+        elif node.op == "call_function" and not _is_legal_target(node.target):
+            yield f"'{node.name}' calls {node.target}, which is not an ATen overload"
+
+
+def _is_legal_target(target: object) -> bool:
+    legal = (operator.getitem, torch.sym_max, torch.sym_min, *graph.SYMBOLIC_ARITHMETIC)
+    return isinstance(target, torch._ops.OpOverload) or target in legal
+
+
+def weights_owned(program: Program) -> Iterator[str]:
+    """No weight shares memory with the user's module."""
+    if program.source is None:
+        return
+    theirs = {t.untyped_storage().data_ptr() for t in (*program.source.parameters(), *program.source.buffers())} - {0}
+    for path, tensor in (*program.graph_module.named_parameters(), *program.graph_module.named_buffers()):
+        if tensor.untyped_storage().data_ptr() in theirs:
+            yield f"weight '{path}' shares memory with the source module"
+
+
+def values_typed(program: Program) -> Iterator[str]:
+    """Every value carries its shape and dtype, and a weight's are those of its tensor."""
+    for node in program.graph.nodes:
+        if node.op == "output":
+            continue
+        value = node.meta.get("val")
+        if value is None:
+            yield f"'{node.name}' carries no shape"
+        elif node.op == "get_attr":
+            tensor = graph.attribute(program.graph_module, str(node.target))
+            if tuple(tensor.shape) != tuple(value.shape) or tensor.dtype != value.dtype:
+                yield f"weight '{node.target}' is {list(tensor.shape)} but its value says {list(value.shape)}"
+
+
+def functional(program: Program) -> Iterator[str]:
+    """No call writes to its inputs."""
+    for node in program.graph.nodes:
+        target = node.target
+        if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            yield f"'{node.name}' ({graph.op_name(node)}) writes to its input"
+
+
+def inference_form(program: Program) -> Iterator[str]:
+    """No dropout, no update of running statistics, no gradients."""
+    for node in graph.calls(program.graph, aten.dropout.default, aten.native_dropout.default):
+        yield f"'{node.name}' is a dropout"
+    for node in graph.calls(program.graph, aten.batch_norm.default):
+        if graph.argument(node, "training") and graph.argument(node, "running_mean") is not None:
+            yield f"'{node.name}' updates its running statistics"
+    for path, tensor in program.graph_module.named_parameters():
+        if tensor.requires_grad:
+            yield f"weight '{path}' requires a gradient"
+
+
+def nothing_attached(program: Program) -> Iterator[str]:
+    """No hooks, no guards."""
+    module = program.graph_module
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        yield "the graph module carries hooks"
+    if hasattr(module, "_guards_fn"):
+        yield "the graph module carries guards"
+
+
+def quantization_placed(program: Program) -> Iterator[str]:
+    """Every name in the quantization plan is a node of the graph."""
+    if program.quantization is None:
+        return
+    names = {node.name for node in program.graph.nodes}
+    for name in sorted({*program.quantization.layers, *program.quantization.ranges} - names):
+        yield f"the quantization plan names '{name}', which is not in the graph"
+
+
+def re_exportable(program: Program) -> Iterator[str]:
+    """torch.export accepts the graph with its dynamic dimensions (the slow one: seconds on a large model)."""
+    from optimize.errors import Refused
+
+    try:
+        program.export()
+    except Refused as error:
+        yield error.what
+
+
+#: Checked after every pass.
+INVARIANTS: tuple[Callable[[Program], Iterator[str]], ...] = (
+    node_kinds,
+    weights_owned,
+    values_typed,
+    functional,
+    inference_form,
+    nothing_attached,
+    quantization_placed,
+)
+
+
+def check(program: Program, *, deep: bool = False) -> None:
+    """Check every invariant; ``deep`` adds the re-export.
+
+    Raises:
+        VerificationFailed: The first three violations, with the invariant's name.
+    """
+    for invariant in (*INVARIANTS, re_exportable) if deep else INVARIANTS:
+        violations = list(invariant(program))
+        if violations:
+            raise VerificationFailed(f"Invariant '{invariant.__name__}' is broken: {'; '.join(violations[:3])}.")

@@ -1,0 +1,117 @@
+"""The contract every pass keeps, enforced by its base class."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import ClassVar
+
+from optimize.program import Program
+
+
+class Stage(IntEnum):
+    """When a pass may run; a pipeline's stages never decrease."""
+
+    SOURCE = 0
+    GRAPH = 1
+    PRECISION = 2
+    SCRIPT = 3
+
+
+class Exactness(Enum):
+    """What a pass promises about the program's outputs.
+
+    ``EXACT``: equal up to the rounding of re-associated sums. ``ROUNDING``: equal up to the stated precision.
+    ``LOSSY``: may differ; the report says by how much.
+    """
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+    LOSSY = "lossy"
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One place that was changed.
+
+    Attributes:
+        where: Module path or node name.
+        what: What was done there, as a short phrase.
+    """
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Skip:
+    """One place that matched the idea and was left alone.
+
+    Attributes:
+        where: Module path or node name.
+        op: The operator left alone.
+        reason: Why, as a sentence without a full stop.
+    """
+
+    where: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass did.
+
+    Attributes:
+        rewrites: The places it changed.
+        skips: The places it left alone, with the reason.
+        notes: What else the report should say.
+    """
+
+    rewrites: tuple[Rewrite, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """One idea. Subclasses are frozen dataclasses whose fields are the options, and write one method, ``rewrite``.
+
+    Attributes:
+        stage: When it may run.
+        exactness: What it promises.
+        tolerance: For ``ROUNDING``: the largest error allowed, relative to the largest output.
+    """
+
+    stage: ClassVar[Stage] = Stage.GRAPH
+    exactness: ClassVar[Exactness] = Exactness.EXACT
+    tolerance: ClassVar[float] = 0.0
+
+    @property
+    def name(self) -> str:
+        """The class name, the pass's name everywhere."""
+        return type(self).__name__
+
+    @abstractmethod
+    def rewrite(self, program: Program) -> Outcome:
+        """Change ``program`` (a private clone) in place and say what was done and what was left alone."""
+
+    def apply(self, program: Program) -> tuple[Program, Outcome]:
+        """Run on a clone; return the new program, or the given one untouched when nothing was rewritten.
+
+        Raises:
+            Refused: The pass cannot run on this program.
+        """
+        changed = program.clone()
+        outcome = self.rewrite(changed)
+        if not outcome.rewrites:
+            return program, outcome
+        changed.refresh()
+        return dataclasses.replace(changed, source=None), outcome
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the first line of the pass's documentation."""
+        return (cls.__doc__ or "").strip().splitlines()[0]

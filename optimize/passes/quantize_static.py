@@ -1,0 +1,129 @@
+"""Static INT8: learn activation ranges once, for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import UsageError
+from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.program import Program
+from optimize.quantization.calibrate import learn_ranges
+from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.observers import Calibrator
+from optimize.quantization.plan import Calibration, Quantization
+from optimize.registry import find_target, register_pass
+
+
+@register_pass
+@dataclass(frozen=True)
+class QuantizeStatic(Pass):
+    """Choose INT8 for every weighted layer and learn the range of every activation.
+
+    The program itself stays in float: ranges and layers are written onto it, and each target places its own
+    quantize/dequantize operators from them when it lowers the program, because every runtime fuses another placement.
+    One calibration therefore serves all targets of a command.
+
+    When it applies: convolutions, transposed convolutions and linear layers with a constant weight. Skipped, with the
+    reason: layers whose weight is computed at run time, recurrent layers (use ``QuantizeDynamic``).
+
+    What it costs: one pass over the calibration data for the extrema and one for the histograms; memory is independent
+    of the number of samples.
+
+    Attributes:
+        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``.
+        target: Name of the one target the ranges are for; empty for any. Decides the format that clipping is
+            weighed against.
+        calibrator: ``mse`` clips rare outliers where that lowers the mean squared error; ``minmax`` never clips.
+
+    Example:
+        >>> import torch, optimize
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU()).eval()
+        >>> program = optimize.capture(net, (torch.rand(2, 1, 8, 8),))
+        >>> step = QuantizeStatic(calibration=[torch.rand(8, 1, 8, 8)])
+        >>> program, outcome = step.apply(program)
+        >>> program.quantization.text()
+        'static int8 of 1 layers, 3 ranges'
+
+    Source: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    Inference", 2017, arXiv 1712.05877; R. Krishnamoorthi, "Quantizing deep convolutional networks for efficient
+    inference: A whitepaper", 2018, arXiv 1806.08342.
+    """
+
+    stage: ClassVar[Stage] = Stage.PRECISION
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+
+    calibration: Iterable[Any] = field(repr=False, compare=False)
+    target: str = ""
+    calibrator: Calibrator = "mse"
+
+    def __post_init__(self) -> None:
+        if iter(self.calibration) is self.calibration:
+            raise UsageError(
+                "Calibration data must be re-iterable: it is read twice, and a generator ends after one pass.",
+                hint="Pass a list of batches, a DataLoader, or an object whose __iter__ starts anew.",
+            )
+
+    def rewrite(self, program: Program) -> Outcome:
+        """Write the quantization plan onto the program."""
+        if program.quantization is not None:
+            return Outcome(notes=("The program is quantized already.",))
+        layers, skips = choose_layers(program)
+        if not layers:
+            return Outcome(skips=tuple(skips))
+        ranges, samples = learn_ranges(
+            program, _Batches(self.calibration), calibrator=self.calibrator, form=self._activation_format()
+        )
+        program.quantization = Quantization(
+            mode="static",
+            layers=frozenset(node.name for node in layers),
+            ranges=ranges,
+            calibration=Calibration(
+                source=getattr(self.calibration, "name", type(self.calibration).__name__),
+                samples=samples,
+                calibrator=self.calibrator,
+                synthetic=bool(getattr(self.calibration, "synthetic", False)),
+            ),
+        )
+        rewrites = tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to int8") for node in layers)
+        return Outcome(rewrites, tuple(skips))
+
+    def _activation_format(self) -> TensorFormat:
+        if self.target:
+            return find_target(self.target).numerics.activation
+        return TensorFormat("uint8", symmetric=False)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Any calibration source as re-iterable batches of flat inputs."""
+
+    source: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Sequence[torch.Tensor]]:
+        for batch in self.source:
+            inputs = getattr(batch, "inputs", batch)
+            yield (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+
+
+def choose_layers(program: Program) -> tuple[list[fx.Node], list[Skip]]:
+    """Return the weighted layers that static INT8 is for, and what is left alone with the reason."""
+    layers, skips = [], []
+    for node in program.graph.nodes:
+        if graph.is_call(node, *graph.WEIGHTED):
+            weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
+            if weight is None:
+                skips.append(Skip(graph.origin(node), graph.op_name(node), "its weight is computed at run time"))
+            elif weight.dtype is not torch.float32:
+                skips.append(Skip(graph.origin(node), graph.op_name(node), f"its weight is {weight.dtype}, not float32"))
+            else:
+                layers.append(node)
+        elif graph.is_call(node, *graph.RECURRENT):
+            reason = "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
+            skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
+    return layers, skips

@@ -1,0 +1,170 @@
+"""Run passes in order, and prove after each that the program is still legal and still right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from optimize import invariants
+from optimize.errors import OptimizeError, UsageError, VerificationFailed
+from optimize.passes.base import Exactness, Outcome, Pass, Stage
+from optimize.program import Program, Stats
+
+#: An exact pass may differ by re-association of float sums: error relative to the largest output.
+EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass did to the program.
+
+    Attributes:
+        pass_name: The pass.
+        options: Its fields as text.
+        exactness: What it promises.
+        outcome: Rewrites, skips and notes.
+        seconds: Run time of the pass, verification excluded.
+        max_error: Largest absolute output difference over the verified batches; None when the outputs were not compared.
+        relative_error: The same divided by the largest output.
+        before: Statistics before.
+        after: Statistics after.
+    """
+
+    pass_name: str
+    options: str
+    exactness: Exactness
+    outcome: Outcome
+    seconds: float
+    max_error: float | None
+    relative_error: float | None
+    before: Stats
+    after: Stats
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The program that came out of a pipeline and how it came to be."""
+
+    program: Program
+    steps: tuple[Step, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """An ordered list of passes.
+
+    Attributes:
+        passes: The passes; their stages must not decrease.
+        verify: Compare outputs with those of the previous program after each pass (two batch sizes).
+
+    Raises:
+        UsageError: A pass stands after one of a later stage.
+    """
+
+    passes: Sequence[Pass]
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for first, second in zip(self.passes, self.passes[1:], strict=False):
+            if second.stage < first.stage:
+                raise UsageError(
+                    f"{second.name} ({Stage(second.stage).name.lower()} stage) cannot run after "
+                    f"{first.name} ({Stage(first.stage).name.lower()} stage).",
+                    hint=f"Put {second.name} before {first.name}.",
+                )
+
+    def run(self, program: Program, *, on_step: Callable[[Pass], None] | None = None) -> Trace:
+        """Run every pass; ``on_step`` is told before each one.
+
+        Raises:
+            VerificationFailed: A pass broke an invariant or its promise; the message names the pass.
+        """
+        steps = []
+        for entry in self.passes:
+            if on_step:
+                on_step(entry)
+            step, program = _run_pass(entry, program, verify=self.verify)
+            steps.append(step)
+        return Trace(program, tuple(steps))
+
+
+def _run_pass(entry: Pass, program: Program, *, verify: bool) -> tuple[Step, Program]:
+    before, start = program.stats(), time.perf_counter()
+    changed, outcome = entry.apply(program)
+    seconds = time.perf_counter() - start
+    errors: tuple[float, float] | None = None
+    if changed is not program:
+        try:
+            changed.check()
+            errors = _verify(entry, program, changed) if verify else None
+        except VerificationFailed as error:
+            raise VerificationFailed(f"{entry.name}: {error.what}", hint=error.hint) from error
+    step = Step(
+        pass_name=entry.name,
+        options=_options(entry),
+        exactness=entry.exactness,
+        outcome=outcome,
+        seconds=seconds,
+        max_error=errors[0] if errors else None,
+        relative_error=errors[1] if errors else None,
+        before=before,
+        after=changed.stats() if changed is not program else before,
+    )
+    return step, changed
+
+
+def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]:
+    """Compare outputs at two batch sizes; return (max absolute error, the same relative to the largest output)."""
+    worst, relative = 0.0, 0.0
+    for inputs in (before.inputs, before.sample((before.batch or 1) + 1)):
+        expected, found = before.run(inputs), after.run(inputs)
+        for want, got in zip(expected, found, strict=True):
+            error, scale = output_error(want, got)
+            worst = max(worst, error)
+            relative = max(relative, error / scale)
+            _require(entry, want.dtype, error / scale)
+    return worst, relative
+
+
+def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """Return the largest absolute difference and the largest absolute value of ``want`` (at least 1e-30).
+
+    Raises:
+        VerificationFailed: The shapes differ, or ``got`` is not finite where ``want`` is.
+    """
+    if want.shape != got.shape:
+        raise VerificationFailed(f"an output changed its shape from {list(want.shape)} to {list(got.shape)}.")
+    if want.numel() == 0:
+        return 0.0, 1.0
+    wide = want.double()
+    difference = (wide - got.double()).abs()
+    difference[wide == got.double()] = 0.0  # equal infinities, such as masked logits
+    if not bool(difference.isfinite().all()):
+        raise VerificationFailed("an output is no longer finite.")
+    finite = wide[wide.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return float(difference.max()), max(scale, 1e-30)
+
+
+def _require(entry: Pass, dtype: torch.dtype, relative: float) -> None:
+    if entry.exactness is Exactness.LOSSY:
+        return
+    allowed = EXACT_TOLERANCE.get(dtype, 0.0) if entry.exactness is Exactness.EXACT else entry.tolerance
+    if relative > allowed:
+        raise VerificationFailed(
+            f"the outputs differ by {relative:.2e} of the largest output; {entry.exactness.value} allows {allowed:.0e}.",
+            hint="This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
+        )
+
+
+def _options(entry: Pass) -> str:
+    import dataclasses
+
+    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.repr}
+    return ", ".join(f"{key}={value!r}" for key, value in values.items())
+
+
+__all__ = ["EXACT_TOLERANCE", "OptimizeError", "Pipeline", "Step", "Trace", "output_error"]

@@ -1,0 +1,269 @@
+"""A captured model: an ATen graph that owns its weights, with its example inputs and dynamic dimensions."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.quantization.plan import Quantization
+
+MAX_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Size and work of a program.
+
+    Attributes:
+        ops: How often each ATen operator is called.
+        parameters: Scalars in the weights.
+        weight_bytes: Bytes of the weights.
+        macs: Multiply-accumulates of one sample.
+    """
+
+    ops: Mapping[str, int]
+    parameters: int
+    weight_bytes: int
+    macs: int
+
+
+@dataclass
+class Program:
+    """One inference graph on ATen operators.
+
+    Attributes:
+        graph_module: The graph: one placeholder an input, flat tuple output, weights as ``get_attr``.
+        inputs: Flat example inputs, batch >= 2 where the batch is dynamic.
+        dynamic: One mapping {dimension: name} an input.
+        in_spec: How the caller's ``(args, kwargs)`` flatten to the inputs.
+        out_spec: How the flat outputs unflatten to what the module returned.
+        source: The eager module (a copy, in inference mode) until the first graph rewrite, then None.
+        quantization: What static or dynamic quantization decided; placed when a target lowers the program.
+        compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
+        notes: What capture had to say, for the report.
+    """
+
+    graph_module: fx.GraphModule
+    inputs: tuple[torch.Tensor, ...]
+    dynamic: tuple[dict[int, str], ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    source: torch.nn.Module | None = None
+    quantization: Quantization | None = None
+    compiled: torch.jit.ScriptModule | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The ATen graph."""
+        return self.graph_module.graph
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The placeholders' names, in order."""
+        return tuple(node.name for node in self.graph.nodes if node.op == "placeholder")
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes the program returns, flat."""
+        return tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def batch(self) -> int | None:
+        """The example batch size, or None when no dimension is dynamic."""
+        for tensor, dims in zip(self.inputs, self.dynamic, strict=True):
+            for dim in dims:
+                return int(tensor.shape[dim])
+        return None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program on what the module took; return what the module returned.
+
+        Raises:
+            Refused: The inputs do not have the captured structure, shape or dtype.
+        """
+        flat = self.flatten(args, kwargs)
+        return pytree.tree_unflatten(list(self.run(flat)), self.out_spec)
+
+    def run(self, flat: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run on flat inputs without gradients; return the flat outputs."""
+        with torch.inference_mode():
+            result = (self.compiled or self.graph_module)(*flat)
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[torch.Tensor, ...]:
+        """Flatten the caller's arguments in the captured order and check them.
+
+        Raises:
+            Refused: Structure, shape or dtype differ from the captured ones.
+        """
+        flat, spec = pytree.tree_flatten((args, dict(kwargs or {})))
+        if spec != self.in_spec:
+            raise Refused(f"The program takes {len(self.inputs)} input(s) {self.input_names}; got {len(flat)}.")
+        for name, value, example, dims in zip(self.input_names, flat, self.inputs, self.dynamic, strict=True):
+            _check_input(name, value, example, dims)
+        return tuple(flat)
+
+    def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
+        """Return flat inputs of another batch size, made by cycling through the rows of the example inputs."""
+        resized = []
+        for tensor, dims in zip(self.inputs, self.dynamic, strict=True):
+            for dim in dims:
+                rows = torch.arange(batch) % tensor.shape[dim]
+                tensor = tensor.index_select(dim, rows)
+            resized.append(tensor)
+        return tuple(resized)
+
+    def clone(self) -> Program:
+        """Return a program that shares nothing mutable with this one; the eager source is never written to, so it is."""
+        return dataclasses.replace(
+            self,
+            graph_module=copy.deepcopy(self.graph_module),
+            dynamic=tuple(dict(dims) for dims in self.dynamic),
+            notes=list(self.notes),
+        )
+
+    def refresh(self) -> None:
+        """Remove what is unused and recompute the shape and dtype of every value; call after rewriting the graph."""
+        graph.remove_unused(self.graph_module)
+        _propagate_shapes(self)
+
+    def export(self) -> torch.export.ExportedProgram:
+        """Re-export the graph with its dynamic dimensions.
+
+        Raises:
+            Refused: torch.export does not accept the graph.
+        """
+        dims: dict[str, Any] = {
+            name: torch.export.Dim(name, min=1, max=MAX_BATCH) for entry in self.dynamic for name in entry.values()
+        }
+        shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
+        try:
+            return torch.export.export(self.graph_module, self.inputs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            raise Refused(f"The program cannot be re-exported: {_first_line(error)}") from error
+
+    def stats(self) -> Stats:
+        """Count operators, parameters, weight bytes and MACs (one sample; convolutions, matrix products, attention)."""
+        ops = Counter(graph.op_name(node) for node in self.graph.nodes if node.op == "call_function")
+        weights = {id(t): t for t in (*self.graph_module.parameters(), *self.graph_module.buffers())}.values()
+        with FlopCounterMode(display=False) as counter, torch.inference_mode():
+            self.graph_module(*self.inputs)
+        return Stats(
+            ops=dict(sorted(ops.items())),
+            parameters=sum(t.numel() for t in weights),
+            weight_bytes=sum(t.numel() * t.element_size() for t in weights),
+            macs=counter.get_total_flops() // 2 // (self.batch or 1),
+        )
+
+    def text(self) -> str:
+        """Print the graph, a line a node, stable over runs: name, dtype, shape, operator, arguments."""
+        symbols = self.symbols()
+        lines = [_text_line(node, self.graph_module, symbols) for node in self.graph.nodes]
+        if self.quantization is not None:
+            lines.append(f"quantization: {self.quantization.text()}")
+        return "\n".join(lines) + "\n"
+
+    def symbols(self) -> dict[str, str]:
+        """Return the name of each free dimension by the symbol that stands for it in shapes."""
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        return {
+            str(node.meta["val"].shape[dim]): name
+            for node, dims in zip(placeholders, self.dynamic, strict=True)
+            for dim, name in dims.items()
+        }
+
+    def check(self) -> None:
+        """Check the invariants.
+
+        Raises:
+            VerificationFailed: One is broken; the message names it.
+        """
+        from optimize.invariants import check
+
+        check(self)
+
+
+def tensor_value(node: fx.Node) -> torch.Tensor | None:
+    """Return the fake tensor that carries a node's shape and dtype, or None for a non-tensor value."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int, str]) -> None:
+    expected = [dims.get(dim, size) for dim, size in enumerate(example.shape)]
+    if not isinstance(value, torch.Tensor):
+        raise Refused(f"Input '{name}' must be a tensor {expected}; got {type(value).__name__}.")
+    fits = value.dim() == example.dim() and all(
+        isinstance(want, str) or want == got for want, got in zip(expected, value.shape, strict=True)
+    )
+    if not fits:
+        raise Refused(f"Input '{name}' must have shape {expected}; got {list(value.shape)}.")
+    if value.dtype != example.dtype:
+        raise Refused(f"Input '{name}' must be {example.dtype}; got {value.dtype}.")
+
+
+class _ShapePropagation(fx.Interpreter):
+    """Runs the graph on fake tensors and writes each value's shape and dtype into ``meta['val']``."""
+
+    def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(module)
+        self.mode = mode
+        self.fakes: dict[int, FakeTensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "get_attr":
+            result = self.fakes.setdefault(id(result), self.mode.from_tensor(result, static_shapes=True))
+        if n.op != "output":
+            n.meta["val"] = result
+        return result
+
+
+def _propagate_shapes(program: Program) -> None:
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    fakes = [node.meta["val"] for node in placeholders]
+    mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv())
+    # Composite operators (LSTM) have symbolic-shape rules in Python only.
+    with mode, torch.no_grad(), enable_python_dispatcher():
+        _ShapePropagation(program.graph_module, mode).run(*fakes, enable_io_processing=False)
+
+
+def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]) -> str:
+    if node.op == "output":
+        return f"return {', '.join(str(value) for value in node.args[0])}"  # type: ignore[union-attr]
+    if node.op == "get_attr":
+        tensor = graph.attribute(module, str(node.target))
+        return f"{node.name}: {_dtype(tensor)}{list(tensor.shape)} = weight {node.target}"
+    value = tensor_value(node)
+    shape = ""
+    if value is not None:
+        sizes = [symbols.get(str(size), str(size)) for size in value.shape]
+        shape = f": {_dtype(value)}[{', '.join(sizes)}]"
+    if node.op == "placeholder":
+        return f"{node.name}{shape} = input"
+    keywords = [f"{key}={item}" for key, item in node.kwargs.items()]
+    return f"{node.name}{shape} = {graph.op_name(node)}({', '.join([*map(str, node.args), *keywords])})"
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,105 @@
+"""What INT8 means to a backend: formats as frozen data, and the formulas that turn ranges into scales.
+
+An integer ``q`` stands for the real value ``scale * (q - zero_point)`` (Jacob et al., "Quantization and Training of
+Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2017, arXiv 1712.05877).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optimize.quantization.plan import Range
+
+#: Scales below this lose precision in float32 arithmetic of the runtimes; a constant tensor gets this one.
+SMALLEST_SCALE = 1e-9
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """How one kind of tensor is stored as integers.
+
+    Attributes:
+        dtype: Storage type.
+        symmetric: Zero point fixed at 0 (signed) or at the middle; the range is widened to be symmetric.
+        per_channel: One scale an output channel (weights) instead of one a tensor.
+        bits: Integers used, 7 on hosts whose kernels saturate pairs of products (no VNNI), else 8.
+    """
+
+    dtype: Literal["int8", "uint8"]
+    symmetric: bool
+    per_channel: bool = False
+    bits: int = 8
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Smallest and largest integer; a symmetric signed format leaves out the lowest one.
+
+        >>> TensorFormat("int8", symmetric=True).bounds, TensorFormat("uint8", symmetric=False).bounds
+        ((-127, 127), (0, 255))
+        """
+        if self.dtype == "uint8":
+            return 0, 2**self.bits - 1
+        half = 2 ** (self.bits - 1)
+        return (-(half - 1), half - 1) if self.symmetric else (-half, half - 1)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """A backend's INT8, one row of policy.
+
+    Attributes:
+        activation: Format of activations.
+        weight: Format of weights.
+        bias: ``int32`` (quantized with activation scale times weight scale) or ``float``.
+    """
+
+    activation: TensorFormat
+    weight: TensorFormat
+    bias: Literal["int32", "float"]
+
+
+def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, int]:
+    """Return the affine parameters that map ``interval`` onto the format's integers; zero is exact.
+
+    >>> scale_and_zero_point(Range(-64.0, 191.0), TensorFormat("uint8", symmetric=False))
+    (1.0, 64)
+    >>> scale_and_zero_point(Range(-127.0, 50.0), TensorFormat("int8", symmetric=True))
+    (1.0, 0)
+    """
+    low, high = form.bounds
+    if form.symmetric:
+        zero_point = 0 if form.dtype == "int8" else (high + 1) // 2
+        scale = max(-interval.low, interval.high) / (high - zero_point)
+        return max(scale, SMALLEST_SCALE), zero_point
+    scale = max((interval.high - interval.low) / (high - low), SMALLEST_SCALE)
+    zero_point = round(low - interval.low / scale)
+    return scale, int(min(max(zero_point, low), high))
+
+
+def weight_scales(weight: np.ndarray, form: TensorFormat, axis: int) -> np.ndarray:
+    """Return the scale of each slice along ``axis`` (all equal when the format is per tensor).
+
+    Args:
+        weight: Float weights.
+        form: A symmetric format.
+        axis: Output-channel axis: 0 for a convolution or linear ``[C_out, ...]``, 1 for a transposed convolution.
+
+    Returns:
+        float32 array ``[C_out]``; an all-zero channel gets the scale of the whole tensor.
+    """
+    others = tuple(dim for dim in range(weight.ndim) if dim != axis)
+    magnitude = np.abs(weight).max(axis=others).astype(np.float64)
+    overall = float(magnitude.max()) or 1.0
+    if not form.per_channel:
+        magnitude = np.full_like(magnitude, overall)
+    magnitude[magnitude == 0] = overall
+    return np.maximum(magnitude / form.bounds[1], SMALLEST_SCALE).astype(np.float32)
+
+
+def quantize(values: np.ndarray, scale: np.ndarray | float, zero_point: int, form: TensorFormat) -> np.ndarray:
+    """Round to nearest even, clip to the format's bounds, and store as its dtype."""
+    low, high = form.bounds
+    return np.clip(np.rint(values / scale) + zero_point, low, high).astype(form.dtype)

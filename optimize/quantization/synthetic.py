@@ -1,0 +1,115 @@
+"""Calibration without data: inputs whose BatchNorm inputs have the statistics the network was trained with.
+
+Source: Y. Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", 2020, arXiv 2001.00281, section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program
+
+_LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """Synthesised batches, re-iterable.
+
+    Attributes:
+        batches: Flat inputs a batch.
+        name: What to call it in a report.
+        synthetic: Always True.
+    """
+
+    batches: tuple[tuple[torch.Tensor, ...], ...]
+    name: str
+    synthetic: bool = True
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return iter(self.batches)
+
+
+def synthesize(
+    program: Program,
+    *,
+    samples: int = 16,
+    steps: int = 40,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> SyntheticData:
+    """Return inputs that reproduce the running statistics of every BatchNorm, found by gradient descent from noise.
+
+    Run it on the captured program, before BatchNorms are folded away. A program without BatchNorm gets normal noise.
+
+    Args:
+        program: A float program.
+        samples: Inputs to make.
+        steps: Descent steps (Adam).
+        seed: Seed of the noise.
+        progress: Told (steps done, steps in all).
+
+    Raises:
+        Refused: An input is not floating point: no noise stands for tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [_noise(program, tensor, samples, generator) for tensor in program.sample(samples)]
+    norms = [node for node in graph.calls(program.graph, aten.batch_norm.default) if _has_statistics(node)]
+    if not norms:
+        return SyntheticData((tuple(inputs),), "normal noise (the model has no BatchNorm statistics)")
+    for tensor in inputs:
+        tensor.requires_grad_(True)
+    optimizer = torch.optim.Adam(inputs, lr=_LEARNING_RATE)
+    matching = _StatisticsMatching(program.graph_module, set(norms))
+    for step in range(steps):
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            matching.loss(inputs).backward()
+        optimizer.step()
+        if progress:
+            progress(step + 1, steps)
+    return SyntheticData((tuple(tensor.detach() for tensor in inputs),), "synthesised from BatchNorm statistics")
+
+
+def _noise(program: Program, example: torch.Tensor, samples: int, generator: torch.Generator) -> torch.Tensor:
+    if not example.is_floating_point():
+        raise Refused(
+            f"No calibration data can be synthesised: the model takes {example.dtype}, not floating point.",
+            hint="Give real inputs with --calib.",
+        )
+    return torch.randn(example.shape, generator=generator, dtype=example.dtype)
+
+
+def _has_statistics(norm: fx.Node) -> bool:
+    return not graph.argument(norm, "training") and graph.argument(norm, "running_mean") is not None
+
+
+class _StatisticsMatching(fx.Interpreter):
+    """Runs the graph and sums how far the input of each BatchNorm is from its running mean and deviation."""
+
+    def __init__(self, module: fx.GraphModule, norms: set[fx.Node]) -> None:
+        super().__init__(module)
+        self.norms = norms
+        self.total = torch.zeros(())
+
+    def loss(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        self.total = torch.zeros(())
+        self.run(*inputs, enable_io_processing=False)
+        return self.total
+
+    def run_node(self, n: fx.Node) -> object:
+        if n in self.norms:
+            (x, _, _, mean, var, *_), _ = self.fetch_args_kwargs_from_env(n)
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            spread = var.clamp_min(1e-8).sqrt()
+            off_mean = (x.mean(axes) - mean) / spread
+            off_spread = x.std(axes) / spread - 1
+            self.total = self.total + (off_mean.square() + off_spread.square()).mean()
+        return super().run_node(n)

@@ -1,0 +1,1 @@
+"""The targets, one backend a file. Importing this package registers them all."""

@@ -1,0 +1,190 @@
+"""The contract every target keeps: export a program to a file, and load the file as a runner."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optimize.quantization.numerics import Numerics, TensorFormat
+
+if TYPE_CHECKING:
+    from optimize.program import Program
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can be used here.
+
+    Attributes:
+        export: The file can be written on this machine.
+        run: The file can be executed on this machine.
+        version: Versions of the backend's packages, by name.
+        reason: Why something is not possible, empty otherwise.
+        install: The exact command that would make it possible, empty otherwise.
+    """
+
+    export: bool
+    run: bool
+    version: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of an artifact.
+
+    Attributes:
+        name: Its name in the file.
+        shape: Sizes; a string names a free dimension.
+        dtype: NumPy's name of the element type, such as ``float32``.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class FloatLayer:
+    """A layer that was asked to be quantized and runs in float.
+
+    Attributes:
+        name: Module path or node name.
+        op: Operator, in the runtime's own word.
+        reason: Why, as a sentence without a full stop.
+    """
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the runtime really executes in INT8, read from the graph it runs.
+
+    Attributes:
+        quantized: Names of the layers executed by integer kernels.
+        left_float: The weighted layers, and the operators between quantized ones, that run in float.
+        kernels: How often each kernel is executed, such as ``{"QLinearConv": 15, "Softmax": 1}``.
+    """
+
+    quantized: tuple[str, ...] = ()
+    left_float: tuple[FloatLayer, ...] = ()
+    kernels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A deployed file and what is needed to load it.
+
+    Attributes:
+        target: Name of the target that wrote it.
+        path: The file.
+        inputs: What it takes, in order.
+        outputs: What it returns, in order (flat).
+        precision: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int8-dynamic``.
+        sha256: Hash of the file, hexadecimal.
+        size_bytes: Size of the file (external data included).
+        out_spec: How flat outputs become what the module returned: ``torch.utils._pytree.treespec_dumps``.
+        versions: Packages that wrote it, by name.
+        coverage: What runs in INT8; None for a float artifact.
+        notes: What the report should say about it.
+    """
+
+    target: str
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    precision: str
+    sha256: str
+    size_bytes: int
+    out_spec: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    coverage: Coverage | None = None
+    notes: tuple[str, ...] = ()
+
+    def load(self, *, threads: int | None = None) -> Runner:
+        """Load the file in its own runtime.
+
+        Raises:
+            TargetUnavailable: The runtime is not installed or cannot run here.
+        """
+        from optimize.registry import find_target
+
+        return find_target(self.target).load(self, threads=threads)
+
+
+class Runner(ABC):
+    """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind)."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+
+    @abstractmethod
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on flat arrays; return flat arrays. This is what is timed."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on what the module took; return what the module returned.
+
+        Raises:
+            Refused: The number of inputs, a shape or a dtype does not fit the artifact.
+        """
+        from optimize.targets.calling import call
+
+        return call(self, args)
+
+
+class Target(ABC):
+    """A backend. Subclasses are registered once with ``register_target``.
+
+    Attributes:
+        name: The word after ``--to``.
+        suffix: File name ending, with its dot.
+        summary: One line for ``optimize targets``.
+        numerics: What INT8 means to the backend.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    summary: ClassVar[str]
+    numerics: ClassVar[Numerics] = Numerics(
+        activation=TensorFormat("uint8", symmetric=False),
+        weight=TensorFormat("int8", symmetric=True, per_channel=True),
+        bias="int32",
+    )
+
+    @abstractmethod
+    def available(self) -> Availability:
+        """Say whether this backend can export and run here, without importing it where that can be avoided."""
+
+    @abstractmethod
+    def export(self, program: Program, path: Path) -> Artifact:
+        """Lower the program and write it to ``path`` (to a temporary name first, then renamed).
+
+        Raises:
+            TargetUnavailable: The backend is not installed.
+            Refused: The program uses something the backend lacks; the message names the op and the layer.
+        """
+
+    @abstractmethod
+    def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
+        """Load an artifact of this target; ``threads`` bounds the runtime's compute threads where it can.
+
+        Raises:
+            TargetUnavailable: The runtime is not installed or cannot run here.
+        """
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,58 @@
+"""How a runner is called: on torch tensors or NumPy arrays, with the module's own signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optimize.errors import Refused
+
+if TYPE_CHECKING:
+    from optimize.targets.base import Runner, TensorSpec
+
+
+def call(runner: Runner, args: tuple[Any, ...]) -> Any:
+    """Flatten, check, run and put the outputs back into the structure the module returned.
+
+    Raises:
+        Refused: The number of inputs, a shape or a dtype does not fit the artifact.
+    """
+    from torch.utils import _pytree as pytree
+
+    flat, _ = pytree.tree_flatten(args)
+    specs = runner.artifact.inputs
+    if len(flat) != len(specs):
+        raise Refused(f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {len(flat)}.")
+    wants_tensors = any(hasattr(value, "detach") for value in flat)
+    arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]
+    outputs: list[Any] = runner.run(arrays)
+    if wants_tensors:
+        outputs = [_to_tensor(output) for output in outputs]
+    return pytree.tree_unflatten(outputs, pytree.treespec_loads(runner.artifact.out_spec))
+
+
+def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Return the array, checked against what the artifact takes.
+
+    Raises:
+        Refused: Its shape or dtype does not fit.
+    """
+    fits = array.ndim == len(spec.shape) and all(
+        isinstance(want, str) or want == got for want, got in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise Refused(f"Input '{spec.name}' must have shape {list(spec.shape)}; got {list(array.shape)}.")
+    if array.dtype.name != spec.dtype:
+        raise Refused(f"Input '{spec.name}' must be {spec.dtype}; got {array.dtype.name}.")
+    return array
+
+
+def _to_array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _to_tensor(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array))

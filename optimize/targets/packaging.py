@@ -1,0 +1,72 @@
+"""From a program and a written file to an ``Artifact``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize.targets.base import Artifact, Coverage, TensorSpec, file_digest
+
+if TYPE_CHECKING:
+    import torch
+
+    from optimize.program import Program
+
+
+def describe(
+    program: Program,
+    *,
+    target: str,
+    path: Path,
+    precision: str,
+    versions: Mapping[str, str],
+    output_names: Sequence[str] = (),
+    coverage: Coverage | None = None,
+    notes: Sequence[str] = (),
+) -> Artifact:
+    """Return the artifact of a file just written, with the program's inputs and outputs."""
+    from torch.utils import _pytree as pytree
+
+    return Artifact(
+        target=target,
+        path=path,
+        inputs=input_specs(program),
+        outputs=output_specs(program, output_names),
+        precision=precision,
+        sha256=file_digest(path),
+        size_bytes=path.stat().st_size,
+        out_spec=pytree.treespec_dumps(program.out_spec),
+        versions=dict(versions),
+        coverage=coverage,
+        notes=tuple(notes),
+    )
+
+
+def input_specs(program: Program) -> tuple[TensorSpec, ...]:
+    """Return the program's inputs, free dimensions by name."""
+    return tuple(
+        TensorSpec(name, tuple(dims.get(dim, size) for dim, size in enumerate(tensor.shape)), dtype_name(tensor))
+        for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
+    )
+
+
+def output_specs(program: Program, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
+    """Return the program's flat outputs, free dimensions by the inputs' names (an expression of them as text)."""
+    symbols = program.symbols()
+    specs = []
+    for index, node in enumerate(program.outputs):
+        value = node.meta["val"]
+        shape = tuple(size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape)
+        specs.append(TensorSpec(names[index] if names else f"output_{index}", shape, dtype_name(value)))
+    return tuple(specs)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return NumPy's name of a tensor's element type.
+
+    >>> import torch
+    >>> dtype_name(torch.zeros(1, dtype=torch.int64))
+    'int64'
+    """
+    return str(tensor.dtype).removeprefix("torch.")
