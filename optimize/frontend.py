@@ -7,6 +7,8 @@ The normal form keeps passes short: every argument written out in schema order, 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,6 +92,81 @@ def capture(
         warnings.simplefilter("ignore")
         exported = _export(source, arguments, keywords, dynamic_batch)
     return from_exported(exported, inputs, in_spec, source=source, notes=notes)
+
+
+def capture_exported(
+    exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor] | None = None, *, dynamic_batch: bool = True
+) -> Program:
+    """Capture an ExportedProgram (a ``.pt2``), freeing its batch where its graph allows that.
+
+    Args:
+        exported: The program; its weights are copied.
+        inputs: Flat example inputs; its own where None.
+        dynamic_batch: Try to leave dimension 0 free; a graph that computes with a fixed batch keeps it, with a note.
+
+    Raises:
+        Refused: There are no example inputs, or they do not fit.
+    """
+    if inputs is None:
+        if exported.example_inputs is None:
+            raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
+        inputs, _ = pytree.tree_flatten(exported.example_inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = _plain_graph_module(exported.run_decompositions({}).module(check_guards=False))
+        program, notes = _freed(plain, tuple(inputs), dynamic_batch)
+    specs = exported.call_spec
+    return dataclasses.replace(program, in_spec=specs.in_spec, out_spec=specs.out_spec, notes=notes)
+
+
+def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batch: bool) -> tuple[Program, list[str]]:
+    try:
+        program = capture(plain.eval(), inputs, dynamic_batch=dynamic_batch)
+        if _states_follow_batch(program):
+            return program, []
+    except Refused:
+        if not dynamic_batch:
+            raise
+    note = f"The exported graph computes with its batch of {inputs[0].shape[0]} as a constant; the batch stays fixed."
+    return capture(plain, inputs, dynamic_batch=False), [note]
+
+
+def _states_follow_batch(program: Program) -> bool:
+    """Say whether every recurrent layer's initial state has its input's batch.
+
+    A state of a fixed batch passes shape propagation and then aborts the process inside the kernel.
+    """
+    for node in graph.calls(program.graph, *graph.RECURRENT):
+        x, states, *rest = node.args
+        state = states[0] if isinstance(states, list | tuple) else states
+        batch_axis = 0 if rest[-1] else 1  # the last argument is batch_first
+        if str(state.meta["val"].shape[1]) != str(x.meta["val"].shape[batch_axis]):  # type: ignore[union-attr]
+            return False
+    return True
+
+
+def capture_torchscript(
+    module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor], *, dynamic_batch: bool = True
+) -> Program:
+    """Capture a TorchScript module through torch's TorchScript-to-export converter.
+
+    Raises:
+        Refused: The converter lacks an operator of the module; the message names it.
+    """
+    from torch._export.converter import TS2EPConverter
+
+    examples = _example_inputs(list(inputs), dynamic_batch)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = TS2EPConverter(module.eval(), tuple(examples)).convert()
+    except Exception as error:
+        line = next((entry for entry in str(error).splitlines() if entry.strip()), type(error).__name__)
+        raise Refused(
+            f"The TorchScript module cannot be captured again: {line.strip()}",
+            hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
+        ) from error
+    return capture_exported(exported, examples, dynamic_batch=dynamic_batch)
 
 
 def from_exported(
@@ -176,8 +253,6 @@ def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     """Return dynamic shapes in the form torch.export wants: a tuple, or a dict by parameter name."""
     if not kwargs:
         return args
-    import inspect
-
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     return dict(bound.arguments)
 
@@ -187,7 +262,7 @@ def _capture_refusal(error: Exception) -> Refused:
     if "batch" in text and ("specialized" in text or "constant" in text or "Constraints violated" in text):
         return Refused(
             "The model fixes its batch size (it computes with the batch as a constant), so the batch cannot stay free.",
-            hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch).",
+            hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch N).",
         )
     line = next((entry for entry in text.splitlines() if entry.strip()), type(error).__name__)
     return Refused(

@@ -1,0 +1,160 @@
+"""Recipes: what to do, as strict YAML that reads like the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+
+from optimize import registry
+from optimize.errors import Refused, UsageError, nearest
+from optimize.passes.base import Pass
+
+#: Fields of a pass that a recipe does not set: the data comes from ``calib``.
+_DATA_FIELDS = {"calibration"}
+
+
+class PassEntry(BaseModel):
+    """One pass and its options.
+
+    Attributes:
+        name: Class name of the pass.
+        options: Its options by field name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    options: dict[str, Any] = {}
+
+    def build(self, calibration: Any) -> Pass:
+        """Return the pass, with the calibration data where it takes some."""
+        cls = registry.find_pass(self.name)
+        data = {name: calibration for name in _DATA_FIELDS if name in _fields(cls)}
+        return cls(**self.options, **data)
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether the pass needs calibration data."""
+        return bool(_DATA_FIELDS & _fields(registry.find_pass(self.name)).keys())
+
+
+class Recipe(BaseModel):
+    """Passes, targets and data of one run.
+
+    Attributes:
+        passes: In order.
+        targets: Names of targets, in order.
+        calib: Calibration data: a file, a folder or ``package.module:callable``.
+        eval: Labelled data, given alike.
+        input_shape: Shape of one sample, such as ``3,224,224``, where no data and no file says it.
+        threads: Compute threads while measuring.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    passes: tuple[PassEntry, ...] = ()
+    targets: tuple[str, ...] = ()
+    calib: str | None = None
+    eval: str | None = None
+    input_shape: str | None = None
+    threads: int = 1
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        """Read ``- FuseConvBN`` and ``- QuantizeStatic: {calibrator: mse}``."""
+        if not isinstance(value, list | tuple):
+            raise ValueError("must be a list of pass names")
+        return [_entry(item) for item in value]
+
+    def yaml(self) -> str:
+        """Return the recipe as a YAML file that reads back to it."""
+        content = self.model_dump(exclude_defaults=True, exclude={"passes"}, mode="json")
+        passes = [{entry.name: entry.options} if entry.options else entry.name for entry in self.passes]
+        text: str = yaml.safe_dump({"passes": passes, **content}, sort_keys=False, allow_unicode=True)
+        return text
+
+
+def read(path: Path) -> Recipe:
+    """Read a recipe file.
+
+    Raises:
+        Refused: The file cannot be read.
+        UsageError: It is not YAML, or a key, pass, option or target is unknown (the nearest valid name is given).
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"The recipe '{path}' cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"The recipe '{path}' is not YAML: {' '.join(str(error).split())}.") from error
+    return parse(content, source=str(path))
+
+
+def parse(content: Any, *, source: str = "recipe") -> Recipe:
+    """Check the content of a recipe.
+
+    Raises:
+        UsageError: A key, pass, option, target or value is wrong.
+
+    >>> parse({"passes": ["FuseConvBN"], "targets": ["onnx"]}).passes[0].name
+    'FuseConvBN'
+    >>> parse({"pases": []})
+    Traceback (most recent call last):
+    optimize.errors.UsageError: recipe: unknown key 'pases'.
+    Did you mean 'passes'? Known: calib, eval, input_shape, passes, targets, threads.
+    """
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")
+    for key in content:
+        if key not in Recipe.model_fields:
+            raise UsageError(f"{source}: unknown key '{key}'.", hint=nearest(str(key), Recipe.model_fields))
+    try:
+        recipe = Recipe.model_validate(dict(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{source}: {place}: {first['msg']}.") from error
+    for entry in recipe.passes:
+        check_options(entry, source=source)
+    for target in recipe.targets:
+        registry.find_target(target)
+    return recipe
+
+
+def check_options(entry: PassEntry, *, source: str) -> None:
+    """Check that a pass has the options and that their values have the fields' types.
+
+    Raises:
+        UsageError: It does not.
+    """
+    cls = registry.find_pass(entry.name)
+    fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
+    for option, value in entry.options.items():
+        if option not in fields:
+            raise UsageError(f"{source}: {entry.name} has no option '{option}'.", hint=nearest(option, fields))
+        try:
+            TypeAdapter(fields[option]).validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise UsageError(f"{source}: {entry.name}.{option} = {value!r}: {message}.") from error
+
+
+def _entry(item: Any) -> Any:
+    if isinstance(item, str):
+        return {"name": item}
+    if isinstance(item, Mapping) and len(item) == 1 and "name" not in item:
+        ((name, options),) = item.items()
+        return {"name": name, "options": options or {}}
+    return item
+
+
+def _fields(cls: type[Pass]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

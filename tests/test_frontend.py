@@ -1,0 +1,130 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from models import REFERENCES
+from optimize.errors import Refused
+from optimize.frontend import capture_exported, capture_torchscript
+from tests import nets
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_captured_program_equals_the_module_at_other_batches(name: str) -> None:
+    module = REFERENCES[name].build().eval()
+    program = optimize.capture(module, (REFERENCES[name].inputs(2),))
+    for batch in (1, 2, 5):
+        x = REFERENCES[name].inputs(batch, seed=batch)
+        assert torch.allclose(program(x), module(x), rtol=0, atol=1e-6)
+    program.check()
+
+
+def test_structures_and_keyword_arguments_survive() -> None:
+    class Structured(nn.Module):
+        def forward(self, x: torch.Tensor, *, pair: dict[str, torch.Tensor]) -> dict[str, object]:
+            return {"sum": x + pair["a"], "rest": [pair["b"], (x,)]}
+
+    x, a, b = torch.rand(3, 2, 4), torch.rand(3, 2, 4), torch.rand(3, 1)
+    program = optimize.capture(Structured(), (x,), {"pair": {"a": a, "b": b}})
+    result = program(x, pair={"a": a, "b": b})
+    assert torch.equal(result["sum"], x + a)
+    assert torch.equal(result["rest"][1][0], x)
+
+
+def test_program_owns_its_weights_and_leaves_the_module_alone() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    before = copy.deepcopy(module.state_dict())
+    program = optimize.capture(module, (torch.rand(2, 3, 8, 8),))
+    for tensor in program.graph_module.parameters():
+        tensor.zero_()
+    assert all(torch.equal(module.state_dict()[key], before[key]) for key in before)
+    assert module[0].weight.requires_grad
+
+
+def test_batch_of_one_is_doubled_so_that_the_batch_stays_free() -> None:
+    program = optimize.capture(nn.Linear(3, 2).eval(), (torch.rand(1, 3),))
+    assert program.batch == 2
+    assert program(torch.rand(7, 3)).shape == (7, 2)
+
+
+def test_training_mode_of_the_root_is_captured_as_evaluation_and_said() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
+    program = optimize.capture(module, (torch.rand(2, 3, 8, 8),))
+    assert module.training
+    assert any("training mode" in note for note in program.notes)
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(program(x), copy.deepcopy(module).eval()(x))
+
+
+def test_batch_statistics_keep_their_meaning() -> None:
+    net = nets.BatchStatistics().eval()
+    net.trained.train()
+    program = optimize.capture(net, (torch.rand(2, *nets.INPUT),))
+    x = torch.rand(5, *nets.INPUT)
+    assert torch.allclose(program(x), net(x), atol=1e-6)
+    program.check()
+
+
+@pytest.mark.parametrize("kernel, padding", [(3, "same"), (4, "same"), (3, "valid")])
+def test_named_paddings_become_numbers(kernel: int, padding: str) -> None:
+    net = nn.Conv2d(2, 3, kernel, padding=padding, dilation=2).eval()
+    program = optimize.capture(net, (torch.rand(2, 2, 12, 9),))
+    x = torch.rand(3, 2, 12, 9)
+    assert torch.allclose(program(x), net(x), atol=1e-6)
+    assert "padding" not in program.text()
+
+
+def test_wrong_inputs_are_refused_with_the_expected_shape() -> None:
+    program = optimize.capture(nn.Linear(3, 2).eval(), (torch.rand(2, 3),))
+    with pytest.raises(Refused, match=r"must have shape \['batch', 3\]; got \[2, 4\]"):
+        program(torch.rand(2, 4))
+    with pytest.raises(Refused, match=r"must be torch.float32"):
+        program(torch.rand(2, 3).double())
+    with pytest.raises(Refused, match=r"takes 1 input"):
+        program(torch.rand(2, 3), torch.rand(2, 3))
+
+
+def test_data_dependent_control_flow_is_refused() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(Refused, match=r"torch\.export cannot capture"):
+        optimize.capture(Branching(), (torch.rand(2, 3),))
+
+
+def test_a_module_that_fixes_its_batch_is_refused_with_the_way_out() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(2, -1) @ torch.ones(12, 1)
+
+    with pytest.raises(Refused, match="batch"):
+        optimize.capture(Fixed(), (torch.rand(2, 3, 4),))
+    program = optimize.capture(Fixed(), (torch.rand(2, 3, 4),), dynamic_batch=False)
+    assert program.batch is None
+
+
+def test_exported_program_is_freed_where_its_graph_allows() -> None:
+    net = REFERENCES["resnet"].build().eval()
+    program = capture_exported(torch.export.export(net, (REFERENCES["resnet"].inputs(1),)))
+    x = REFERENCES["resnet"].inputs(3)
+    assert torch.allclose(program(x), net(x), atol=1e-6)
+
+
+def test_exported_lstm_with_a_fixed_state_keeps_its_batch() -> None:
+    """Freeing it would abort the process inside the kernel at another batch."""
+    net = REFERENCES["lstm"].build().eval()
+    program = capture_exported(torch.export.export(net, (REFERENCES["lstm"].inputs(2),)))
+    assert program.batch is None
+    assert any("stays fixed" in note for note in program.notes)
+
+
+def test_torchscript_is_captured_again_or_refused() -> None:
+    net = REFERENCES["repvgg"].build().eval()
+    program = capture_torchscript(torch.jit.script(net), (REFERENCES["repvgg"].inputs(2),))
+    x = REFERENCES["repvgg"].inputs(3)
+    assert torch.allclose(program(x), net(x), atol=1e-6)
+    with pytest.raises(Refused, match="cannot be captured again"):
+        capture_torchscript(torch.jit.script(REFERENCES["unet"].build().eval()), (REFERENCES["unet"].inputs(2),))
