@@ -33,8 +33,8 @@ class Branches(nn.Module):
         self.strided = nn.ModuleList([nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(4, 6, 1, 2)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.grouped(x) + self.dilated(x) + self.pooled(x) + self.identity(x) - x
-        return sum(conv(y.relu()) for conv in self.strided)
+        y = (self.grouped(x) + self.dilated(x) + self.pooled(x) + self.identity(x) - x).relu()
+        return sum(conv(y) for conv in self.strided)
 
 
 class Transposed(nn.Module):

@@ -131,6 +131,8 @@ class _Reader:
 
     def _sum(self, node: fx.Node) -> list[_Term] | None:
         first, second = node.args[0], node.args[1]
+        if isinstance(first, fx.Node) and isinstance(second, int | float):
+            return self._shifted(node, first, second)
         if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
             return None
         if graph.argument(node, "alpha") != 1 or not _same_shape(node, first, second):
@@ -141,6 +143,16 @@ class _Reader:
             return None
         terms = [*self._operand(first), *(term for term in others if term is not None)]
         return self._merged(node, [replace(term, nodes=term.nodes | {node}) for term in terms])
+
+    def _shifted(self, node: fx.Node, inner: fx.Node, number: float) -> list[_Term] | None:
+        """Read ``x + number`` (Python's ``sum`` begins with 0) as a shift of the first term."""
+        first, *others = self._operand(inner)
+        if first.operator is None:
+            return None
+        sign = -1.0 if graph.is_call(node, aten.sub.Tensor) else 1.0
+        ones = torch.ones_like(first.operator.bias)
+        operator = first.operator.scaled(ones, ones * sign * float(graph.argument(node, "alpha")) * number)
+        return [replace(term, nodes=term.nodes | {node}) for term in (replace(first, operator=operator, value=None), *others)]
 
     def _merged(self, node: fx.Node, terms: Iterable[_Term]) -> list[_Term]:
         """Add terms of one source, the costliest first, each into the first it fits."""

@@ -41,7 +41,7 @@ def synthesize(
     program: Program,
     *,
     samples: int = 16,
-    steps: int = 40,
+    steps: int = 60,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> SyntheticData:
@@ -108,8 +108,13 @@ class _StatisticsMatching(fx.Interpreter):
         if n in self.norms:
             (x, _, _, mean, var, *_), _ = self.fetch_args_kwargs_from_env(n)
             axes = [axis for axis in range(x.dim()) if axis != 1]
-            spread = var.clamp_min(1e-8).sqrt()
-            off_mean = (x.mean(axes) - mean) / spread
-            off_spread = x.std(axes) / spread - 1
-            self.total = self.total + (off_mean.square() + off_spread.square()).mean()
+            spread = var.sqrt()
+            spread = spread.clamp_min(0.1 * float(spread.mean()) + 1e-6)  # a dead channel must not outweigh the others
+            off_mean, off_spread = (x.mean(axes) - mean) / spread, (x.std(axes) - var.sqrt()) / spread
+            self.total = self.total + _huber(off_mean) + _huber(off_spread)
         return super().run_node(n)
+
+
+def _huber(error: torch.Tensor) -> torch.Tensor:
+    """Square near 0, linear far off: a few channels far off must not steer alone."""
+    return torch.nn.functional.smooth_l1_loss(error, torch.zeros_like(error))

@@ -1,0 +1,5 @@
+"""``python -m optimize`` is the ``optimize`` command."""
+
+from optimize.cli import main
+
+main()

@@ -1,0 +1,433 @@
+"""The proof of pruning: the thin program is the original one whose layers read zeros in place of the cut channels.
+
+Which channels were cut is not asked of the pass: it is read off the weights, whose values are all different, so that
+a channel cut in one place and another one elsewhere cannot go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+from torch import fx, nn
+from torch.nn import functional
+
+from models import REFERENCES, randomize_batch_norm
+from optimize import graph, invariants
+from optimize.errors import UsageError
+from optimize.frontend import capture
+from optimize.graph import aten
+from optimize.passes.fuse_conv_bn import FuseConvBN
+from optimize.passes.prune_channels import PruneChannels
+from optimize.program import Program
+
+torch.set_num_threads(1)
+
+
+def conv_bn(channels_in: int, channels_out: int, kernel: int = 3, **options: int) -> nn.Sequential:
+    padding = kernel // 2
+    convolution = nn.Conv2d(channels_in, channels_out, kernel, padding=padding, bias=False, **options)
+    return nn.Sequential(convolution, nn.BatchNorm2d(channels_out), nn.ReLU())
+
+
+class Residual(nn.Module):
+    """The stem, the shortcut and the block's last convolution share channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = conv_bn(3, 12), conv_bn(12, 10), conv_bn(10, 12)
+        self.head = nn.Conv2d(12, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(functional.leaky_relu(x + self.second(self.first(x))))
+
+
+class Concat(nn.Module):
+    """Two branches and the input itself, joined; then a sum over the joined channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = conv_bn(3, 8), conv_bn(3, 6, 1)
+        self.across = conv_bn(17, 14)
+        self.head = nn.Conv2d(14, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(x)
+        across = self.across(torch.cat([left, x, right], 1))
+        return self.head(across * torch.cat([left, right], 1))
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution with two outputs a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.depthwise = conv_bn(3, 10, 1), conv_bn(10, 20, 5, groups=10)
+        self.head = nn.Conv2d(20, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(functional.hardswish(self.depthwise(functional.pad(self.expand(x), (1, 0, 0, 1)))))
+
+
+class Grouped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.grouped = conv_bn(3, 12), conv_bn(12, 8, groups=2)
+        self.head = nn.Conv2d(8, 4, 3, padding=1, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.grouped(self.expand(x)))
+
+
+class SqueezeExcite(nn.Module):
+    """A gate a channel, by linear layers and two reshapes, and a learned scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv_bn(3, 16)
+        self.squeeze, self.excite = nn.Linear(16, 6), nn.Linear(6, 16)
+        self.scale = nn.Parameter(torch.rand(1, 16, 1, 1))
+        self.prelu = nn.PReLU(16)
+        self.head = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.prelu(self.stem(x) * self.scale)
+        gate = self.excite(torch.relu(self.squeeze(x.mean((2, 3))))).sigmoid()
+        return self.head(functional.interpolate(x * gate.view(-1, 16, 1, 1) + gate[:, :, None, None], scale_factor=2))
+
+
+class Shared(nn.Module):
+    """One convolution read twice, and one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.twice = conv_bn(3, 8), nn.Conv2d(8, 8, 3, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8)])
+        self.left, self.right = nn.Conv2d(8, 10, 1), nn.Conv2d(8, 10, 1)
+        self.right.weight = self.left.weight
+        self.head = nn.Conv2d(10, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for norm in self.norms:
+            x = torch.relu(norm(self.twice(x)))
+        return self.head(self.left(x).relu() + self.right(functional.max_pool2d(x, 3, 1, 1)))
+
+
+class VGG(nn.Module):
+    """Convolutions, pooling, then a flattening that repeats each channel 16 times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(conv_bn(3, 8), nn.MaxPool2d(2), conv_bn(8, 12), conv_bn(12, 10))
+        self.classifier = nn.Sequential(nn.Linear(160, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        return self.classifier(x.view(x.size(0), -1))
+
+
+class Transposed(nn.Module):
+    """Transposed convolutions: plain, grouped and depthwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv_bn(3, 8)
+        self.plain, self.grouped = nn.ConvTranspose2d(8, 12, 2, stride=2), nn.ConvTranspose2d(12, 8, 3, groups=2)
+        self.depthwise = nn.ConvTranspose2d(8, 8, 3, groups=8, padding=1)
+        self.norm = nn.BatchNorm2d(12)
+        self.head = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.plain(self.stem(x))))
+        return self.head(torch.tanh(self.depthwise(functional.gelu(self.grouped(x)))))
+
+
+class ChannelsLast(nn.Module):
+    """The same channels on the last axis: a convolution, a transposition and linear layers on tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 12, 2, stride=2)
+        self.position = nn.Parameter(torch.rand(1, 16, 12))
+        self.first, self.second, self.head = nn.Linear(12, 20), nn.Linear(20, 12), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.position
+        return self.head(tokens + self.second(functional.gelu(self.first(tokens))))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "vgg": VGG,
+    "residual": Residual,
+    "concat": Concat,
+    "depthwise": Depthwise,
+    "grouped": Grouped,
+    "squeeze_excite": SqueezeExcite,
+    "shared": Shared,
+    "transposed": Transposed,
+    "channels_last": ChannelsLast,
+}
+
+
+def captured(factory: Callable[[], nn.Module], shape: tuple[int, ...] = (3, 8, 8)) -> Program:
+    """Capture a network in float64 whose weights are all different."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = factory().eval()
+    randomize_batch_norm(net, 0)
+    net.double()
+    for parameter in net.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.add_(1e-3 * noise)
+    return capture(net, (torch.randn(2, *shape, generator=generator, dtype=torch.float64),))
+
+
+def kept_indices(before: torch.Tensor, after: torch.Tensor) -> list[list[int]]:
+    """Return the indices kept along each of the first two axes, read off the values."""
+    places = {value: index for index, value in enumerate(before.flatten().tolist())}
+    corner = (slice(None), 0), (0, slice(None))
+    kept = []
+    for axis, index in enumerate(corner):
+        values = after.flatten(2)[..., 0] if after.dim() > 2 else after
+        size = before.stride()[axis]
+        kept.append([places[value] // size % before.shape[axis] for value in values[index].tolist()])
+    expected = before.index_select(0, torch.tensor(kept[0])).index_select(1, torch.tensor(kept[1]))
+    assert torch.equal(expected, after), "the thin weight is not a part of the original one"
+    return kept
+
+
+def read_channels(layer: fx.Node, weight: torch.Tensor, kept: list[list[int]]) -> list[int]:
+    """Return the input channels a thin layer still reads; a depthwise one says nothing and reads all."""
+    transposed = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS)
+    groups = 1 if graph.is_call(layer, aten.linear.default) else graph.argument(layer, "groups")
+    if transposed:
+        return kept[0]
+    width = weight.shape[1]
+    return list(range(groups)) if width == 1 else [group * width + index for group in range(groups) for index in kept[1]]
+
+
+def masked(program: Program, thin: Program) -> Program:
+    """Return the original program with zeros in the input channels that the thin program's layers do not read."""
+    result = program.clone()
+    thin_layers = {layer.name: layer for layer in graph.calls(thin.graph, *graph.WEIGHTED)}
+    for layer in graph.calls(result.graph, *graph.WEIGHTED):
+        before = graph.constant(result.graph_module, graph.argument(layer, "weight"))
+        after = graph.constant(thin.graph_module, graph.argument(thin_layers[layer.name], "weight"))
+        assert before is not None and after is not None
+        channels = read_channels(layer, before, kept_indices(before, after))
+        source = layer.args[0]
+        axis = 1 if before.dim() == 4 else source.meta["val"].dim() - 1
+        shape = [1] * source.meta["val"].dim()
+        shape[axis] = source.meta["val"].shape[axis]
+        mask = torch.zeros(shape[axis], dtype=before.dtype).index_fill(0, torch.tensor(channels), 1.0).reshape(shape)
+        with result.graph.inserting_before(layer):
+            weight = result.graph.get_attr(graph.store(result.graph_module, f"{layer.name}_mask", mask))
+            layer.update_arg(0, result.graph.call_function(aten.mul.Tensor, (source, weight)))
+    result.refresh()
+    return result
+
+
+def error_against_masked(program: Program, thin: Program) -> float:
+    """Return the largest difference between the thin and the masked program over two batch sizes."""
+    reference = masked(program, thin)
+    worst = 0.0
+    for inputs in (program.inputs, program.sample(3)):
+        for want, got in zip(reference.run(inputs), thin.run(inputs), strict=True):
+            assert want.shape == got.shape
+            worst = max(worst, float((want - got).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.95])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_thin_equals_masked(name: str, ratio: float) -> None:
+    program = captured(NETWORKS[name])
+    thin, outcome = PruneChannels(ratio).apply(program)
+    assert outcome.rewrites
+    assert thin.stats().parameters < program.stats().parameters
+    invariants.check(thin)
+    assert error_against_masked(program, thin) < 1e-10
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_re_exports_at_another_batch_size(name: str) -> None:
+    thin, _ = PruneChannels(0.5).apply(captured(NETWORKS[name]))
+    invariants.check(thin, deep=True)
+    inputs = thin.sample(5)
+    found = thin.export().module()(*inputs)
+    assert torch.allclose(found[0], thin.run(inputs)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "unet", "vit"])
+def test_reference_networks(name: str) -> None:
+    program = captured(REFERENCES[name].build, REFERENCES[name].input_shape)
+    thin, outcome = PruneChannels(0.5).apply(program)
+    assert outcome.rewrites
+    assert error_against_masked(program, thin) < 1e-10
+    invariants.check(thin, deep=True)
+
+
+def test_zeroed_filters_are_not_cut_channels() -> None:
+    """Why masks go after BatchNorm: a zeroed filter still gives ``beta - gamma * mean / std``, borders included."""
+    program = captured(VGG)
+    thin, _ = PruneChannels(0.5).apply(program)
+    zeroed = program.clone()
+    before, after = (p.graph_module.get_parameter("features.0.0.weight") for p in (zeroed, thin))
+    removed = sorted({*range(8)} - {*kept_indices(before, after)[0]})
+    before.data[removed] = 0
+    one_layer = program.clone()
+    consumer = next(node for node in graph.calls(one_layer.graph, aten.conv2d.default) if node.name == "conv2d_1")
+    one_layer.graph_module.get_parameter(str(consumer.args[1].target)).data[:, removed] = 0
+    difference = (zeroed.run(program.inputs)[0] - one_layer.run(program.inputs)[0]).abs().max()
+    assert difference > 1e-2
+
+
+def test_every_group_loses_the_same_share() -> None:
+    _, outcome = PruneChannels(0.5).apply(captured(Residual))
+    assert [(entry.where, entry.what) for entry in outcome.rewrites] == [
+        ("stem.0, second.0", "12 -> 6 channels"),
+        ("first.0", "10 -> 5 channels"),
+    ]
+    assert [(skip.where, skip.op, skip.reason) for skip in outcome.skips] == [
+        ("head", "conv2d", "its channels are an output of the program")
+    ]
+    assert "without fine-tuning" in outcome.notes[0]
+
+
+def test_a_sum_over_joined_channels_ties_each_part_apart() -> None:
+    _, outcome = PruneChannels(0.5).apply(captured(Concat))
+    assert [(entry.where, entry.what) for entry in outcome.rewrites] == [
+        ("left.0, across.0", "8 -> 4 channels"),
+        ("right.0, across.0", "6 -> 3 channels"),
+    ]
+
+
+def test_paths_stay_and_tied_weights_stay_tied() -> None:
+    program = captured(Shared)
+    thin, _ = PruneChannels(0.5).apply(program)
+    assert set(thin.graph_module.state_dict()) == set(program.graph_module.state_dict())
+    assert thin.graph_module.get_parameter("left.weight") is thin.graph_module.get_parameter("right.weight")
+    assert thin.graph_module.get_parameter("twice.weight").shape == (4, 4, 3, 3)
+
+
+def test_the_given_program_is_untouched() -> None:
+    program = captured(Depthwise)
+    text, expected = program.text(), program.run(program.inputs)[0]
+    PruneChannels(0.5).apply(program)
+    assert program.text() == text
+    assert torch.equal(program.run(program.inputs)[0], expected)
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.0, 32), (0.3, 24), (0.5, 16), (0.6, 16), (0.9, 8), (0.99, 8)])
+def test_round_to_keeps_multiples(ratio: float, kept: int) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 1))
+    thin, outcome = PruneChannels(ratio, round_to=8).apply(captured(lambda: net))
+    assert thin.graph_module.get_parameter("0.weight").shape[0] == kept
+    assert bool(outcome.rewrites) == (kept < 32)
+
+
+def test_round_to_counts_channels_not_choices() -> None:
+    thin, _ = PruneChannels(0.5, round_to=4).apply(captured(Grouped))
+    assert thin.graph_module.get_parameter("expand.0.weight").shape[0] % 4 == 0
+    assert thin.graph_module.get_parameter("grouped.0.weight").shape[:2] == (4, 4)
+
+
+def test_a_tenth_stays() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 35, 1), nn.ReLU(), nn.Conv2d(35, 4, 1))
+    _, outcome = PruneChannels(0.99).apply(captured(lambda: net))
+    assert outcome.rewrites[0].what == "35 -> 4 channels"
+
+
+def test_vit_loses_hidden_units_only() -> None:
+    _, outcome = PruneChannels(0.5).apply(captured(REFERENCES["vit"].build, REFERENCES["vit"].input_shape))
+    assert {(entry.where, entry.what) for entry in outcome.rewrites} == {
+        (f"blocks.{block}.mlp.0", "256 -> 128 channels") for block in range(3)
+    }
+    reasons = {skip.where: skip.reason for skip in outcome.skips}
+    assert "takes them apart" in reasons["blocks.0.attention.query_key_value"]
+    assert any("layer_norm" in reason for reason in reasons.values())
+
+
+def test_lstm_is_left_alone() -> None:
+    program = captured(REFERENCES["lstm"].build, REFERENCES["lstm"].input_shape)
+    thin, outcome = PruneChannels(0.5).apply(program)
+    assert thin is program and not outcome.rewrites and not outcome.notes
+    assert ("lstm", "lstm", "the channels of recurrent layers are not followed") in {
+        (skip.where, skip.op, skip.reason) for skip in outcome.skips
+    }
+
+
+def test_nothing_to_cut_keeps_the_program() -> None:
+    program = captured(lambda: nn.Conv2d(3, 4, 3))
+    thin, outcome = PruneChannels(0.5).apply(program)
+    assert thin is program
+    assert [skip.reason for skip in outcome.skips] == ["its channels are an output of the program"]
+
+
+def test_fusing_first_cuts_the_same_channels() -> None:
+    program = captured(Residual)
+    fused = FuseConvBN().apply(PruneChannels(0.5).apply(program)[0])[0]
+    pruned = PruneChannels(0.5).apply(FuseConvBN().apply(program)[0])[0]
+    for want, got in zip(fused.run(program.inputs), pruned.run(program.inputs), strict=True):
+        assert torch.allclose(want, got, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"ratio": 1.0}, {"ratio": -0.1}, {"ratio": 0.5, "round_to": 0}])
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="PruneChannels"):
+        PruneChannels(**options)  # type: ignore[arg-type]
+
+
+class Chain(nn.Module):
+    """A random chain: each step makes a new value of 8 or 12 channels from the ones before."""
+
+    def __init__(self, steps: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self.kinds = [kind for kind, _ in steps]
+        self.layers = nn.ModuleList()
+        width, before = 3, 0
+        for kind, size in steps:
+            width, before, layer = self._step(kind, size, width, before)
+            self.layers.append(layer)
+        self.head = nn.Conv2d(width, 2, 3, padding=1)
+
+    @staticmethod
+    def _step(kind: str, size: int, width: int, before: int) -> tuple[int, int, nn.Module]:
+        if kind == "grouped" and width % 2 == 0:
+            return size, width, nn.Conv2d(width, size, 3, padding=1, groups=2)
+        if kind == "depthwise":
+            return width, width, nn.Conv2d(width, width, 3, padding=1, groups=width)
+        if kind == "norm":
+            return width, width, nn.BatchNorm2d(width)
+        if kind == "cat" and before:
+            return width + before, width, nn.Identity()
+        if kind == "add" and before == width:
+            return width, width, nn.Identity()
+        return size, width, nn.Conv2d(width, size, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x[:, :0]
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            made = layer(x)
+            if isinstance(layer, nn.Identity):
+                made = torch.cat([x, before], 1) if kind == "cat" else x + before
+            x, before = functional.leaky_relu(made), x
+        return self.head(x)
+
+
+KINDS = strategies.sampled_from(["plain", "grouped", "depthwise", "norm", "cat", "add"])
+STEPS = strategies.lists(strategies.tuples(KINDS, strategies.sampled_from([8, 12])), min_size=2, max_size=7)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(steps=STEPS, ratio=strategies.sampled_from([0.25, 0.5, 0.8]))
+def test_random_chains(steps: list[tuple[str, int]], ratio: float) -> None:
+    program = captured(lambda: Chain([("plain", 8), ("plain", 8), *steps]))
+    thin, _ = PruneChannels(ratio).apply(program)
+    invariants.check(thin)
+    assert error_against_masked(program, thin) < 1e-10
