@@ -1,1 +1,7 @@
-"""The targets, one backend a file. Importing this package registers them all."""
+"""The targets, one backend a file or folder. Importing this package registers them all, without importing a runtime."""
+
+from optimize.targets.eager import Eager
+from optimize.targets.onnx import Onnx
+from optimize.targets.torchscript import TorchScript
+
+__all__ = ["Eager", "Onnx", "TorchScript"]

@@ -1,0 +1,200 @@
+"""The command line: parse, call, print. Everything heavy is imported inside functions, so that help is instant."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.errors import OptimizeError, UsageError
+
+if TYPE_CHECKING:
+    from optimize.recipe import Recipe
+    from optimize.report.model import Report
+
+INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """A group whose first word may be a model: ``optimize model.pt --fuse`` means ``optimize run model.pt --fuse``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = ["--int8=static" if word == "--int8" else word for word in args]
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args or ["--help"])
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "MODEL [PASSES] --to TARGET[,TARGET...] [--out DIR]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="       ")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="optimize", prog_name="optimize")
+def cli() -> None:
+    """Turn a trained PyTorch model into the fastest artifact that still answers correctly, and prove both.
+
+    \b
+    optimize model.pt --fuse --int8 --calib images/ --to onnx,tensorrt
+    optimize weights.pt --model package.module:factory --fuse --to torchscript
+    optimize run --help     every option
+    """
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--to", "targets", metavar="TARGET[,...]", help="Where it shall run; see 'optimize targets'.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("optimized"), show_default=True, help="Folder for artifacts and report.")  # fmt: skip
+@click.option("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
+@click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
+@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64.")  # fmt: skip
+@click.option("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
+@click.option("--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact.")
+@click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
+@click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
+@click.option("--fuse", is_flag=True, help="Fold BatchNorm, then merge parallel branches.")
+@click.option("--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse.")
+@click.option("--prune", metavar="RATIO", type=click.FloatRange(0, 1, max_open=True), help="Cut this share of every layer's channels.")  # fmt: skip
+@click.option("--int8", metavar="[=static|dynamic]", type=click.Choice(["static", "dynamic"]), help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU.")  # fmt: skip
+@click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
+@click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
+@click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
+@click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
+@click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
+@click.option("--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
+def run(model: str, **options: Any) -> None:
+    """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
+    from optimize.report.console import Phases, show
+    from optimize.workflow import Job, run_job
+
+    recipe = _recipe(options)
+    preprocessing = {name: options[name] for name in ("mean", "std") if options[name]}
+    with Phases(quiet=options["quiet"]) as phases:
+        report = run_job(
+            Job(
+                source=model,
+                recipe=recipe,
+                out=options["out"],
+                factory=options["factory"],
+                trust=options["trust"],
+                static_batch=options["static_batch"],
+                preprocessing=preprocessing,
+                command=shlex.join(["optimize", *sys.argv[1:]]),
+            ),
+            progress=phases.update,
+        )
+    show(report, options["out"])
+    sys.exit(exit_code(report))
+
+
+@cli.command("passes")
+def list_passes() -> None:
+    """List the passes and what each does."""
+    from optimize import registry
+    from optimize.report.console import show_passes
+
+    show_passes(registry.passes())
+
+
+@cli.command("targets")
+def list_targets() -> None:
+    """List the targets, whether each can be used here, and what to install."""
+    from optimize import registry
+    from optimize.report.console import show_targets
+
+    show_targets(registry.targets())
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
+@click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name.")
+@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample.")
+@click.option("--fuse", is_flag=True, help="Show the graph after FuseConvBN and Reparameterize.")
+def show(model: str, factory: str | None, trust: bool, input_shape: str | None, fuse: bool) -> None:
+    """Print the captured graph of MODEL, a line an operation."""
+    from optimize.recipe import parse
+    from optimize.workflow import Job, open_program, transform
+
+    content: dict[str, Any] = {"passes": ["FuseConvBN", "Reparameterize"] if fuse else []}
+    if input_shape:
+        content["input_shape"] = input_shape
+    job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
+    subject = open_program(job)
+    click.echo(transform(subject.program, job.passes(()))[0].program.text(), nl=False)
+
+
+def exit_code(report: Report) -> int:
+    """Return 4 when a target was unavailable (no file was made), 1 when an artifact failed, else 0."""
+    if any(row.status == "not_run" and row.path is None for row in report.rows):
+        return 4
+    return 1 if any(row.status == "failed" for row in report.rows) else 0
+
+
+def main() -> None:
+    """Run the command; every failure is one paragraph on standard error and an exit code."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted: nothing was written.", err=True)
+        sys.exit(INTERRUPTED)
+    except OptimizeError as error:
+        click.echo(f"optimize: {error.what}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _recipe(options: dict[str, Any]) -> Recipe:
+    """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
+    from optimize.recipe import parse, read
+
+    flags = _pass_entries(options)
+    overrides = {
+        "targets": _targets(options),
+        "calib": options["calib"],
+        "eval": options["evaluate"],
+        "input_shape": options["input_shape"],
+        "threads": options["threads"],
+    }
+    content: dict[str, Any] = {"passes": flags}
+    if options["recipe_file"]:
+        if flags:
+            raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
+        content = read(options["recipe_file"]).model_dump(exclude_defaults=True)
+    recipe = parse({**content, **{key: value for key, value in overrides.items() if value}}, source="options")
+    if not recipe.targets:
+        raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
+    return recipe
+
+
+def _pass_entries(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the passes that the flags ask for, in the order they run."""
+    reparameterize = options["fuse"] if options["reparam"] is None else options["reparam"]
+    asked = [
+        (options["fuse"], "FuseConvBN", {}),
+        (reparameterize, "Reparameterize", {}),
+        (options["prune"], "PruneChannels", {"ratio": options["prune"]}),
+        (options["int8"] == "static", "QuantizeStatic", {}),
+        (options["int8"] == "dynamic", "QuantizeDynamic", {}),
+        (options["fp16"], "CastFP16", {}),
+        (options["bf16"], "CastBF16", {}),
+        (options["jit"], "Script", {}),
+    ]
+    return [{"name": name, "options": values} for wanted, name, values in asked if wanted]
+
+
+def _targets(options: dict[str, Any]) -> list[str]:
+    names = [name.strip() for name in (options["targets"] or "").split(",") if name.strip()]
+    if options["jit"] and "torchscript" not in names:
+        names.append("torchscript")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,193 @@
+"""The data of one run: what calibrates, what is judged, and example inputs where nobody gives any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimize.data import Batch, Data, ImagePreprocessing, InputSpec, open_data
+from optimize.errors import OptimizeError, UsageError
+from optimize.measure import quality
+from optimize.measure.fleet import Progress
+from optimize.program import Program
+from optimize.recipe import Recipe
+
+CALIBRATION_BATCH = 32
+#: Enough to read disagreement from when no labelled data is given.
+UNLABELLED_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What one run reads.
+
+    Attributes:
+        calibration: Data that INT8 ranges are learned from; None where none was given.
+        evaluation: Labelled data; None where none was given.
+    """
+
+    calibration: Data | None
+    evaluation: Data | None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the report must say about the data."""
+        found = []
+        if self.evaluation is None:
+            found.append("Accuracy was not measured: no labelled data was given (--eval).")
+        if self.evaluation is None and self.calibration is None:
+            found.append("Agreement was taken on random inputs: give --calib or --eval for real ones.")
+        return found
+
+    def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
+        """Yield the batches that agreement and accuracy are taken on: labelled data, else calibration data, else noise.
+
+        Args:
+            program: The captured model; a fixed batch decides the size, and a last smaller batch is left out.
+            batch: Samples a batch where the program leaves that free.
+            progress: Told how much has been read.
+        """
+        fixed = None if program.batch else int(program.inputs[0].shape[0])
+        data = self.evaluation or self.calibration
+        chunks = data.batches(fixed or batch) if data else iter([Batch(program.inputs)])
+        limit = data.count if self.evaluation and data else UNLABELLED_SAMPLES
+        seen = 0
+        for chunk in chunks:
+            if fixed and len(chunk) != fixed:
+                return
+            yield [tensor.numpy() for tensor in chunk.inputs], None if chunk.labels is None else chunk.labels.numpy()
+            seen += len(chunk)
+            if limit:
+                progress("judge", min(1.0, seen / limit))
+            if not self.evaluation and seen >= UNLABELLED_SAMPLES:
+                return
+
+
+@dataclass(frozen=True)
+class CalibrationBatches:
+    """Calibration data as re-iterable batches that tell how far they were read.
+
+    Attributes:
+        data: The data.
+        batch: Samples a batch.
+        progress: Told the share read.
+    """
+
+    data: Data
+    batch: int
+    progress: Progress
+
+    @property
+    def name(self) -> str:
+        """What to say in a report."""
+        return self.data.name
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        seen = 0
+        for chunk in self.data.batches(self.batch):
+            if len(chunk) < self.batch and self.batch != CALIBRATION_BATCH:
+                return  # a fixed batch takes whole batches only
+            yield chunk.inputs
+            seen += len(chunk)
+            if self.data.count:
+                self.progress("calibrate", min(1.0, seen / self.data.count))
+
+
+def open_datasets(
+    recipe: Recipe, program: Program, *, evaluate: Any = None, preprocessing: Mapping[str, str] | None = None
+) -> Datasets:
+    """Open and check the data of a run against what the program takes.
+
+    Args:
+        recipe: Names the data.
+        program: The captured model.
+        evaluate: Labelled data of a Python caller, in place of the recipe's.
+        preprocessing: ``mean`` and ``std`` of image folders, as text.
+
+    Raises:
+        OptimizeError: The data is missing, damaged or does not fit.
+    """
+    specs, image = input_specs(program), image_preprocessing(preprocessing or {})
+    labelled = evaluate if evaluate is not None else recipe.eval
+    return Datasets(
+        calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else None,
+        evaluation=open_data(labelled, inputs=specs, labelled=True, image=image) if labelled is not None else None,
+    )
+
+
+def input_specs(program: Program) -> list[InputSpec]:
+    """Return what the program takes, a sample a spec."""
+    return [
+        InputSpec(name, tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:], str(tensor.dtype).removeprefix("torch."))  # fmt: skip
+        for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
+    ]
+
+
+def image_preprocessing(given: Mapping[str, str]) -> ImagePreprocessing:
+    """Read ``mean`` and ``std`` such as ``0.5,0.5,0.5``.
+
+    Raises:
+        UsageError: They are not numbers.
+    """
+    try:
+        numbers = {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()}
+    except ValueError as error:
+        raise UsageError(f"--mean and --std take numbers such as 0.5,0.5,0.5: {error}.") from error
+    return ImagePreprocessing(**numbers)
+
+
+def example_inputs(recipe: Recipe, batch: int | None, preprocessing: Mapping[str, str]) -> tuple[torch.Tensor, ...]:
+    """Return example inputs from ``--input-shape``, or the first samples of the data where the shape is not given.
+
+    Args:
+        recipe: Names the shape or the data.
+        batch: Samples; 2 where None.
+        preprocessing: ``mean`` and ``std`` of image folders.
+
+    Raises:
+        UsageError: Neither shape nor data is given, or the shape is malformed.
+    """
+    samples = batch or 2
+    if recipe.input_shape:
+        generator = torch.Generator().manual_seed(0)
+        return tuple(_example(part, samples, generator) for part in recipe.input_shape.split(";"))
+    spec = recipe.calib or recipe.eval
+    if spec is None:
+        raise UsageError(
+            "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
+        )
+    chunk = next(_open_of_any_rank(spec, image_preprocessing(preprocessing)).batches(samples))
+    return tuple(torch.cat([tensor] * samples)[:samples] for tensor in chunk.inputs)
+
+
+def _example(text: str, batch: int, generator: torch.Generator) -> torch.Tensor:
+    """Make one random input from ``3,224,224`` or ``16:int64``."""
+    sizes, _, dtype_name = text.partition(":")
+    dtype = getattr(torch, dtype_name or "float32", None)
+    try:
+        shape = [batch, *(int(size) for size in sizes.split(",") if size.strip())]
+    except ValueError:
+        shape = [0]
+    if not isinstance(dtype, torch.dtype) or any(size < 1 for size in shape):
+        raise UsageError(
+            f"--input-shape '{text}' is not a shape.", hint="Write sizes without the batch: 3,224,224 or 16:int64."
+        )
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype)
+
+
+def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Data:
+    """Open data of one input whose rank is not known yet."""
+    refusals: list[OptimizeError] = []
+    for rank in (3, 1, 2, 4):
+        try:
+            return open_data(spec, inputs=[InputSpec("x", (None,) * rank)], image=image)
+        except OptimizeError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+

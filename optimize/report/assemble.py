@@ -1,0 +1,103 @@
+"""From what a run did to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize import registry
+from optimize.errors import TargetUnavailable
+from optimize.measure import environment
+from optimize.measure.latency import MeasureResult
+from optimize.measure.quality import Quality
+from optimize.report.model import Calibration, Model, Report, Row, Step, now
+from optimize.targets.base import Artifact
+
+if TYPE_CHECKING:
+    from optimize.workflow import Export, Job, Subject, Variant
+
+
+def assemble(
+    job: Job,
+    subject: Subject,
+    variants: Sequence[Variant],
+    baseline: Artifact,
+    exports: Sequence[Export],
+    timings: MeasureResult,
+    qualities: Sequence[Quality],
+    warnings: Iterable[str] = (),
+) -> Report:
+    """Return the report of a finished run.
+
+    Args:
+        job: What was asked.
+        subject: The captured model.
+        variants: The programs that were exported, the float one first.
+        baseline: The eager artifact, which is not kept.
+        exports: What became of each file, in the order of the rows.
+        timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
+        qualities: Likewise.
+        warnings: What the data makes doubtful.
+    """
+    stats = subject.program.stats()
+    measured = iter(zip(timings.timings, qualities, strict=True))
+    eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
+    rows = tuple(_row(entry, measured, job.out) for entry in exports)
+    return Report(
+        created=now(),
+        command=job.command or "optimize.optimize(...)",
+        recipe=job.recipe.yaml() if job.recipe.passes else None,
+        model=Model(
+            source=subject.source,
+            sha256=subject.sha256,
+            parameters=stats.parameters,
+            macs=stats.macs,
+            inputs=tuple(_describe(spec) for spec in baseline.inputs),
+        ),
+        calibration=_calibration(variants),
+        environment=environment.current(),
+        baseline=eager,
+        rows=rows,
+        trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
+        warnings=(*subject.warnings, *subject.program.notes, *warnings, *timings.warnings, *_slower(rows)),
+    )
+
+
+def _row(entry: Export, measured: Iterator[tuple], out: Path) -> Row:
+    """Return the row of one export; the artifact's path is where it lies once the run is over."""
+    if entry.artifact is None:
+        status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
+        return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
+    available = registry.find_target(entry.target).available()
+    row = (
+        Row.measured(entry.artifact, *next(measured))
+        if available.run
+        else Row.not_run(entry.artifact, available.reason)
+    )
+    return row.model_copy(update={"path": str((out / entry.artifact.path.name).resolve())})
+
+
+def _describe(spec: object) -> str:
+    return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"  # type: ignore[attr-defined]
+
+
+def _calibration(variants: Sequence[Variant]) -> Calibration | None:
+    for variant in variants:
+        plan = variant.program.quantization
+        if plan is not None and plan.calibration is not None:
+            found = plan.calibration
+            return Calibration(source=found.source, samples=found.samples, synthetic=found.synthetic)
+    return None
+
+
+def _slower(rows: Sequence[Row]) -> Iterator[str]:
+    """Say which INT8 artifact is slower than its own target's float one: users must hear it first from us."""
+    floats = {row.target: row for row in rows if row.precision == "float32" and row.latency}
+    for row in rows:
+        plain = floats.get(row.target)
+        if plain is None or row is plain or row.latency is None or plain.latency is None:
+            continue
+        if row.latency.ci_low_s > plain.latency.ci_high_s:
+            times = row.latency.median_s / plain.latency.median_s
+            yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
