@@ -16,6 +16,7 @@ from optimize import registry
 from optimize.datasets import CALIBRATION_BATCH, CalibrationBatches, Datasets, example_inputs, open_datasets
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError, VerificationFailed
 from optimize.frontend import capture, capture_exported, capture_torchscript
+from optimize.measure import environment
 from optimize.measure.fleet import Fleet, Progress
 from optimize.measure.latency import MeasureResult, measure
 from optimize.measure.quality import Quality, judge
@@ -182,9 +183,10 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
             for variant in variants
         ]
         baseline = registry.find_target("eager").export(subject.program, folder / "baseline.eager.pt2")
+        machine = environment.current()
         timings, qualities = _measure(job, baseline, exports, subject.program, datasets, tell)
         baseline.path.unlink()
-        report = assemble(job, subject, variants, baseline, exports, timings, qualities, datasets.warnings)
+        report = assemble(job, subject, variants, baseline, exports, machine, timings, qualities, datasets.warnings)
         write(report, folder)
     return report
 

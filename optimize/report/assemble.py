@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from optimize import registry
 from optimize.errors import TargetUnavailable
-from optimize.measure import environment
+from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
-from optimize.report.model import Calibration, Model, Report, Row, Step, now
+from optimize.report.model import Calibration, Model, Report, Row, Status, Step, now
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
     from optimize.workflow import Export, Job, Subject, Variant
+
+#: Ratios closer to 1 than this lie within what differs between restarts of one process.
+NOTABLY_SLOWER = 1.03
 
 
 def assemble(
@@ -24,6 +27,7 @@ def assemble(
     variants: Sequence[Variant],
     baseline: Artifact,
     exports: Sequence[Export],
+    machine: Environment,
     timings: MeasureResult,
     qualities: Sequence[Quality],
     warnings: Iterable[str] = (),
@@ -36,6 +40,7 @@ def assemble(
         variants: The programs that were exported, the float one first.
         baseline: The eager artifact, which is not kept.
         exports: What became of each file, in the order of the rows.
+        machine: What it was measured on, read before measuring.
         timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
         qualities: Likewise.
         warnings: What the data makes doubtful.
@@ -56,7 +61,7 @@ def assemble(
             inputs=tuple(_describe(spec) for spec in baseline.inputs),
         ),
         calibration=_calibration(variants),
-        environment=environment.current(),
+        environment=machine,
         baseline=eager,
         rows=rows,
         trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
@@ -67,7 +72,7 @@ def assemble(
 def _row(entry: Export, measured: Iterator[tuple], out: Path) -> Row:
     """Return the row of one export; the artifact's path is where it lies once the run is over."""
     if entry.artifact is None:
-        status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
+        status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
         return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
     available = registry.find_target(entry.target).available()
     row = (
@@ -98,6 +103,6 @@ def _slower(rows: Sequence[Row]) -> Iterator[str]:
         plain = floats.get(row.target)
         if plain is None or row is plain or row.latency is None or plain.latency is None:
             continue
-        if row.latency.ci_low_s > plain.latency.ci_high_s:
-            times = row.latency.median_s / plain.latency.median_s
+        times = row.latency.median_s / plain.latency.median_s
+        if times >= NOTABLY_SLOWER and row.latency.ci_low_s > plain.latency.ci_high_s:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."

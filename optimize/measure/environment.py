@@ -1,0 +1,139 @@
+"""What a figure was measured on: the machine, its load and the versions, read without importing any of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = (
+    "optimize",
+    "torch",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "tensorrt",
+    "tensorrt-rtx",
+)
+#: The instruction sets that decide which kernels a runtime picks, and the mark of a virtual machine.
+FLAGS = re.compile(r"(avx2|avx512f|avx(512)?_vnni|avx512_(bf16|fp16)|amx_\w+|asimddp|i8mm|bf16|sve2?|hypervisor)")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine and its state when measuring began.
+
+    Attributes:
+        cpu: Model name of the processor.
+        cpu_flags: Its instruction sets that matter for inference; ``hypervisor`` marks a virtual machine.
+        cores: Logical processors that are online.
+        affinity: The processors this process may run on; empty where the system does not say.
+        governor: Frequency governor of the first processor, None where it is not readable.
+        frequency_mhz: Its present frequency in MHz, None where it is not readable.
+        memory_bytes: Physical memory.
+        system: Operating system and kernel release.
+        python: Version of the interpreter.
+        load_average: Runnable processes over 1, 5 and 15 minutes, None where the system does not say.
+        gpus: A line a GPU: name, driver, compute capability.
+        versions: Installed packages, by name.
+    """
+
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+    system: str
+    python: str
+    cpu_flags: tuple[str, ...] = ()
+    affinity: tuple[int, ...] = ()
+    governor: str | None = None
+    frequency_mhz: float | None = None
+    load_average: tuple[float, float, float] | None = None
+    gpus: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def current() -> Environment:
+    """Read the machine this process runs on."""
+    processor = _processor(_text(Path("/proc/cpuinfo")))
+    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    kilohertz = _text(frequency / "scaling_cur_freq")
+    return Environment(
+        cpu=processor.get("model name") or platform.processor() or platform.machine(),
+        cpu_flags=matching_flags(processor.get("flags") or processor.get("Features", "")),
+        cores=os.cpu_count() or 1,
+        affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        governor=_text(frequency / "scaling_governor") or None,
+        frequency_mhz=int(kilohertz) / 1000 if kilohertz else None,
+        memory_bytes=_memory_bytes(),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        load_average=_load_average(),
+        gpus=_gpus(),
+        versions=_versions(),
+    )
+
+
+def matching_flags(flags: str) -> tuple[str, ...]:
+    """Return the processor flags that matter for inference, sorted.
+
+    >>> matching_flags("fpu avx2 sse4_2 avx512_vnni hypervisor")
+    ('avx2', 'avx512_vnni', 'hypervisor')
+    """
+    return tuple(sorted({flag for flag in flags.split() if FLAGS.fullmatch(flag)}))
+
+
+def _processor(cpuinfo: str) -> dict[str, str]:
+    """Return the fields of the first processor in the text of ``/proc/cpuinfo``."""
+    first = cpuinfo.split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _load_average() -> tuple[float, float, float] | None:
+    try:
+        return os.getloadavg()
+    except (AttributeError, OSError):
+        return None
+
+
+def _gpus() -> tuple[str, ...]:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    question = [command, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,226 @@
+"""The parent's side of the workers: one fresh process an artifact, one asked at a time, and every death recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from optimize.measure.worker import read_arrays, write_arrays
+from optimize.registry import find_target
+from optimize.targets.base import Artifact
+
+#: Told the name of a phase and how much of it is done, from 0 to 1.
+Progress = Callable[[str, float], None]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class WorkerFailed(Exception):
+    """A worker crashed, hung or refused; its session is closed and says why."""
+
+
+class Session:
+    """One artifact in its own fresh process.
+
+    Attributes:
+        artifact: What it runs.
+        threads: Compute threads, given to the runtime and to the environment of the process.
+        load_s: Seconds to import the runtime and load the file.
+        failure: Why the session is closed; None while it answers.
+    """
+
+    def __init__(self, artifact: Artifact, folder: Path, *, threads: int, patience_s: float) -> None:
+        self.artifact = artifact
+        self.threads = threads
+        self.load_s = 0.0
+        self.failure: str | None = None
+        self._folder = folder
+        self._patience_s = patience_s
+        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
+        folder.mkdir()
+        with (folder / "stderr").open("wb") as errors:
+            self._process = _start(threads, errors)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def load(self) -> None:
+        """Load the artifact in the worker; a failure is recorded, not raised."""
+        fields = dataclasses.asdict(dataclasses.replace(self.artifact, path=self.artifact.path.resolve()))
+        fields["path"] = str(fields["path"])
+        try:
+            module = type(find_target(self.artifact.target)).__module__
+            self.load_s = self.ask("load", artifact=fields, module=module, threads=self.threads)["load_s"]
+        except WorkerFailed:
+            return
+
+    def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Send one request and wait for its reply.
+
+        Raises:
+            WorkerFailed: The worker died, did not answer in time or answered with an error; the session is closed.
+        """
+        if self.failure is not None:
+            raise WorkerFailed(self.failure)
+        reply = self._exchange({"do": command, **fields})
+        if not reply["ok"]:
+            raise self._fail(f"{command}: {reply['error']}")
+        return reply
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run one batch and return the flat outputs.
+
+        Raises:
+            WorkerFailed: The artifact cannot run it.
+        """
+        asked, answered = self._folder / "inputs.npz", self._folder / "outputs.npz"
+        write_arrays(asked, list(inputs))
+        self.ask("run", inputs=str(asked), outputs=str(answered))
+        return read_arrays(answered)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the largest resident memory of the process so far, None where the system does not say."""
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        except OSError:
+            return None
+        lines = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(lines[0].split()[1]) * 1024 if lines else None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                _close_quietly(pipe)
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            _pipe(self._process.stdin).write((json.dumps(request) + "\n").encode())
+            _pipe(self._process.stdin).flush()
+            line = self._replies.get(timeout=self._patience_s)
+        except queue.Empty:
+            raise self._fail(f"{request['do']}: no answer within {self._patience_s:g} s") from None
+        except OSError:
+            line = ""
+        if not line:
+            raise self._fail(f"{request['do']}: {self._last_words()}")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _fail(self, reason: str) -> WorkerFailed:
+        self.failure = reason
+        self.close()
+        return WorkerFailed(reason)
+
+    def _listen(self) -> None:
+        """Move replies from the pipe to the queue; an empty one marks the end of the process."""
+        try:
+            for line in _pipe(self._process.stdout):
+                self._replies.put(line.decode())
+        except (OSError, ValueError):  # closed by the parent while waiting
+            pass
+        self._replies.put("")
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        lines = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the worker {end}" + (f": {lines[-1]}" if lines else "")
+
+
+class Fleet:
+    """A session an artifact, loaded one after another; a context manager that ends every process.
+
+    The first artifact is the baseline of whatever is compared.
+
+    Args:
+        artifacts: What to run, the baseline first.
+        threads: Compute threads of every worker.
+        patience_s: The longest one answer may take before its worker counts as hung.
+        progress: Told how many are loaded.
+    """
+
+    def __init__(
+        self,
+        artifacts: Sequence[Artifact],
+        *,
+        threads: int = 1,
+        patience_s: float = 300.0,
+        progress: Progress | None = None,
+    ) -> None:
+        self.threads = threads
+        self.sessions: tuple[Session, ...] = ()
+        self._artifacts = artifacts
+        self._patience_s = patience_s
+        self._progress = progress
+        self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
+
+    def __enter__(self) -> Fleet:
+        try:
+            for index, artifact in enumerate(self._artifacts):
+                self._enlist(index, artifact)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self.sessions)
+
+    def __len__(self) -> int:
+        return len(self._artifacts)
+
+    def close(self) -> None:
+        """End every process and remove the temporary files."""
+        for session in self.sessions:
+            session.close()
+        self._folder.cleanup()
+
+    def _enlist(self, index: int, artifact: Artifact) -> None:
+        folder = Path(self._folder.name) / str(index)
+        session = Session(artifact, folder, threads=self.threads, patience_s=self._patience_s)
+        self.sessions += (session,)
+        session.load()
+        if self._progress:
+            self._progress("load artifacts", (index + 1) / len(self._artifacts))
+
+
+def _start(threads: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
+    # The worker finds the modules this process finds, and none that lie in the current folder by chance (-P).
+    environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    command = [sys.executable, "-P", "-m", "optimize.measure.worker"]
+    return subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+    )
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise ValueError("the worker was started without pipes")
+    return pipe
+
+
+def _close_quietly(pipe: IO[bytes]) -> None:
+    try:
+        pipe.close()
+    except OSError:  # the other end is gone: nothing is left to flush
+        return

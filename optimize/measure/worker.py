@@ -1,0 +1,145 @@
+"""One artifact in its own process: answers one JSON line for each JSON line it is sent, arrays through ``.npz`` files.
+
+Run as ``python -m optimize.measure.worker``. It imports NumPy and what the artifact's own target needs, nothing else,
+so that its peak memory is the memory a deployment of that file needs.
+
+Requests (key ``do``): ``load`` the artifact; ``inputs`` to keep for timing; ``warm`` up; ``time`` a block of runs;
+``run`` other inputs and write the outputs. A reply is ``{"ok": true, ...}`` or ``{"ok": false, "error": ...}``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from optimize.errors import OptimizeError
+from optimize.targets.base import Artifact, Runner, TensorSpec
+from optimize.targets.calling import check_array
+
+
+class Worker:
+    """The state of one worker process: a loaded runner and the inputs it is timed on."""
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+        self.inputs: list[np.ndarray] = []
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one request and return its reply; an exception becomes a reply too."""
+        commands: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "load": self._load,
+            "inputs": self._take_inputs,
+            "warm": self._warm,
+            "time": self._time,
+            "run": self._run,
+        }
+        try:
+            return {"ok": True, **commands[request["do"]](request)}
+        except Exception as error:  # the parent records why; whatever the runtime raises is the reason
+            return {"ok": False, "error": _describe(error)}
+
+    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        start = time.perf_counter()
+        importlib.import_module(request["module"])
+        self.runner = artifact_from(request["artifact"]).load(threads=request["threads"])
+        return {"load_s": time.perf_counter() - start}
+
+    def _take_inputs(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.inputs = self._checked(read_arrays(Path(request["path"])))
+        return {}
+
+    def _warm(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run until both floors are reached (``runs``, ``seconds``), at most ``cap_s`` but never fewer than 3 runs."""
+        samples = [self._timed()]
+        while not _is_warm(samples, request):
+            samples.append(self._timed())
+        return {"first_call_s": samples[0], "run_s": float(np.median(samples[len(samples) // 2 :]))}
+
+    def _time(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once untimed (caches belong to the process that ran before), then time ``runs`` runs."""
+        self._timed()
+        return {"samples_s": [self._timed() for _ in range(request["runs"])]}
+
+    def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = self._loaded().run(self._checked(read_arrays(Path(request["inputs"]))))
+        write_arrays(Path(request["outputs"]), outputs)
+        return {}
+
+    def _timed(self) -> float:
+        runner = self._loaded()
+        start = time.perf_counter()
+        runner.run(self.inputs)
+        return time.perf_counter() - start
+
+    def _loaded(self) -> Runner:
+        if self.runner is None:
+            raise RuntimeError("the worker was asked to run before it was asked to load")
+        return self.runner
+
+    def _checked(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        specs = self._loaded().artifact.inputs
+        return [check_array(array, spec) for array, spec in zip(arrays, specs, strict=True)]
+
+
+def artifact_from(fields: Mapping[str, Any]) -> Artifact:
+    """Rebuild an artifact from the JSON form of ``dataclasses.asdict`` (coverage and notes stay with the parent)."""
+
+    def specs(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
+
+    kept = {key: fields[key] for key in ("target", "precision", "sha256", "size_bytes", "out_spec", "versions")}
+    return Artifact(path=Path(fields["path"]), inputs=specs(fields["inputs"]), outputs=specs(fields["outputs"]), **kept)
+
+
+def read_arrays(path: Path) -> list[np.ndarray]:
+    """Read the arrays of an ``.npz`` written by ``write_arrays``, in order; pickled members are refused."""
+    with np.load(path, allow_pickle=False) as archive:
+        return [archive[f"arr_{index}"] for index in range(len(archive.files))]
+
+
+def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
+    """Write arrays to an uncompressed ``.npz``, in order."""
+    with path.open("wb") as file:
+        np.savez(file, *arrays)
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends.
+
+    Native libraries print to file descriptor 1, so the replies go to a private copy of it and the rest to 2.
+    """
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        _serve(sys.stdin, replies)
+
+
+def _serve(requests: IO[str], replies: IO[str]) -> None:
+    worker = Worker()
+    for line in requests:
+        replies.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        replies.flush()
+
+
+def _is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
+    spent_s = sum(samples)
+    floor = len(samples) >= request["runs"] and spent_s >= request["seconds"]
+    return floor or (len(samples) >= 3 and spent_s >= request["cap_s"])
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OptimizeError):
+        return error.what
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first}"
+
+
+if __name__ == "__main__":
+    main()

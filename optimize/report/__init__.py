@@ -1,0 +1,49 @@
+"""The report: one record, loss-free as JSON, rendered to the console, Markdown and a self-contained HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize.errors import UsageError
+from optimize.files import write_text
+
+if TYPE_CHECKING:
+    from optimize.report.model import Report
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write ``report.json``, ``report.md`` and ``report.html``, each whole or not at all; return the path of the last.
+
+    Raises:
+        Refused: The folder cannot be written.
+    """
+    from optimize.report import html, markdown
+
+    write_text(folder / "report.json", report.model_dump_json(indent=1) + "\n")
+    write_text(folder / "report.md", markdown.render(report))
+    write_text(folder / "report.html", html.render(report))
+    return folder / "report.html"
+
+
+def read(path: Path) -> Report:
+    """Read a ``report.json``, or the one in a folder.
+
+    Raises:
+        UsageError: There is none, or it is not a report of this version.
+    """
+    from pydantic import ValidationError
+
+    from optimize.report.model import Report
+
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        return Report.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"'{file}' cannot be read: {error.strerror}.", hint="Name a report.json or its folder."
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UsageError(f"'{file}' is not a report of this version: {where}: {first['msg']}.") from error

@@ -1,0 +1,263 @@
+"""Geometry of the two charts of the HTML page, in the units of their SVG view box; the template draws it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimize.measure.latency import Latency
+from optimize.report import format as form
+from optimize.report.model import Report, Row
+from optimize.report.table import is_timed
+
+WIDTH = 480
+LEFT, RIGHT, PLOT_LEFT = 16, 16, 52
+HEIGHT = 300.0
+_POINTS = 96
+_LETTER = 7.0  # width of an average letter
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A labelled position on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The distribution of one artifact's runs: an outline, the median with its interval, a label on the free side."""
+
+    name: str
+    text: str
+    hue: int
+    outline: str
+    base: float
+    median: float
+    low: float
+    high: float
+    label_x: float
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Latency distributions on one logarithmic axis, in the order of the rows."""
+
+    height: float
+    ticks: tuple[Tick, ...]
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One artifact in the plane of latency and quality; the label is centred on (label_x, label_y)."""
+
+    name: str
+    hue: int
+    x: float
+    y: float
+    label_x: float
+    label_y: float
+    front: bool
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """Quality against latency with the Pareto front as a polyline."""
+
+    height: float
+    title: str
+    unit: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    points: tuple[Point, ...]
+    front: str
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A linear map from ``low..high`` to ``start..end``; logarithmic axes map logarithms."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        part = (value - self.low) / ((self.high - self.low) or 1.0)
+        return round(self.start + part * (self.end - self.start), 2)
+
+
+def distributions(report: Report) -> Distributions | None:
+    """Return the latency distributions of every timed row; None when there is none.
+
+    The slowest and fastest half percent of each row lies outside, so that one hiccup does not flatten the rest.
+    """
+    rows = _timed(report)
+    if not rows:
+        return None
+    bounds = [np.percentile(_logs(taken), (0.5, 99.5)) for _, _, taken in rows]
+    low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
+    margin = max(0.04 * (high - low), 0.02)
+    scale = _Scale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
+    height = max((HEIGHT - 28) / len(rows), 40.0)
+    lanes = tuple(
+        _lane(row, taken, hue, scale, round(height * (index + 1), 2), height)
+        for index, (hue, row, taken) in enumerate(rows)
+    )
+    return Distributions(round(height * len(rows), 2) + 28, _log_ticks(scale), lanes)
+
+
+def tradeoff(report: Report) -> Tradeoff | None:
+    """Return accuracy, or agreement where accuracy was not measured, against latency; None below two points."""
+    rows = [
+        (hue, row, taken, quality)
+        for hue, row, taken in _timed(report)
+        if (quality := _quality(report, row)) is not None
+    ]
+    if len(rows) < 2:
+        return None
+    logs = [math.log10(taken.median_s) for _, _, taken, _ in rows]
+    qualities = [quality for *_, quality in rows]
+    pad = max(0.08 * (max(qualities) - min(qualities)), 0.25)
+    x = _Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, WIDTH - RIGHT)
+    y = _Scale(min(qualities) - pad, max(qualities) + pad, HEIGHT - 40, 24)
+    front = pareto(list(zip(logs, qualities, strict=True)))
+    points = [
+        _point(row, hue, x(logs[index]), y(quality), index in front)
+        for index, (hue, row, _, quality) in enumerate(rows)
+    ]
+    title, unit = ("Accuracy", "%") if _has_accuracy(report) else ("SQNR", "dB")
+    line = _steps([(x(logs[index]), y(qualities[index])) for index in front])
+    return Tradeoff(HEIGHT, title, unit, _log_ticks(x), _linear_ticks(y), tuple(_apart(points)), line)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the points no other beats in both low first and high second value, by first value.
+
+    >>> pareto([(1.0, 30.0), (2.0, 20.0), (3.0, 50.0)])
+    [0, 2]
+    """
+    best, front = -math.inf, []
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if points[index][1] > best:
+            best = points[index][1]
+            front.append(index)
+    return front
+
+
+def _timed(report: Report) -> list[tuple[int, Row, Latency]]:
+    """Return (hue, row, latency) of every timed row; the hue is its place in the table."""
+    rows = enumerate((report.baseline, *report.rows))
+    return [(hue, row, row.latency) for hue, row in rows if row.latency is not None and is_timed(row)]
+
+
+def _has_accuracy(report: Report) -> bool:
+    return all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in _timed(report))
+
+
+def _quality(report: Report, row: Row) -> float | None:
+    """Return accuracy in percent where every row has it, else the agreement; equal outputs stand at 150 dB."""
+    if _has_accuracy(report):
+        return 100 * row.accuracy.value if row.accuracy else None
+    return min(row.agreement.sqnr_db, 150.0) if row.agreement else None
+
+
+def _lane(row: Row, taken: Latency, hue: int, scale: _Scale, base: float, height: float) -> Lane:
+    median = scale(math.log10(taken.median_s))
+    right = median < WIDTH / 2
+    return Lane(
+        name=form.plain(row.name),
+        text=form.seconds(taken.median_s),
+        hue=hue,
+        outline=_outline(_logs(taken), scale, base, 0.62 * height),
+        base=base,
+        median=median,
+        low=scale(math.log10(taken.ci_low_s)),
+        high=scale(math.log10(taken.ci_high_s)),
+        label_x=WIDTH - RIGHT if right else LEFT,
+        anchor="end" if right else "start",
+    )
+
+
+def _logs(taken: Latency) -> np.ndarray:
+    """Return the decimal logarithms of the samples ``[n]``."""
+    return np.log10(np.asarray(taken.samples_s))
+
+
+def _outline(logs: np.ndarray, scale: _Scale, base: float, peak: float) -> str:
+    """Return the path of a Gaussian kernel density estimate ``peak`` units high."""
+    low, high = np.percentile(logs, (0.5, 99.5))
+    quartiles = np.percentile(logs, (25, 75))
+    spread = min(float(logs.std()), float(quartiles[1] - quartiles[0]) / 1.349) or float(logs.std())
+    floor = (scale.high - scale.low) / 200  # a spike stays visible
+    width = max(0.9 * spread * logs.size**-0.2, floor)  # Silverman's rule
+    grid = np.linspace(low - 3 * width, high + 3 * width, _POINTS)
+    density = np.exp(-0.5 * np.square((grid[:, None] - logs[None, :]) / width)).sum(1)
+    tops = base - peak * density / density.max()
+    inside = np.clip(grid, scale.low, scale.high)
+    corners = " ".join(f"L{scale(float(x))},{top:.1f}" for x, top in zip(inside, tops, strict=True))
+    return f"M{scale(float(inside[0]))},{base} {corners} L{scale(float(inside[-1]))},{base} Z"
+
+
+def _point(row: Row, hue: int, x: float, y: float, front: bool) -> Point:
+    name = form.plain(row.name)
+    half = _LETTER * len(name) / 2
+    label_x = min(max(x, PLOT_LEFT + half), WIDTH - RIGHT - half)
+    return Point(name, hue, x, y, round(label_x, 2), y - 12, front)
+
+
+def _apart(points: Sequence[Point]) -> list[Point]:
+    """Move labels that would stand on another: below their point, else further up."""
+    placed: list[Point] = []
+    for point in sorted(points, key=lambda p: p.y):
+        places = [point.y - 12, point.y + 22, *(point.y - 12 - 15 * step for step in range(1, 20))]
+        free = (y for y in places if not any(_collide(point, y, other) for other in placed))
+        placed.append(dataclasses.replace(point, label_y=next(free, point.label_y)))
+    return placed
+
+
+def _collide(point: Point, label_y: float, other: Point) -> bool:
+    """Say whether a label at this height would stand on another one's label or mark."""
+    reach = _LETTER * (len(point.name) + len(other.name)) / 2
+    on_label = abs(point.label_x - other.label_x) < reach and abs(label_y - other.label_y) < 15
+    on_mark = abs(point.label_x - other.x) < _LETTER * len(point.name) / 2 + 7 and abs(label_y - 4 - other.y) < 13
+    return on_label or on_mark
+
+
+def _steps(corners: Sequence[tuple[float, float]]) -> str:
+    """Return the path of a staircase through points sorted by x."""
+    path = f"M{corners[0][0]},{corners[0][1]}"
+    return path + "".join(f" H{x} V{y}" for x, y in corners[1:])
+
+
+def _log_ticks(scale: _Scale) -> tuple[Tick, ...]:
+    """Return about three to eight ticks at 1, 2 and 5 times powers of ten (seconds)."""
+    powers = range(math.floor(scale.low), math.ceil(scale.high) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)), tuple(i / 10 for i in range(10, 100))):
+        values = [step * 10.0**power for power in powers for step in steps]
+        inside = [value for value in values if scale.low <= math.log10(value) <= scale.high]
+        if len(inside) >= 3:
+            break
+    thinned = inside[:: math.ceil(len(inside) / 7) or 1] if inside else []
+    return tuple(Tick(scale(math.log10(value)), _short_seconds(value)) for value in thinned)
+
+
+def _linear_ticks(scale: _Scale) -> tuple[Tick, ...]:
+    span = scale.high - scale.low
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(power * part for part in (0.1, 0.2, 0.5, 1, 2, 5, 10) if span / (power * part) <= 6)
+    first = math.ceil(scale.low / step)
+    values = [index * step for index in range(first, math.floor(scale.high / step) + 1)]
+    return tuple(Tick(scale(value), f"{value:g}" if step >= 0.1 else f"{value:.2f}") for value in values)
+
+
+def _short_seconds(value: float) -> str:
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "µs")) if value >= 0.999 * s)
+    return f"{value / (scale or 1e-6):.3g} {unit}"

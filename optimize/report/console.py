@@ -1,0 +1,198 @@
+"""The report on a terminal, and the bars that are shown while it is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from optimize.report import format as form
+from optimize.report import table
+from optimize.report.model import Report, Row, Step
+
+if TYPE_CHECKING:
+    from optimize.passes.base import Pass
+    from optimize.targets.base import Target
+
+#: Columns a narrow terminal does without; the page has them all.
+FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
+
+
+def show(report: Report, folder: Path | None = None, *, console: Console | None = None) -> None:
+    """Print the artifacts, what each pass did, the warnings and where the page lies."""
+    console = console or standard_output()
+    parts = [_headline(report), _artifacts(report, console.width), _reasons(report), _passes(report), _coverage(report)]
+    for part in (*parts, _warnings(report)):
+        if part is not None:
+            console.print(part)
+    if folder is not None:
+        page = form.plain(str(folder / "report.html"))
+        console.print(Text.assemble(("\nReport ", "dim"), (page, "bold")), soft_wrap=True)
+
+
+def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = None) -> None:
+    """Print every pass: its name, when it runs, what it promises, what it does."""
+    grid = _listing("Pass", "Stage", "Promise", "What it does")
+    for name, entry in passes.items():
+        grid.add_row(Text(name, "cyan"), entry.stage.name.lower(), entry.exactness.value, Text(entry.summary()))
+    (console or standard_output()).print(grid)
+
+
+def show_targets(targets: Mapping[str, Target], *, console: Console | None = None) -> None:
+    """Print every target: whether it can be written and run here, and if not, why and what to install."""
+    grid = _listing("Target", "Writes", "Runs", "What it is")
+    for name, target in targets.items():
+        found = target.available()
+        missing = f"\n{found.reason}" + (f"; {found.install}" if found.install else "") if found.reason else ""
+        about = Text.assemble(target.summary, (missing, "yellow"))
+        grid.add_row(Text(name, "cyan"), _yes_or_no(found.export), _yes_or_no(found.run), about)
+    (console or standard_output()).print(grid)
+
+
+def standard_output() -> Console:
+    """Return the console of standard output; a file or a pipe gets lines long enough for every column."""
+    return Console() if sys.stdout.isatty() else Console(width=132)
+
+
+class Phases:
+    """Shows a bar a phase on standard error while a run goes on; silent off a terminal.
+
+    A phase is over when the next one begins; one that only ever says 0 is shown as running.
+
+    Args:
+        quiet: Show nothing.
+        console: Where to draw, standard error by default.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Phases:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def update(self, phase: str, share: float) -> None:
+        """Say that a phase is done to this share, from 0 to 1."""
+        if phase not in self._tasks:
+            for earlier in self._tasks.values():
+                self._bars.update(earlier, total=1.0, completed=1.0)
+            self._tasks[phase] = self._bars.add_task(form.plain(phase), total=None)
+        if share > 0:
+            self._bars.update(self._tasks[phase], total=1.0, completed=share)
+
+
+def _listing(*columns: str) -> Table:
+    grid = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    grid.columns[0].no_wrap = True
+    return grid
+
+
+def _yes_or_no(value: bool) -> Text:
+    return Text("yes", "green") if value else Text("no", "yellow")
+
+
+def _headline(report: Report) -> Text:
+    model = report.model
+    facts = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
+    return Text.assemble((form.plain(model.source), "bold"), ("  " + facts, "dim"), "\n")
+
+
+def _artifacts(report: Report, width: int) -> Table:
+    shown = table.table(report)
+    names = [_name(line) for line in shown.lines]
+    columns = {column: [_cell(line, column) for line in shown.lines] for column in shown.columns}
+    widths = {column: max(_width(cells), _heading_width(column)) for column, cells in columns.items()}
+    for column in FIRST_TO_GO:
+        if _width(names) + sum(widths[kept] + 3 for kept in columns) > width:  # rich puts 3 spaces between columns
+            columns.pop(column, None)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    grid.add_column("Artifact", no_wrap=True)
+    for column in columns:
+        grid.add_column(column, justify="right", width=widths[column])
+    for index, name in enumerate(names):
+        grid.add_row(name, *(cells[index] for cells in columns.values()))
+    return grid
+
+
+def _heading_width(column: str) -> int:
+    """Return the width a heading needs on at most two lines."""
+    words = column.split()
+    splits = [(" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words) + 1)]
+    return min(max(len(first), len(second)) for first, second in splits)
+
+
+def _width(texts: Sequence[Text]) -> int:
+    """Return the terminal cells of the longest line."""
+    return max(cell_len(line) for text in texts for line in text.plain.splitlines())
+
+
+def _name(line: table.Line) -> Text:
+    style = "bold green" if line.best else "" if line.baseline else "cyan"
+    return Text.assemble((form.plain(line.name), style), (f"\n{form.plain(line.file)}" if line.file else "", "dim"))
+
+
+def _cell(line: table.Line, column: str) -> Text:
+    cell = line.cells[column]
+    if line.reason and column == "Median latency":
+        return Text(line.reason.split(":")[0], style="yellow")
+    return Text.assemble((cell.text, "bold" if line.best else ""), (f"\n{cell.detail}" if cell.detail else "", "dim"))
+
+
+def _reasons(report: Report) -> Text | None:
+    lines = [f"{line.name} – {line.reason}" for line in table.table(report).lines if line.reason]
+    return Text("\n" + "\n".join(map(form.plain, lines)), style="yellow") if lines else None
+
+
+def _passes(report: Report) -> RenderableType | None:
+    if not report.trace:
+        return None
+    grid = Table.grid(padding=(0, 2))
+    for step in report.trace:
+        grid.add_row(
+            Text(form.plain(step.pass_name), "cyan"), table.step_summary(step), Text(form.seconds(step.seconds))
+        )
+    return Group(Text("\nPasses", style="bold"), Padding(grid, (0, 0, 0, 2)), *map(_skips, report.trace))
+
+
+def _skips(step: Step) -> RenderableType:
+    lines = [
+        f"    {step.pass_name} left {number} × {form.plain(op)} alone: {form.plain(reason)}"
+        for number, op, reason in table.skip_reasons(step.skips)
+    ]
+    return Text("\n".join(lines), style="dim", end="\n" if lines else "")
+
+
+def _coverage(report: Report) -> RenderableType | None:
+    rows = [row for row in report.rows if row.coverage is not None]
+    return Group(Text("\nINT8 coverage", style="bold"), *map(_covered, rows)) if rows else None
+
+
+def _covered(row: Row) -> Text:
+    found = Text.assemble("  ", (row.name, "cyan"), f"  {table.coverage_summary(row)}")
+    for layer in row.coverage.left_float if row.coverage else ():
+        found.append(
+            f"\n    {form.plain(layer.name)} ({form.plain(layer.op)}): {form.plain(layer.reason)}", style="dim"
+        )
+    return found
+
+
+def _warnings(report: Report) -> RenderableType | None:
+    if not report.warnings:
+        return None
+    lines = [Text(f"  {form.plain(warning)}", style="yellow") for warning in report.warnings]
+    return Group(Text("\nWarnings", style="bold yellow"), *lines)

@@ -1,0 +1,183 @@
+"""Every number and name as the reader sees it. Console, Markdown and HTML take their text from here, so they agree.
+
+A missing value is an en dash. Seconds and ratios have three digits, sizes are decimal (1 MB is 10^6 bytes).
+"""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"
+EQUAL_DB = 200.0
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_COUNTS = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits and no exponent.
+
+    >>> [digits(value) for value in (1.2345, 12.345, 123.45, 1234.5, 0.0)]
+    ['1.23', '12.3', '123', '1234', '0.00']
+    """
+    return f"{value:.{_decimals(value)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it.
+
+    >>> seconds(0.0014532), seconds(2.5), seconds(None)
+    ('1.45 ms', '2.50 s', '–')
+    """
+    if value is None:
+        return MISSING
+    scale, unit = _unit(value, _TIMES)
+    return f"{digits(value / scale)} {unit}"
+
+
+def seconds_interval(value: float, low: float, high: float) -> str:
+    """Return the interval around a duration, in the duration's unit and digits.
+
+    >>> seconds_interval(0.00145, 0.00144, 0.0147)
+    '[1.44, 14.70]'
+    """
+    scale, _ = _unit(value, _TIMES)
+    return interval(value / scale, low / scale, high / scale)
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """Return an interval with the digits its value is shown with.
+
+    >>> interval(12.34, 12.25, 12.5)
+    '[12.2, 12.5]'
+    """
+    places = _decimals(value)
+    return f"[{low:.{places}f}, {high:.{places}f}]"
+
+
+def ratio(value: float | None) -> str:
+    """Return how many times faster or smaller.
+
+    >>> ratio(3.2149)
+    '3.21×'
+    """
+    return MISSING if value is None else f"{digits(value)}×"
+
+
+def size(value: int | None) -> str:
+    """Return a number of bytes.
+
+    >>> size(2_350_000), size(999), size(None)
+    ('2.35 MB', '999 B', '–')
+    """
+    return MISSING if value is None else _scaled(value, _SIZES, " ")
+
+
+def count(value: int) -> str:
+    """Return a large count.
+
+    >>> count(1_510_000_000), count(12)
+    ('1.51 G', '12')
+    """
+    return _scaled(value, _COUNTS, "")
+
+
+def decibels(value: float | None) -> str:
+    """Return a signal to noise ratio; the cap means that the outputs are equal.
+
+    >>> decibels(34.56), decibels(200.0)
+    ('34.6 dB', 'equal')
+    """
+    if value is None:
+        return MISSING
+    return "equal" if value >= EQUAL_DB else f"{value:.1f} dB"
+
+
+def share(value: float | None) -> str:
+    """Return a share of one in percent; only a full share is 100 %.
+
+    >>> share(0.98765), share(0.99999), share(1.0)
+    ('98.77 %', '99.99 %', '100 %')
+    """
+    if value is None:
+        return MISSING
+    return "100 %" if value == 1.0 else f"{min(100 * value, 99.99) if value < 1 else 100 * value:.2f} %"
+
+
+def score(value: float, metric: str) -> str:
+    """Return a metric's value: accuracies in percent, a user's metric as a number.
+
+    >>> score(0.9123, "top1"), score(0.51234, "loss")
+    ('91.23 %', '0.5123')
+    """
+    return share(value) if is_share(metric) else f"{value:.4g}"
+
+
+def change(difference: float, metric: str) -> str:
+    """Return the difference of two values of a metric, with its sign; accuracies in percentage points.
+
+    >>> change(-0.004, "top1"), change(0.0, "top1"), change(0.25, "loss")
+    ('−0.40 pp', '±0.00 pp', '+0.25')
+    """
+    text = f"{100 * difference:+.2f} pp" if is_share(metric) else f"{difference:+.4g}"
+    if text.startswith(("+0.00 pp", "-0.00 pp")):
+        return "±0.00 pp"
+    return text.replace("-", "−", 1)
+
+
+def change_interval(low: float | None, high: float | None) -> str:
+    """Return the interval of a difference of accuracies in percentage points, empty where there is none.
+
+    >>> change_interval(-0.009, 0.001)
+    '[−0.90, +0.10]'
+    """
+    if low is None or high is None:
+        return ""
+    return f"[{100 * low:+.2f}, {100 * high:+.2f}]".replace("-", "−")
+
+
+def error(value: float | None) -> str:
+    """Return a small error with two digits and an exponent.
+
+    >>> error(0.0001234), error(0.0)
+    ('1.2e-04', '0')
+    """
+    if value is None:
+        return MISSING
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> plural(1, "rewrite"), plural(10_000, "sample")
+    ('1 rewrite', '10,000 samples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def plain(text: str) -> str:
+    r"""Return text whose control characters are visible marks, on one line.
+
+    >>> plain("a\x1b[31mb\nc")
+    'a�[31mb c'
+    """
+    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
+
+
+def is_share(metric: str) -> bool:
+    """Say whether a metric is a share of one."""
+    return metric in ("top1", "pixel_accuracy")
+
+
+def _decimals(value: float) -> int:
+    return 2 if value == 0 else min(max(2 - math.floor(math.log10(abs(value))), 0), 2)
+
+
+def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    return next((entry for entry in units if abs(value) >= entry[0]), units[-1])
+
+
+def _scaled(value: int, units: tuple[tuple[float, str], ...], space: str) -> str:
+    scale, unit = _unit(value, units)
+    return f"{value}{space}{unit}" if scale == 1.0 else f"{digits(value / scale)}{space}{unit}"

@@ -1,0 +1,144 @@
+"""The report as Markdown, as a pull request or a wiki shows it."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+from optimize.report import format as form
+from optimize.report import table
+from optimize.report.model import Report, Step
+
+
+def render(report: Report) -> str:
+    """Return the report as Markdown; every text from outside is escaped."""
+    sections = [
+        f"# Optimization of {escape(report.model.source)}",
+        _headline(report),
+        _artifacts(report),
+        _bullets("Warnings", map(escape, report.warnings)),
+        _passes(report),
+        _left_float(report),
+        _bullets("Notes", (f"{escape(row.name)}: {escape(note)}" for row in report.rows for note in row.notes)),
+        _facts("Model", table.model_facts(report)),
+        _facts("Environment", table.environment_facts(report)),
+        _reproduce(report),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def escape(text: str) -> str:
+    r"""Return text that Markdown and HTML show as it is.
+
+    >>> escape("a|b <script> *c*")
+    'a\\|b &lt;script&gt; \\*c\\*'
+    """
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(form.plain(text), quote=False))
+
+
+def code(text: str) -> str:
+    """Return text as a code span that cannot be left; a name keeps its look but for backticks and table bars.
+
+    >>> code("stage1.0`conv")
+    "`stage1.0'conv`"
+    """
+    return f"`{form.plain(text).replace('`', chr(39)).replace('|', '¦')}`"
+
+
+def _headline(report: Report) -> str:
+    return "\n".join(
+        f"- **{card.title}**: {escape(card.cell.text)}" + (f" ({escape(card.cell.detail)})" if card.cell.detail else "")
+        for card in table.cards(report)
+    )
+
+
+def _artifacts(report: Report) -> str:
+    shown = table.table(report)
+    rows = [[_name(line), *_cells(line, shown.columns)] for line in shown.lines]
+    reasons = [f"- {escape(line.name)} – {escape(line.reason)}" for line in shown.lines if line.reason]
+    text = _grid(["Artifact", *shown.columns], rows)
+    note = (
+        "Median of all runs with its 95 % interval; speed-up is the median of the paired rounds' ratios. "
+        "The intervals hold for these processes; a restart moves a ratio by about half a percent."
+    )
+    return "\n\n".join(["## Artifacts", text, *(["\n".join(reasons)] if reasons else []), note])
+
+
+def _name(line: table.Line) -> str:
+    name = f"**{escape(line.name)}**" if line.best else escape(line.name)
+    return f"{name} {code(line.file)}" if line.file else name
+
+
+def _cells(line: table.Line, columns: Sequence[str]) -> list[str]:
+    found = []
+    for column in columns:
+        cell = line.cells[column]
+        text = line.reason.split(":")[0] if line.reason and column == "Median latency" else cell.text
+        found.append(f"{escape(text)} {escape(cell.detail)}".strip())
+    return found
+
+
+def _passes(report: Report) -> str:
+    if not report.trace:
+        return ""
+    head = ["Pass", "Promise", "Rewrites", "Skipped", "Max error", "Time"]
+    rows = [
+        [
+            escape(step.pass_name),
+            step.exactness,
+            str(len(step.rewrites)),
+            str(len(step.skips)),
+            form.error(step.max_error),
+            form.seconds(step.seconds),
+        ]
+        for step in report.trace
+    ]
+    skips = _skips(report.trace)
+    return "\n\n".join(["## Passes", _grid(head, rows), *(["\n".join(skips)] if skips else [])])
+
+
+def _skips(trace: Sequence[Step]) -> list[str]:
+    return [
+        f"- {escape(step.pass_name)} left {number} × {code(op)} alone: {escape(reason)}"
+        for step in trace
+        for number, op, reason in table.skip_reasons(step.skips)
+    ]
+
+
+def _left_float(report: Report) -> str:
+    lines = []
+    for row in report.rows:
+        if row.coverage is not None:
+            lines.append(f"- {escape(row.name)}: {table.coverage_summary(row)}")
+            lines += [
+                f"  - {code(layer.name)} ({escape(layer.op)}): {escape(layer.reason)}"
+                for layer in row.coverage.left_float
+            ]
+    return "\n".join(["## INT8 coverage\n", *lines]) if lines else ""
+
+
+def _facts(title: str, facts: Iterable[tuple[str, str]]) -> str:
+    return _bullets(title, (f"{name}: {escape(text)}" for name, text in facts))
+
+
+def _reproduce(report: Report) -> str:
+    text = f"## Reproduce\n\n{_fence(report.command)}"
+    return f"{text}\n\n{_fence(report.recipe)}" if report.recipe else text
+
+
+def _fence(text: str) -> str:
+    """Return a code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"
+
+
+def _bullets(title: str, items: Iterable[str]) -> str:
+    lines = [f"- {item}" for item in items]
+    return "\n".join([f"## {title}\n", *lines]) if lines else ""
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

@@ -1,0 +1,254 @@
+"""What ``report.json`` holds. Seconds and bytes; values that are not finite are refused; unknown keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from optimize.measure.accuracy import Accuracy
+from optimize.measure.agreement import Agreement
+from optimize.measure.environment import Environment
+from optimize.measure.latency import Latency, Speedup, Timing
+from optimize.measure.quality import Quality
+from optimize.targets.base import Artifact, Coverage
+
+if TYPE_CHECKING:
+    from optimize import pipeline
+
+Status = Literal["measured", "not_run", "failed"]
+
+
+class Record(BaseModel):
+    """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        revalidate_instances="always",
+        from_attributes=True,
+        serialize_by_alias=True,
+        populate_by_name=True,
+    )
+
+
+class Row(Record):
+    """One artifact.
+
+    Attributes:
+        target: Name of the target.
+        path: The file; None when none was written.
+        precision: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int8-dynamic``.
+        status: ``measured``, ``not_run`` (written, or not even that, and not executable here) or ``failed``.
+        reason: Why it was not measured, empty otherwise.
+        size_bytes: Size of the file, external data included.
+        sha256: Hash of the file, hexadecimal.
+        latency: Seconds of one run; None when it was not timed.
+        speedup: Against the baseline; None for the baseline.
+        agreement: With the original's outputs; None for the baseline.
+        accuracy: On the evaluation data; None when there was none.
+        peak_memory_bytes: Largest resident memory of the process that ran it.
+        coverage: What runs in INT8; None for a float artifact.
+        notes: What else there is to say.
+        versions: Packages that wrote it, by name.
+    """
+
+    target: str
+    path: str | None = None
+    precision: str = "float32"
+    status: Status = "measured"
+    reason: str = ""
+    size_bytes: int | None = None
+    sha256: str | None = None
+    latency: Latency | None = None
+    speedup: Speedup | None = None
+    agreement: Agreement | None = None
+    accuracy: Accuracy | None = None
+    peak_memory_bytes: int | None = None
+    coverage: Coverage | None = None
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Target and precision, as the reader calls it."""
+        return f"{self.target} {self.precision}"
+
+    @classmethod
+    def measured(cls, artifact: Artifact, timing: Timing | None = None, quality: Quality | None = None) -> Row:
+        """Return the row of an artifact that was run; ``failed`` with its reason when it could not be."""
+        timing, quality = timing or Timing(), quality or Quality()
+        reason = timing.failure or quality.failure or ""
+        return cls._written(
+            artifact,
+            status="failed" if reason else "measured",
+            reason=reason,
+            latency=timing.latency,
+            speedup=timing.speedup,
+            peak_memory_bytes=timing.peak_memory_bytes,
+            agreement=quality.agreement,
+            accuracy=quality.accuracy,
+        )
+
+    @classmethod
+    def not_run(cls, artifact: Artifact, reason: str) -> Row:
+        """Return the row of an artifact that was written and cannot be executed on this machine."""
+        return cls._written(artifact, status="not_run", reason=reason)
+
+    @classmethod
+    def _written(cls, artifact: Artifact, **measured: object) -> Row:
+        return cls.model_validate(
+            {
+                "target": artifact.target,
+                "path": str(artifact.path),
+                "precision": artifact.precision,
+                "size_bytes": artifact.size_bytes,
+                "sha256": artifact.sha256,
+                "coverage": artifact.coverage,
+                "notes": artifact.notes,
+                "versions": dict(artifact.versions),
+                **measured,
+            }
+        )
+
+
+class Rewrite(Record):
+    """One place a pass changed."""
+
+    where: str
+    what: str
+
+
+class Skip(Record):
+    """One place a pass left alone, and why."""
+
+    where: str
+    op: str
+    reason: str
+
+
+class Stats(Record):
+    """Size and work of the program: calls by operator, scalars, bytes, multiply-accumulates of one sample."""
+
+    ops: dict[str, int]
+    parameters: int
+    weight_bytes: int
+    macs: int
+
+
+class Step(Record):
+    """What one pass did; mirrors ``optimize.pipeline.Step``.
+
+    Attributes:
+        pass_name: The pass (``pass`` in JSON).
+        options: Its options as text.
+        exactness: ``exact``, ``rounding`` or ``lossy``.
+        rewrites: The places it changed.
+        skips: The places it left alone.
+        notes: What else there is to say.
+        seconds: Run time.
+        max_error: Largest absolute output difference it made; None when outputs were not compared.
+        relative_error: The same divided by the largest output.
+        before: The program before.
+        after: The program after.
+    """
+
+    pass_name: str = Field(validation_alias=AliasChoices("pass", "pass_name"), serialization_alias="pass")
+    options: str
+    exactness: Literal["exact", "rounding", "lossy"]
+    rewrites: tuple[Rewrite, ...]
+    skips: tuple[Skip, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    max_error: float | None
+    relative_error: float | None
+    before: Stats
+    after: Stats
+
+    @classmethod
+    def of(cls, step: pipeline.Step) -> Step:
+        """Return the record of a pipeline's step."""
+        outcome = step.outcome
+        return cls(
+            pass_name=step.pass_name,
+            options=step.options,
+            exactness=step.exactness.value,
+            rewrites=tuple(map(Rewrite.model_validate, outcome.rewrites)),
+            skips=tuple(map(Skip.model_validate, outcome.skips)),
+            notes=outcome.notes,
+            seconds=step.seconds,
+            max_error=step.max_error,
+            relative_error=step.relative_error,
+            before=Stats.model_validate(step.before),
+            after=Stats.model_validate(step.after),
+        )
+
+
+class Model(Record):
+    """The model that was optimized.
+
+    Attributes:
+        source: File, or ``package.module:factory``, or the class of a module given in Python.
+        sha256: Hash of the file, None where there is none.
+        parameters: Scalars in the weights.
+        macs: Multiply-accumulates of one sample.
+        inputs: Name, type and shape of each input, as text.
+    """
+
+    source: str
+    parameters: int
+    macs: int
+    sha256: str | None = None
+    inputs: tuple[str, ...] = ()
+
+
+class Calibration(Record):
+    """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
+
+    source: str
+    samples: int
+    synthetic: bool
+
+
+class Report(Record):
+    """One run, complete: what was asked, what was done, what came out, on which machine.
+
+    Attributes:
+        schema_version: Version of this format.
+        created: UTC time, ISO 8601.
+        command: The command line, or the Python call, that makes this report again.
+        recipe: The recipe as YAML text, None where there was none.
+        model: What was optimized.
+        calibration: None without static quantization.
+        environment: The machine.
+        baseline: The original model, run like an artifact.
+        rows: One an artifact.
+        trace: One step a pass.
+        warnings: What makes a figure doubtful.
+    """
+
+    schema_version: Literal[1] = 1
+    created: str
+    command: str
+    model: Model
+    environment: Environment
+    baseline: Row
+    rows: tuple[Row, ...]
+    trace: tuple[Step, ...] = ()
+    warnings: tuple[str, ...] = ()
+    recipe: str | None = None
+    calibration: Calibration | None = None
+
+
+def now() -> str:
+    """Return the present UTC time, ISO 8601, to the second."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def file_name(row: Row) -> str:
+    """Return the name of a row's file without its folder, empty when none was written."""
+    return Path(row.path).name if row.path else ""

@@ -1,0 +1,86 @@
+"""Sessions in fresh processes: what they answer, and how their deaths are told."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimize.measure.fleet import Fleet, WorkerFailed
+from optimize.targets.base import Artifact
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+Make = Callable[..., Artifact]
+
+
+def test_outputs_come_from_the_file_in_another_process(make: Make) -> None:
+    with Fleet([make(), make(factor=3.0)]) as fleet:
+        once, thrice = (session.outputs([X]) for session in fleet)
+    np.testing.assert_array_equal(once[0], X)
+    np.testing.assert_array_equal(thrice[0], 3 * X)
+
+
+def test_native_output_does_not_disturb_the_replies(make: Make) -> None:
+    with Fleet([make(talks=True)]) as fleet:
+        np.testing.assert_array_equal(fleet.sessions[0].outputs([X])[0], X)
+
+
+def test_crash_is_recorded_with_its_signal_and_the_others_go_on(make: Make) -> None:
+    with Fleet([make(dies_at=1), make(factor=2.0)]) as fleet:
+        with pytest.raises(WorkerFailed, match="killed by SIGABRT"):
+            fleet.sessions[0].outputs([X])
+        assert fleet.sessions[0].failure == "run: the worker was killed by SIGABRT"
+        np.testing.assert_array_equal(fleet.sessions[1].outputs([X])[0], 2 * X)
+
+
+def test_hang_is_recorded(make: Make) -> None:
+    with Fleet([make(hangs_at=1)]) as fleet:
+        session = fleet.sessions[0]
+        session._patience_s = 0.2
+        with pytest.raises(WorkerFailed, match=r"no answer within 0\.2 s"):
+            session.outputs([X])
+        with pytest.raises(WorkerFailed, match="no answer"):
+            session.outputs([X])
+
+
+def test_refusal_while_loading_is_the_recorded_reason(make: Make) -> None:
+    with Fleet([make(refuses=True)]) as fleet:
+        assert fleet.sessions[0].failure == "load: The file is not of this version."
+
+
+def test_missing_file_is_recorded(make: Make, tmp_path: Path) -> None:
+    lost = dataclasses.replace(make(), path=tmp_path / "lost.json")
+    with Fleet([lost]) as fleet:
+        assert "FileNotFoundError" in str(fleet.sessions[0].failure)
+
+
+def test_wrong_input_is_told_in_the_artifacts_words(make: Make) -> None:
+    with Fleet([make()]) as fleet, pytest.raises(WorkerFailed, match=r"Input 'x' must be float32; got float64\."):
+        fleet.sessions[0].outputs([X.astype(np.float64)])
+
+
+def test_threads_reach_the_process_and_the_runtime(make: Make) -> None:
+    with Fleet([make()], threads=2) as fleet:
+        assert fleet.sessions[0].failure is None
+
+
+def test_processes_end_with_the_fleet(make: Make) -> None:
+    with Fleet([make()]) as fleet:
+        process = fleet.sessions[0]._process
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
+def test_peak_memory_is_that_of_a_process_without_torch(make: Make) -> None:
+    with Fleet([make()]) as fleet:
+        peak = fleet.sessions[0].peak_memory_bytes()
+    assert peak is not None
+    assert 5e6 < peak < 120e6  # torch alone takes more than 150 MB
+
+
+def test_progress_is_told(make: Make) -> None:
+    told: list[tuple[str, float]] = []
+    with Fleet([make(), make()], progress=lambda phase, share: told.append((phase, share))):
+        pass
+    assert told == [("load artifacts", 0.5), ("load artifacts", 1.0)]

@@ -1,0 +1,43 @@
+"""One pass over the data judges every artifact of a fleet."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from optimize.measure.fleet import Fleet
+from optimize.measure.quality import judge
+from optimize.targets.base import Artifact
+
+X = np.eye(3, dtype=np.float32)
+LABELS = np.arange(3)
+Make = Callable[..., Artifact]
+
+
+def test_every_artifact_is_judged_against_the_first(make: Make) -> None:
+    with Fleet([make(), make(factor=0.9), make(factor=-1.0), make(refuses=True)]) as fleet:
+        original, close, negated, refused = judge(fleet, [([X], LABELS), ([X[:2]], LABELS[:2])])
+    assert original.agreement is None and original.accuracy is not None and original.accuracy.value == 1.0
+    assert close.agreement is not None and round(close.agreement.sqnr_db, 2) == 20.0 and close.agreement.top1 == 1.0
+    assert negated.accuracy is not None and negated.accuracy.value == 0.0 and negated.accuracy.samples == 5
+    assert refused.failure == "load: The file is not of this version." and refused.agreement is None
+
+
+def test_without_labels_there_is_no_accuracy(make: Make) -> None:
+    with Fleet([make(), make(factor=2.0)]) as fleet:
+        original, other = judge(fleet, [([X], None)])
+    assert original.accuracy is None and other.accuracy is None
+    assert other.agreement is not None and other.agreement.max_abs_error == 1.0
+
+
+def test_outputs_that_are_not_finite_fail_the_artifact_only(make: Make) -> None:
+    with Fleet([make(), make(factor=float("nan")), make()]) as fleet:
+        _, broken, sound = judge(fleet, [([X], LABELS), ([X], LABELS)])
+    assert broken.failure == "Output 0 of the artifact is not finite where the original's is."
+    assert sound.failure is None and sound.agreement is not None
+
+
+def test_a_dead_baseline_fails_everybody_with_its_reason(make: Make) -> None:
+    with Fleet([make(dies_at=1), make()]) as fleet:
+        original, other = judge(fleet, [([X], LABELS)])
+    assert original.failure == "run: the worker was killed by SIGABRT"
+    assert other.failure == f"the baseline could not be run: {original.failure}"

@@ -1,0 +1,65 @@
+"""Geometry: inside the frame, in the right order, labels apart."""
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from optimize.report import charts
+from optimize.report.model import Report
+
+
+def test_distributions_are_inside_and_ordered_like_their_medians(report: Report) -> None:
+    found = charts.distributions(report)
+    assert found is not None and len(found.lanes) == 4
+    medians = {lane.name: lane.median for lane in found.lanes}
+    assert medians["onnx int8"] < medians["torchscript int8"] < medians["onnx float32"] < medians["eager float32"]
+    for lane in found.lanes:
+        assert lane.low <= lane.median <= lane.high
+        corners = [tuple(map(float, pair.split(","))) for pair in re.findall(r"[\d.]+,[\d.-]+", lane.outline)]
+        assert all(0 <= x <= charts.WIDTH and 0 <= y <= found.height for x, y in corners)
+    assert [tick.label for tick in found.ticks] == ["2 ms", "5 ms", "10 ms"]
+
+
+def test_equal_samples_still_draw(report: Report) -> None:
+    taken = report.baseline.latency
+    assert taken is not None
+    flat = dataclasses.replace(taken, samples_s=(0.01,) * 50, median_s=0.01, ci_low_s=0.01, ci_high_s=0.01)
+    alone = report.model_copy(update={"rows": (), "baseline": report.baseline.model_copy(update={"latency": flat})})
+    found = charts.distributions(alone)
+    assert found is not None and "nan" not in found.lanes[0].outline and found.ticks
+
+
+def test_tradeoff_uses_accuracy_where_every_row_has_it(report: Report) -> None:
+    found = charts.tradeoff(report)
+    assert found is not None and (found.title, found.unit) == ("Accuracy", "%")
+    assert {point.name for point in found.points if point.front} == {"onnx int8", "torchscript int8", "onnx float32"}
+
+
+def test_tradeoff_falls_back_to_agreement(report: Report) -> None:
+    baseline = report.baseline.model_copy(update={"accuracy": None})
+    found = charts.tradeoff(report.model_copy(update={"baseline": baseline}))
+    assert found is not None and found.title == "SQNR"
+    assert {point.name for point in found.points} == {"onnx float32", "onnx int8", "torchscript int8"}
+
+
+def test_labels_stand_apart(report: Report) -> None:
+    rows = tuple(report.rows[1].model_copy(update={"target": f"target{index}"}) for index in range(6))
+    found = charts.tradeoff(report.model_copy(update={"rows": rows}))
+    assert found is not None
+    heights = sorted(point.label_y for point in found.points if point.name.startswith("target"))
+    assert all(second - first >= 15 for first, second in itertools.pairwise(heights))
+
+
+def test_pareto_front() -> None:
+    assert charts.pareto([(1.0, 1.0), (1.0, 2.0), (2.0, 2.0), (3.0, 5.0)]) == [1, 3]
+    assert charts.pareto([]) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [(-3.0, -0.9, ["1 ms", "10 ms", "100 ms"]), (-5.0, -3.9, ["10 µs", "30 µs", "100 µs"])],
+)
+def test_axis_labels(low: float, high: float, labels: list[str]) -> None:
+    assert [tick.label for tick in charts._log_ticks(charts._Scale(low, high, 0, 100))] == labels

@@ -1,0 +1,104 @@
+"""The record is loss-free, strict and finite."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+import optimize
+from optimize.measure.agreement import Agreement
+from optimize.measure.latency import Latency, Speedup, Timing
+from optimize.measure.quality import Quality
+from optimize.report.model import Report, Row, Step, now
+from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec
+
+
+def artifact(tmp_path: Path) -> Artifact:
+    spec = (TensorSpec("x", ("N", 3), "float32"),)
+    coverage = Coverage(("conv",), (FloatLayer("fc", "Gemm", "too small"),), {"QLinearConv": 1})
+    return Artifact("onnx", tmp_path / "m.onnx", spec, spec, "int8", "ab", 12, "", {"onnx": "1"}, coverage, ("a note",))
+
+
+def test_json_is_loss_free(report: Report) -> None:
+    assert Report.model_validate_json(report.model_dump_json()) == report
+
+
+def test_contract(report: Report) -> None:
+    found = json.loads(report.model_dump_json())
+    assert {"environment", "baseline", "rows", "trace", "warnings"} <= set(found)
+    row = found["rows"][1]
+    assert set(row) == {
+        "target", "path", "precision", "status", "reason", "size_bytes", "sha256", "latency", "speedup", "agreement",
+        "accuracy", "peak_memory_bytes", "coverage", "notes", "versions",
+    }  # fmt: skip
+    assert set(row["latency"]) == {
+        "median_s", "p95_s", "ci_low_s", "ci_high_s", "samples_s", "first_call_s", "load_s", "threads", "batch",
+    }  # fmt: skip
+    assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
+    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1"}
+    assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
+    assert set(row["coverage"]) == {"quantized", "left_float", "kernels"}
+    assert set(row["coverage"]["left_float"][0]) == {"name", "op", "reason"}
+    assert found["rows"][3]["latency"] is None and found["rows"][3]["status"] == "not_run"
+    assert found["trace"][0]["pass"] == "FuseConvBN" and found["trace"][0]["skips"][0]["op"] == "batch_norm"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_refused(wrong: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Row(target="onnx", speedup=Speedup(wrong, 1.0, 2.0))
+    with pytest.raises(ValidationError, match="finite"):
+        Row(target="onnx", agreement=Agreement(20.0, wrong, None))
+    with pytest.raises(ValidationError, match="finite"):
+        Row(target="onnx", latency=Latency(1.0, None, 1.0, 1.0, (1.0, wrong), 1.0, 1.0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "where", [(), ("baseline",), ("baseline", "latency"), ("environment",), ("trace", 0, "before")]
+)
+def test_unknown_keys_are_refused_at_every_depth(report: Report, where: tuple[str | int, ...]) -> None:
+    found = json.loads(report.model_dump_json())
+    inner = found
+    for key in where:
+        inner = inner[key]
+    inner["surprise"] = 1
+    with pytest.raises(ValidationError, match="surprise"):
+        Report.model_validate(found)
+
+
+def test_row_of_a_measured_artifact(tmp_path: Path) -> None:
+    timing = Timing(Latency(1.0, None, 0.9, 1.1, (1.0,), 2.0, 3.0, 1, 4), Speedup(2.0, 1.9, 2.1), 99)
+    row = Row.measured(artifact(tmp_path), timing, Quality(Agreement(30.0, 0.1, 0.5)))
+    assert row.status == "measured" and row.latency == timing.latency and row.peak_memory_bytes == 99
+    assert row.coverage == artifact(tmp_path).coverage and row.notes == ("a note",) and row.name == "onnx int8"
+
+
+def test_row_that_was_not_run_or_failed_says_why(tmp_path: Path) -> None:
+    not_run = Row.not_run(artifact(tmp_path), "no GPU")
+    assert (not_run.status, not_run.reason, not_run.latency, not_run.size_bytes) == ("not_run", "no GPU", None, 12)
+    assert Row.measured(artifact(tmp_path), Timing(failure="load: broken")).reason == "load: broken"
+    assert Row.measured(artifact(tmp_path), Timing(), Quality(failure="not finite")).status == "failed"
+
+
+def test_step_of_a_pipeline() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    trace = optimize.Pipeline([optimize.FuseConvBN()]).run(optimize.capture(net, (torch.ones(2, 3, 8, 8),)))
+    step = Step.of(trace.steps[0])
+    assert (step.pass_name, step.exactness, len(step.rewrites)) == ("FuseConvBN", "exact", 1)
+    assert step.before.ops["batch_norm"] == 1 and "batch_norm" not in step.after.ops
+    assert Step.model_validate_json(step.model_dump_json()) == step
+
+
+def test_reading_a_report_needs_no_torch() -> None:
+    program = "import sys, optimize.report.model, optimize.report.console; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_now_is_utc_to_the_second() -> None:
+    assert now().endswith("+00:00") and len(now()) == 25

@@ -1,0 +1,45 @@
+"""What is derived from a report: best rows, headline, columns."""
+
+from optimize.report import table
+from optimize.report.model import Report
+
+
+def test_best_float32_counts_the_baseline(report: Report) -> None:
+    assert table.best_float32(report) is report.rows[0]
+    alone = report.model_copy(update={"rows": report.rows[1:]})
+    assert table.best_float32(alone) is alone.baseline
+    assert table.over_best_float32(report, report.rows[1]) == 0.00451 / 0.00132
+    assert table.over_best_float32(report, report.rows[3]) is None
+
+
+def test_a_failed_row_is_never_the_best(report: Report) -> None:
+    failed = report.rows[1].model_copy(update={"status": "failed", "reason": "outputs are not finite"})
+    rows = (report.rows[0], failed)
+    assert table.fastest(report.model_copy(update={"rows": rows})) is report.rows[0]
+
+
+def test_headline(report: Report) -> None:
+    found = {card.title: (card.cell.text, card.cell.detail) for card in table.cards(report)}
+    assert found == {
+        "Fastest artifact": ("onnx int8", "model.int8.onnx"),
+        "Speed-up over eager": ("7.67×", "3.42× over best fp32"),
+        "Smaller file": ("3.84×", "11.2 MB → 2.91 MB"),
+        "Accuracy change": ("−0.25 pp", "[−0.46, −0.04] at 90.98 %, 10,000 samples"),
+    }
+
+
+def test_headline_without_accuracy_speaks_of_agreement_and_without_rows_says_nothing(report: Report) -> None:
+    row = report.rows[1].model_copy(update={"accuracy": None})
+    assert table.cards(report.model_copy(update={"rows": (row,)}))[-1].cell.text == "34.6 dB"
+    assert table.cards(report.model_copy(update={"rows": report.rows[3:]})) == ()
+
+
+def test_columns_without_a_figure_are_left_out(report: Report) -> None:
+    assert "Accuracy" in table.table(report).columns
+    rows = tuple(row.model_copy(update={"accuracy": None}) for row in report.rows)
+    baseline = report.baseline.model_copy(update={"accuracy": None})
+    assert "Accuracy" not in table.table(report.model_copy(update={"rows": rows, "baseline": baseline})).columns
+
+
+def test_skips_are_grouped(report: Report) -> None:
+    assert table.skip_reasons(report.trace[1].skips) == [(2, "matmul", "has no constant operand")]

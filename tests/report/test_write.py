@@ -1,0 +1,28 @@
+"""The three files, written and read back."""
+
+from pathlib import Path
+
+import pytest
+
+from optimize.errors import UsageError
+from optimize.report import read, write
+from optimize.report.model import Report
+
+
+def test_written_files_are_read_back(report: Report, tmp_path: Path) -> None:
+    page = write(report, tmp_path / "out")
+    assert page == tmp_path / "out" / "report.html"
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
+    assert read(tmp_path / "out") == report == read(tmp_path / "out" / "report.json")
+
+
+def test_missing_or_foreign_file_is_a_usage_error(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"report\.json' cannot be read: No such file"):
+        read(tmp_path)
+    file = tmp_path / "report.json"
+    file.write_text(report.model_dump_json().replace('"schema_version":1', '"schema_version":2'))
+    with pytest.raises(UsageError, match="not a report of this version: schema_version"):
+        read(file)
+    file.write_text("{")
+    with pytest.raises(UsageError, match="not a report"):
+        read(file)

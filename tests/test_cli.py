@@ -1,0 +1,186 @@
+"""The command as a user types it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+CHECKPOINT = ROOT / "models" / "fashion_repvgg.pt"
+FACTORY = ("--model", "models.repvgg:fashion_repvgg")
+
+
+def command(*words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    words = [sys.executable, "-m", "optimize", *map(str, words)]
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a whole-module file of torch's own classes and data for it."""
+    folder = tmp_path_factory.mktemp("small")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+    torch.save(net.eval(), folder / "net.pt")
+    images = torch.rand(40, 3, 16, 16)
+    with torch.no_grad():
+        labels = net(images).argmax(1)
+    np.savez(folder / "data.npz", x=images.numpy(), y=labels.numpy())
+    return folder
+
+
+def test_the_line_of_the_design_card_works_as_written(small: Path, tmp_path: Path) -> None:
+    """``--fuse --int8 --to tensorrt`` with nothing else but the shape: INT8 calibrates on synthesised inputs."""
+    done = command(small / "net.pt", "--fuse", "--int8", "--to", "tensorrt", "--input-shape", "3,16,16", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "optimized" / "report.json").read_text())
+    assert report["calibration"]["synthetic"] is True
+    assert all(row["accuracy"] is None for row in report["rows"])
+    assert any("Accuracy was not measured" in warning for warning in report["warnings"])
+    for row in report["rows"]:
+        assert row["status"] == "not_run" and row["reason"].startswith("not run: no GPU")
+        assert row["latency"] is None and row["size_bytes"] > 0
+    assert "not run: no GPU" in done.stdout
+
+
+def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
+    data, out = small / "data.npz", tmp_path / "out"
+    done = command(
+        small / "net.pt", "--fuse", "--int8", "--to", "torchscript,onnx", "--calib", data, "--eval", data, "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert [(row["target"], row["precision"]) for row in report["rows"]] == [
+        ("torchscript", "float32"),
+        ("torchscript", "int8"),
+        ("onnx", "float32"),
+        ("onnx", "int8"),
+    ]
+    for row in report["rows"]:
+        assert row["status"] == "measured"
+        assert Path(row["path"]).stat().st_size == row["size_bytes"]
+        assert row["latency"]["median_s"] > 0 and row["latency"]["threads"] == 1
+        assert row["accuracy"]["samples"] == 40 and row["accuracy"]["baseline"] == 1.0
+        assert row["agreement"]["sqnr_db"] > 25
+    assert [step["pass"] for step in report["trace"]] == ["FuseConvBN", "Reparameterize", "QuantizeStatic"]
+    listed = {path.name for path in out.iterdir()}
+    assert {"report.json", "report.md", "report.html"} < listed and len(listed) == 7
+    assert str(out / "report.html") in done.stdout.replace("\n", "")
+
+
+def test_a_recipe_does_what_the_flags_do(small: Path, tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "fold-only.yaml"
+    done = command("--recipe", recipe, small / "net.pt", "--input-shape", "3,16,16", "--out", tmp_path / "out", "--to", "torchscript")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [step["pass"] for step in report["trace"]] == ["FuseConvBN", "Reparameterize", "Script"]
+    assert [row["target"] for row in report["rows"]] == ["torchscript"]
+
+
+BAD = {
+    "missing": (("nowhere.pt",), 1, "nowhere.pt"),
+    "state dict without a factory": ((CHECKPOINT,), 1, "--model"),
+    "unknown target": ((CHECKPOINT, *FACTORY, "--to", "tensort"), 2, "Did you mean 'tensorrt'"),
+    "no target": ((CHECKPOINT, *FACTORY, "--to", ""), 2, "No target"),
+    "wrong factory": ((CHECKPOINT, "--model", "models.repvgg:fashion_repvg"), 1, "fashion_repvgg"),
+    "keys that do not fit": ((CHECKPOINT, "--model", "models.resnet:resnet_tiny"), 1, "stem"),
+    "no shape": ((CHECKPOINT, *FACTORY), 2, "--input-shape"),
+    "wrong shape": ((CHECKPOINT, *FACTORY, "--input-shape", "3,28,28"), 1, "channels"),
+    "not a shape": ((CHECKPOINT, *FACTORY, "--input-shape", "1,x"), 2, "is not a shape"),
+    "flags beside a recipe": ((CHECKPOINT, *FACTORY, "--recipe", ROOT / "recipes/fold-only.yaml", "--int8"), 2, "recipe"),
+    "unknown option": ((CHECKPOINT, "--fuze"), 2, "--fuze"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_ends_in_one_paragraph_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    words, code, message = BAD[name]
+    words = words if "--to" in words or "--recipe" in words else (*words, "--to", "onnx")
+    done = command(*words, "--fuse", "--out", tmp_path / "out") if "--recipe" not in words else command(*words, "--out", tmp_path / "out")  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 12
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind, message", [("shape", "NHWC"), ("nan", "NaN"), ("empty", "no samples"), ("missing", "none.npz")])
+def test_bad_calibration_data(kind: str, message: str, small: Path, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((8, 3, 16, 16), dtype=np.float32)
+    broken = {"shape": images.transpose(0, 2, 3, 1), "nan": np.where(images > 0.9, np.nan, images), "empty": images[:0]}
+    path = tmp_path / "none.npz"
+    if kind in broken:
+        path = tmp_path / "data.npz"
+        np.savez(path, x=broken[kind])
+    done = command(small / "net.pt", "--int8", "--to", "onnx", "--input-shape", "3,16,16", "--calib", path, "--out", tmp_path / "out")  # fmt: skip
+    assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_said(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = command(small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", tmp_path / "file" / "out")
+    assert done.returncode == 1 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(small: Path, tmp_path: Path) -> None:
+    """RLIMIT_FSIZE makes every write past its size fail, as a full disk does."""
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        "from optimize.cli import main; sys.argv = ['optimize', *sys.argv[1:]]; main()"
+    )
+    words = [small / "net.pt", "--fuse", "--to", "torchscript", "--input-shape", "3,16,16", "--out", tmp_path / "out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script, *map(str, words)], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "optimize", small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (out.exists() and any(out.iterdir())):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Interrupted" in stderr and "Traceback" not in stderr, stderr
+    assert not out.exists()
+
+
+def test_show_prints_the_graph(small: Path) -> None:
+    done = command("show", small / "net.pt", "--input-shape", "3,16,16", "--fuse")
+    assert done.returncode == 0 and "conv2d" in done.stdout and "batch_norm" not in done.stdout
+
+
+def test_lists_name_everything() -> None:
+    passes, targets = command("passes").stdout, command("targets").stdout
+    assert all(name in passes for name in ("FuseConvBN", "Reparameterize", "QuantizeStatic", "PruneChannels", "Script"))
+    assert all(name in targets for name in ("onnx", "torchscript", "tensorrt"))
+
+
+def test_help_and_import_load_nothing_heavy() -> None:
+    heavy = "torch onnx onnxruntime tensorrt tensorrt_rtx openvino torchao numpy rich pydantic"
+    check = f"import sys; import optimize; assert not set('{heavy}'.split()) & set(sys.modules), 'heavy import'"
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT).returncode == 0
+    heavy_help = (
+        "import sys, contextlib; sys.argv = ['optimize', '--help']\n"
+        "from optimize.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        f"assert not set('{heavy}'.split()) & set(sys.modules), 'heavy import'"
+    )
+    assert subprocess.run([sys.executable, "-c", heavy_help], cwd=ROOT, capture_output=True).returncode == 0
+    deep = "import sys, optimize; optimize.capture; backends = {'onnxruntime', 'tensorrt_rtx', 'openvino', 'torchao'}; assert not backends & set(sys.modules)"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", deep], cwd=ROOT).returncode == 0

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+
+from optimize import recipe
+from optimize.errors import Refused, UsageError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_valid_and_survive_a_round_trip(path: Path) -> None:
+    found = recipe.read(path)
+    assert found.passes and found.targets
+    again = path.parent / path.name
+    assert recipe.parse(recipe.yaml.safe_load(found.yaml())) == found == recipe.read(again)
+    assert [entry.build([]).name for entry in found.passes] == [entry.name for entry in found.passes]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("passes: [FuseConvBM]", "There is no pass 'FuseConvBM'.\nDid you mean 'FuseConvBN'"),
+        ("targets: [tensort]", "There is no target 'tensort'.\nDid you mean 'tensorrt'"),
+        ("pases: []", "unknown key 'pases'.\nDid you mean 'passes'"),
+        ("passes: [{QuantizeStatic: {calibrater: mse}}]", "has no option 'calibrater'.\nDid you mean 'calibrator'"),
+        ("passes: [{QuantizeStatic: {calibrator: best}}]", "QuantizeStatic.calibrator = 'best'"),
+        ("passes: [{PruneChannels: {ratio: much}}]", "PruneChannels.ratio = 'much'"),
+        ("passes: FuseConvBN", "must be a list of pass names"),
+        ("threads: many", "threads"),
+        ("[1, 2]", "a recipe is a mapping"),
+        ("passes: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_the_nearest_name(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        recipe.read(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be read"):
+        recipe.read(tmp_path / "none.yaml")
