@@ -1,0 +1,172 @@
+"""Making a batch fit the inputs of a model: shape and dtype checked, values kept, refusals name the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from optimize.errors import Refused, UsageError
+
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a model.
+
+    Attributes:
+        name: As the model names it.
+        shape: Without the batch; None for a free dimension.
+        dtype: As torch names it: ``"float32"``, ``"int64"``.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's object."""
+        return getattr(torch, self.dtype)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that go through the model together.
+
+    Attributes:
+        inputs: One tensor an input of the model, each ``[N, ...]``, in its order.
+        labels: int64, ``[N]`` or ``[N, ...]``; None where there are none.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    labels: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def __getitem__(self, part: slice) -> Batch:
+        return Batch(tuple(value[part] for value in self.inputs), None if self.labels is None else self.labels[part])
+
+
+def conform(arrays: Sequence[Any], labels: Any, specs: Sequence[InputSpec], name: str, start: int) -> Batch:
+    """Turn arrays into a batch that fits the inputs.
+
+    Args:
+        arrays: One array or tensor an input.
+        labels: Class indices, or None.
+        specs: What the model takes.
+        name: What to call the data in an error.
+        start: Number of the first sample, for errors.
+
+    Raises:
+        Refused: Shapes, counts, dtypes or values do not fit; the message says what was got and expected.
+    """
+    inputs = tuple(_input(value, spec, name, start) for value, spec in zip(arrays, specs, strict=True))
+    counts = {len(value) for value in inputs}
+    checked = None if labels is None else _labels(labels, name, start)
+    if len(counts | ({len(checked)} if checked is not None else set())) > 1:
+        sizes = [f"{len(value)} of '{spec.name}'" for value, spec in zip(inputs, specs, strict=True)]
+        sizes += [f"{len(checked)} labels"] if checked is not None else []
+        raise Refused(f"'{name}' has different numbers of samples: {', '.join(sizes)}.")
+    return Batch(inputs, checked)
+
+
+def as_tensor(value: Any, what: str) -> torch.Tensor:
+    """Return an array, tensor or list of numbers as a tensor without copying where possible.
+
+    Raises:
+        Refused: It holds something else than numbers.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise Refused(f"{what} has the dtype {array.dtype}, not numbers a model takes.")
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def check_shape(shape: Sequence[int], spec: InputSpec, name: str) -> None:
+    """Refuse a shape ``[N, ...]`` that does not fit an input.
+
+    Raises:
+        Refused: It does not fit; hints at channels-last images and a missing batch dimension.
+    """
+    sample = tuple(shape[1:])
+    if len(shape) and _fits(sample, spec.shape):
+        return
+    expected = "[N, " + ", ".join("any" if size is None else str(size) for size in spec.shape) + "]"
+    hint = ""
+    if len(sample) >= 3 and _fits((sample[-1], *sample[:-1]), spec.shape):
+        hint = "This looks channels-last (NHWC); the model takes NCHW: transpose with x.transpose(0, 3, 1, 2)."
+    elif _fits(tuple(shape), spec.shape):
+        hint = "This looks like a single sample without the batch dimension: use x[None]."
+    raise Refused(
+        f"'{name}' has the shape {list(shape)} for input '{spec.name}', which takes {expected.replace(', ]', ']')}.",
+        hint=hint,
+    )
+
+
+def _fits(sample: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(sample) == len(shape) and all(
+        want is None or got == want for got, want in zip(sample, shape, strict=True)
+    )
+
+
+def _input(value: Any, spec: InputSpec, name: str, start: int) -> torch.Tensor:
+    tensor = as_tensor(value, f"'{name}' for input '{spec.name}'")
+    check_shape(tensor.shape, spec, name)
+    cast = _cast(tensor, spec, name)
+    if cast.is_floating_point():
+        finite = torch.isfinite(cast).flatten(1).all(1) if cast.dim() > 1 else torch.isfinite(cast)
+        if not bool(finite.all()):
+            sample = int((~finite).nonzero()[0])
+            bad = "NaN" if bool(torch.isnan(cast[sample]).any()) else "an infinity"
+            raise Refused(f"'{name}' has {bad} in sample {start + sample} of input '{spec.name}' (as {spec.dtype}).")
+    return cast
+
+
+def _cast(tensor: torch.Tensor, spec: InputSpec, name: str) -> torch.Tensor:
+    """Cast without changing values beyond rounding of floats; uint8 for a float input is scaled to [0, 1]."""
+    want = spec.torch_dtype
+    tensor = tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+    if tensor.dtype == want:
+        return tensor
+    if tensor.dtype == torch.uint8 and want.is_floating_point:
+        return (tensor.to(torch.float32) / 255).to(want)
+    if tensor.is_complex() or (tensor.is_floating_point() and not want.is_floating_point):
+        raise UsageError(
+            f"'{name}' holds {_noun(tensor)} for input '{spec.name}', which takes {spec.dtype}.",
+            hint="Give it in that dtype.",
+        )
+    cast = tensor.to(want)
+    if not tensor.is_floating_point() and not torch.equal(cast.to(torch.int64), tensor.to(torch.int64)):
+        raise UsageError(
+            f"'{name}' holds {_noun(tensor)} values for input '{spec.name}' that {spec.dtype} cannot hold."
+        )
+    return cast
+
+
+def _labels(value: Any, name: str, start: int) -> torch.Tensor:
+    labels = as_tensor(value, f"The labels of '{name}'")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise UsageError(
+            f"The labels of '{name}' are {_noun(labels)}; they must be class numbers (integers).",
+            hint="One-hot labels become class numbers with y.argmax(1).",
+        )
+    labels = labels.to(torch.int64)
+    if not labels.dim():
+        raise Refused(f"The labels of '{name}' are a single number, not one a sample.")
+    negative = (labels < 0).flatten(1).any(1) if labels.dim() > 1 else labels < 0
+    if bool(negative.any()):
+        sample = int(negative.nonzero()[0])
+        raise Refused(f"'{name}' has a negative label for sample {start + sample}; classes count from 0.")
+    return labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
+
+
+def _noun(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,161 @@
+"""Image folders: one sub-folder a class, read a batch at a time and never whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from optimize.data.conform import Batch, InputSpec
+from optimize.errors import Refused, UsageError
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_READ = 32
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """How an image becomes an input: resize, centre crop, to [0, 1], ``(x - mean) / std``. Defaults: ImageNet's.
+
+    Attributes:
+        size: Side of the square crop; None takes height and width from the model's input.
+        crop: Share of the resized shorter side that the crop keeps; 0.875 resizes to 256 for a crop of 224.
+        mean: One number a channel, in [0, 1].
+        std: One number a channel, in [0, 1].
+    """
+
+    size: int | None = None
+    crop: float = 0.875
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a folder, in an order that visits the classes in turn (so a few samples cover them all).
+
+    Attributes:
+        files: The images.
+        labels: A class number an image; None for a folder without sub-folders.
+        size: Height and width of the crop.
+        spec: The input they are for. A uint8 input takes the pixels as they are, without mean and std.
+        image: How they are prepared.
+    """
+
+    files: tuple[Path, ...]
+    labels: tuple[int, ...] | None
+    size: tuple[int, int]
+    spec: InputSpec
+    image: ImagePreprocessing
+
+    def chunks(self) -> Iterator[Batch]:
+        """Yield the images, 32 at a time.
+
+        Raises:
+            Refused: A file is not an image; it is named.
+        """
+        for start in range(0, len(self.files), _READ):
+            pixels = np.stack([self._pixels(file) for file in self.files[start : start + _READ]])
+            labels = None if self.labels is None else torch.tensor(self.labels[start : start + _READ])
+            yield Batch((self._normalized(torch.from_numpy(pixels)),), labels)
+
+    def _pixels(self, file: Path) -> np.ndarray:
+        """Return one image as uint8 ``[C, H, W]``."""
+        try:
+            with Image.open(file) as opened:
+                opened.draft("RGB", None)
+                picture = opened.convert("L" if self.spec.shape[0] == 1 else "RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise Refused(f"'{file}' cannot be read as an image: {error}.") from error
+        array = np.asarray(cropped(picture, self.size, self.image.crop))
+        return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+
+    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        if self.spec.torch_dtype == torch.uint8:
+            return pixels
+        mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (self.image.mean, self.image.std))
+        return ((pixels.to(torch.float32) / 255 - mean) / std).to(self.spec.torch_dtype)
+
+
+def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.Image:
+    """Resize (bicubic) so that the crop takes ``crop`` of the tighter side, and cut the centre out.
+
+    Args:
+        picture: Any size.
+        size: Height and width wanted.
+        crop: Share kept of the tighter side.
+    """
+    height, width = size
+    scale = max(round(height / crop) / picture.height, round(width / crop) / picture.width)
+    resized = picture.resize(
+        (max(int(picture.width * scale + 1e-6), width), max(int(picture.height * scale + 1e-6), height)),
+        Image.Resampling.BICUBIC,
+    )
+    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+    return resized.crop((left, top, left + width, top + height))
+
+
+def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> ImageFolder:
+    """List a folder of images.
+
+    Classes are numbered in the order of their names, or by value where every name is an integer.
+
+    Raises:
+        UsageError: The model does not take one image, or ``image`` does not fit its channels.
+        Refused: There are no images.
+    """
+    size = _crop_size(folder, specs, image)
+    groups = [_images(entry) for entry in _classes(folder)]
+    if not any(groups):
+        files = _images(folder)
+        if not files:
+            raise Refused(f"'{folder}' holds no images.", hint=f"Looked for {', '.join(sorted(_SUFFIXES))}.")
+        return ImageFolder(tuple(files), None, size, specs[0], image)
+    numbered = [[(file, label) for file in files] for label, files in enumerate(groups)]
+    turns = [entry for turn in itertools.zip_longest(*numbered) for entry in turn if entry is not None]
+    return ImageFolder(tuple(file for file, _ in turns), tuple(label for _, label in turns), size, specs[0], image)
+
+
+def _classes(folder: Path) -> list[Path]:
+    entries = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if all(entry.name.isdecimal() for entry in entries):
+        return sorted(entries, key=lambda entry: int(entry.name))
+    return sorted(entries)
+
+
+def _images(folder: Path) -> list[Path]:
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and not file.name.startswith("."))
+    return sorted(file for file in found if file.is_file())
+
+
+def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> tuple[int, int]:
+    """Return height and width of the crop after checking that the model takes such images."""
+    shape = specs[0].shape
+    if len(specs) != 1 or len(shape) != 3:
+        shapes = ", ".join(str(list(spec.shape)) for spec in specs)
+        raise UsageError(
+            f"'{folder}' is a folder of images, but the model takes {shapes} and not one image [C, H, W].",
+            hint="Give the data as an .npz or as package.module:callable.",
+        )
+    channels, height, width = shape
+    if channels not in (1, 3) or not len(image.mean) == len(image.std) == channels:
+        raise UsageError(
+            f"Input '{specs[0].name}' has {channels} channels, the image preprocessing {len(image.mean)} means and "
+            f"{len(image.std)} standard deviations.",
+            hint="Give one of each a channel (--mean, --std); images have 1 or 3 channels.",
+        )
+    if min(image.std) <= 0:
+        raise UsageError("A standard deviation of images must be greater than 0.")
+    wanted = (image.size or height, image.size or width)
+    if wanted[0] is None or wanted[1] is None:
+        raise UsageError(
+            "The model leaves height and width free: say which size its images have.", hint="--input-shape"
+        )
+    if (height or wanted[0], width or wanted[1]) != wanted:
+        raise UsageError(f"Images cropped to {wanted} do not fit input '{specs[0].name}' of {list(shape)}.")
+    return wanted[0], wanted[1]

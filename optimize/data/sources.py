@@ -1,0 +1,176 @@
+"""Where samples come from: array files, arrays, lists and loaders of batches, callables."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from optimize.data.conform import Batch, InputSpec, check_shape, conform
+from optimize.errors import OptimizeError, Refused, UsageError
+
+_INPUT_KEYS = ("x", "inputs", "images", "input", "data")
+_LABEL_KEYS = ("y", "labels", "targets", "label", "target")
+_READ = 256
+Specs = Sequence[InputSpec]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples that can be read again and again.
+
+    Attributes:
+        name: What to call them.
+        count: How many, None where only reading tells.
+        chunks: Starts reading: batches of any size.
+    """
+
+    name: str
+    count: int | None
+    chunks: Callable[[], Iterator[Batch]]
+
+
+def from_file(path: Path, specs: Specs) -> Source:
+    """Open an ``.npz`` or ``.npy``, told apart by content; pickled objects in one are never loaded.
+
+    Raises:
+        Refused: It is neither, damaged, holds objects, or does not fit the model.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(6)
+        if magic.startswith(b"\x93NUMPY"):
+            return _from_arrays(
+                _read(np.load(path, mmap_mode="r", allow_pickle=False), specs, str(path)), specs, str(path)
+            )
+        if magic.startswith(b"PK"):
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive}
+            return _from_arrays(_read(arrays, specs, str(path)), specs, str(path))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        objects = "Object arrays" in str(error) or "Python objects" in str(error)
+        what = "holds Python objects, not numbers" if objects else f"cannot be read: {error}"
+        raise Refused(f"'{path}' {what}.", hint="Save plain numeric arrays with numpy.savez.") from error
+    raise Refused(
+        f"'{path}' is neither an .npz nor an .npy file.",
+        hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder.",
+    )
+
+
+def from_python(value: Any, specs: Specs, name: str) -> Source:
+    """Take an array, one batch, an iterable of batches, or a callable that gives any of them.
+
+    Raises:
+        UsageError: It is none of them, or can be read only once.
+    """
+    if isinstance(value, torch.utils.data.Dataset):
+        raise UsageError(f"{name}: a Dataset gives samples, not batches.", hint="Wrap it in a torch DataLoader.")
+    if isinstance(value, torch.Tensor | np.ndarray | tuple | Mapping):
+        return _from_arrays(_read(value, specs, name), specs, name)
+    if isinstance(value, Iterator):
+        raise UsageError(
+            f"{name} can be read only once, and calibration, accuracy and timing each read the data.",
+            hint="Give a list, a DataLoader, or a callable that makes the iterator.",
+        )
+    if isinstance(value, Iterable):
+        return Source(name, None, lambda: _told(_from_batches(value, specs, name), name))
+    if callable(value):
+        return Source(name, None, lambda: _told(_from_result(value, specs, name), name))
+    raise UsageError(
+        f"{name} cannot be read as data.", hint="Give an array, a list of batches, a DataLoader or a path."
+    )
+
+
+def _told(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
+    """Pass batches on; what the user's code raises becomes a refusal."""
+    try:
+        yield from batches
+    except OptimizeError:
+        raise
+    except Exception as error:
+        raise Refused(f"Reading {name} raised {type(error).__name__}: {error}.") from error
+
+
+def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterator[Batch]:
+    result = function()
+    if isinstance(result, Iterator):
+        yield from _from_batches(result, specs, name)
+    else:
+        yield from from_python(result, specs, name).chunks()
+
+
+def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[Batch]:
+    start = 0
+    for value in batches:
+        arrays = _read(value, specs, name)
+        batch = conform([arrays[spec.name] for spec in specs], arrays.get(""), specs, name, start)
+        yield batch
+        start += len(batch)
+
+
+def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Source:
+    """Read whole arrays in slices, so that a memory-mapped file is never in memory at once."""
+    for spec in specs:
+        check_shape(np.shape(read[spec.name]), spec, name)
+    lengths = {spec.name: len(read[spec.name]) for spec in specs}
+    labels = read.get("")
+    if labels is not None:
+        lengths["labels"] = len(labels) if np.ndim(labels) else 0
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{count} of '{key}'" for key, count in lengths.items())
+        raise Refused(f"'{name}' has different numbers of samples: {listed}.")
+    count = next(iter(lengths.values()))
+
+    def chunks() -> Iterator[Batch]:
+        for start in range(0, count, _READ):
+            part = slice(start, start + _READ)
+            cut = [read[spec.name][part] for spec in specs]
+            yield conform(cut, None if labels is None else labels[part], specs, name, start)
+
+    return Source(name, count, chunks)
+
+
+def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:
+    """Return one batch as ``{input name: array, "": labels}`` (the rule of ``optimize.data``)."""
+    if isinstance(value, Mapping):
+        return _read_mapping(value, specs, name)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = (value,)
+    if not isinstance(value, tuple | list):
+        raise UsageError(f"{name} gives a batch of type {type(value).__name__}.", hint=_expected(specs))
+    if len(value) == 2 and isinstance(value[0], tuple | list) and len(value[0]) == len(specs):
+        value = (*value[0], value[1])
+    if len(value) not in (len(specs), len(specs) + 1):
+        raise UsageError(f"{name} gives a batch of {len(value)} parts.", hint=_expected(specs))
+    arrays = dict(zip((spec.name for spec in specs), value, strict=False))
+    return arrays | ({"": value[-1]} if len(value) > len(specs) else {})
+
+
+def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:
+    labels = next(
+        (value[key] for key in _LABEL_KEYS if key in value and key not in [spec.name for spec in specs]), None
+    )
+    rest = [key for key in value if key not in _LABEL_KEYS]
+    names = {spec.name: spec.name for spec in specs}
+    if len(specs) == 1 and specs[0].name not in value:
+        names[specs[0].name] = next((key for key in _INPUT_KEYS if key in value), rest[0] if rest else "")
+    missing = [key for key in names.values() if key not in value]
+    if missing:
+        wanted = ", ".join(f"'{spec.name}'" for spec in specs)
+        raise UsageError(
+            f"{name} has the arrays {', '.join(map(repr, value)) or 'none'}; the model takes {wanted}.",
+            hint="Name each array after the input that it is for; labels are called 'y'.",
+        )
+    arrays = {own: value[key] for own, key in names.items()}
+    return arrays if labels is None else arrays | {"": labels}
+
+
+def _expected(specs: Specs) -> str:
+    listed = ", ".join(spec.name for spec in specs)
+    return f"A batch is ({listed}) or ({listed}, labels)."

@@ -1,0 +1,78 @@
+"""Objects named on the command line, ``package.module:name``: naming one is the user's consent to import it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+from optimize.errors import Refused, UsageError, nearest
+
+_SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_named(text: str) -> bool:
+    """Tell whether a text has the form ``package.module:name``."""
+    return bool(_SPEC.fullmatch(text))
+
+
+def find(spec: str) -> Any:
+    """Import ``package.module`` and return the object called ``name`` in it; the current directory is searched first.
+
+    Raises:
+        UsageError: The text is not of that form.
+        Refused: The module or the name does not exist, or importing it raised.
+    """
+    if not is_named(spec):
+        raise UsageError(f"'{spec}' is not of the form package.module:name.", hint="For example nets.small:Net.")
+    home, _, path = spec.partition(":")
+    found = _import(home)
+    for name in path.split("."):
+        found = _attribute(found, name, spec)
+    return found
+
+
+def call(found: Any, spec: str) -> Any:
+    """Call what `find` found, without arguments.
+
+    Raises:
+        Refused: It is not callable, or raised.
+    """
+    if not callable(found):
+        raise Refused(f"'{spec}' is of type {type(found).__name__} and cannot be called.")
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        raise Refused(
+            f"'{spec}' raised {type(error).__name__}: {error}.",
+            hint="It is called without arguments; wrap it in a function that fills them in.",
+        ) from error
+
+
+def _import(home: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name and (home == error.name or home.startswith(f"{error.name}.")):
+            raise Refused(
+                f"There is no module '{error.name}' to import (searched in the current directory and the installed "
+                f"packages, for '{home}').",
+                hint="Run from the directory that holds it, or install it.",
+            ) from error
+        raise Refused(f"Importing '{home}' failed: it needs '{error.name}', which is not installed.") from error
+    except (Exception, SystemExit) as error:
+        raise Refused(f"Importing '{home}' raised {type(error).__name__}: {error}.") from error
+
+
+def _attribute(owner: Any, name: str, spec: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        known = [entry for entry in dir(owner) if not entry.startswith("_")]
+        close = difflib.get_close_matches(name, known, n=5) or known[:20]
+        raise Refused(f"'{spec}': there is no '{name}'.", hint=nearest(name, close) if close else "") from error

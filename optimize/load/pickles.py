@@ -1,0 +1,181 @@
+"""Checkpoints: which pickled names may be resolved, which a file wants, and reading one with nothing else resolved.
+
+A pickle is a program that calls whatever names it mentions. An untrusted checkpoint is read by torch's restricted
+unpickler (``weights_only=True``), which resolves names through a table instead of importing them. To that table this
+file adds what an ordinary saved module mentions: the classes of ``torch.nn.modules`` and its activation functions.
+
+Why the addition opens no hole: a pickle may call an allowed name with any arguments, store it as any attribute of a
+module (``forward``, a hook), and so have it called again later. None of the allowed names imports, evaluates text,
+opens a file, looks up an attribute by a name from the file, or calls anything but its arguments, which are allowed
+names again. What such a pickle can still do is compute and ask for memory: hence the limits of ``guarded.py``.
+``getattr``, ``functools.partial`` and everything defined outside torch stay refused.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import torch
+from torch import _weights_only_unpickler
+from torch.nn import functional
+
+from optimize.errors import Refused
+from optimize.load import legacy
+from optimize.load.identify import Kind
+
+_ACTIVATIONS = (
+    functional.celu,
+    functional.elu,
+    functional.gelu,
+    functional.glu,
+    functional.hardshrink,
+    functional.hardsigmoid,
+    functional.hardswish,
+    functional.hardtanh,
+    functional.leaky_relu,
+    functional.log_softmax,
+    functional.logsigmoid,
+    functional.mish,
+    functional.relu,
+    functional.relu6,
+    functional.rrelu,
+    functional.selu,
+    functional.sigmoid,
+    functional.silu,
+    functional.softmax,
+    functional.softmin,
+    functional.softplus,
+    functional.softshrink,
+    functional.softsign,
+    functional.tanh,
+    functional.tanhshrink,
+    functional.threshold,
+)
+
+TRUST_HINT = (
+    "Add --trust if you trust this file (it may then run any code), "
+    "or save its state dict and give --model package.module:factory."
+)
+
+
+@functools.cache
+def allowed_globals() -> dict[str, Any]:
+    """Return what a checkpoint may name beyond torch's own table: ``{"torch.nn.modules.linear.Linear": Linear}``."""
+    allowed: dict[str, Any] = {f"{cls.__module__}.{cls.__name__}": cls for cls in _module_classes(torch.nn.Module)}
+    return allowed | {f"{function.__module__}.{function.__name__}": function for function in _ACTIVATIONS}
+
+
+def _module_classes(base: type) -> Iterator[type]:
+    """Yield ``base`` and its subclasses that torch.nn.modules itself defines."""
+    home = sys.modules.get(base.__module__)
+    if base.__module__.startswith("torch.nn.modules.") and getattr(home, base.__name__, None) is base:
+        yield base
+    subclass: type
+    for subclass in base.__subclasses__():
+        yield from _module_classes(subclass)
+
+
+def read_untrusted(file: IO[bytes], kind: Kind, name: str) -> Any:
+    """Read a torch.save file on the CPU, resolving no name but the allowed ones.
+
+    Args:
+        file: The open file, at its start.
+        kind: ``Kind.CHECKPOINT`` or ``Kind.LEGACY``.
+        name: What to call the file in an error.
+
+    Returns:
+        The saved object.
+
+    Raises:
+        Refused: It wants other names (they are listed), is damaged, or asks for more memory than there is.
+    """
+    wanted = wanted_globals(_pickles(file, kind))
+    if wanted:
+        raise Refused(f"'{name}' holds code: it wants {_listed(wanted)}.", hint=TRUST_HINT)
+    file.seek(0)
+    source = legacy.without_container_records(file) if kind is Kind.LEGACY else file
+    present = set(map(id, torch.serialization.get_safe_globals()))
+    extra: list[Callable | tuple[Callable, str]] = [
+        (value, path) for path, value in allowed_globals().items() if id(value) not in present
+    ]
+    try:
+        with torch.serialization.safe_globals(extra):
+            return torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise Refused(f"'{name}' is not opened without trust: {_reason(error)}", hint=TRUST_HINT) from error
+
+
+def read_trusted(file: IO[bytes], name: str) -> Any:
+    """Read a torch.save file on the CPU, running whatever code it names.
+
+    Raises:
+        Refused: A class it names cannot be imported here.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=False)
+    except (ImportError, AttributeError) as error:
+        raise Refused(
+            f"'{name}' needs code that cannot be imported here: {error}.",
+            hint="Run where its classes can be imported under the same names (a class of the script that saved it is "
+            "called __main__), or save its state dict and give --model package.module:factory.",
+        ) from error
+
+
+def wanted_globals(pickles: bytes) -> list[str]:
+    """Return the names that a run of pickles mentions and that are not allowed; nothing is executed.
+
+    Args:
+        pickles: One or more pickles, one after the other; what follows the last one is ignored.
+    """
+    known = {*_weights_only_unpickler._get_allowed_globals(), *allowed_globals()}
+    return sorted({name for name in _globals(pickles) if name not in known})
+
+
+def _globals(pickles: bytes) -> Iterator[str]:
+    """Yield ``module.name`` for each name mentioned. The unpickler refuses what this misses."""
+    texts: list[str] = []
+    memo: dict[int, str] = {}
+    memoized, after_text = 0, False
+    for _, (op, argument, _) in legacy.opcodes(pickles):
+        if op.name == "GLOBAL":
+            yield _modern_name(*str(argument).split(" ", 1))
+        elif op.name == "STACK_GLOBAL" and len(texts) > 1:
+            yield _modern_name(*texts[-2:])
+        elif op.name in ("BINGET", "LONG_BINGET") and argument in memo:
+            texts.append(memo[argument])
+        elif op.name == "MEMOIZE":
+            memo |= {memoized: texts[-1]} if after_text else {}
+            memoized += 1
+        after_text = "UNICODE" in op.name
+        if after_text:
+            texts.append(str(argument))
+
+
+def _modern_name(module: str, name: str) -> str:
+    """Translate a Python 2 name, which is what pickle protocol 2 writes (``__builtin__ set``)."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        module, name = _compat_pickle.NAME_MAPPING[module, name]
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+def _pickles(file: IO[bytes], kind: Kind) -> bytes:
+    if kind is Kind.LEGACY:
+        return file.read()
+    return torch._C.PyTorchFileReader(file).get_record("data.pkl")
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _reason(error: Exception) -> str:
+    """Return the sentence of torch's long message that says what it met."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = next((line for line in lines if "WeightsUnpickler error:" in line), lines[0] if lines else repr(error))
+    return line.partition("WeightsUnpickler error:")[2].strip() or line

@@ -1,0 +1,293 @@
+"""Data of every kind, read as batches that fit; and what is said of data that does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+from optimize.data import Data, ImagePreprocessing, InputSpec, open_data
+from optimize.errors import OptimizeError, Refused, UsageError
+
+ONE = (InputSpec("x", (3, 4, 4)),)
+TWO = (InputSpec("ids", (None,), "int64"), InputSpec("mask", (5,)))
+RAW = InputSpec("pixels", (3, 8, 8), "uint8")
+X = np.random.default_rng(0).normal(size=(10, 3, 4, 4)).astype(np.float32)
+Y = np.arange(10) % 4
+
+
+def generated() -> Iterator[Any]:
+    """Give the data in uneven batches."""
+    for part in (slice(0, 3), slice(3, 9), slice(9, 10)):
+        yield torch.from_numpy(X[part]), torch.from_numpy(Y[part])
+
+
+def failing() -> Any:
+    raise RuntimeError("disk on fire")
+
+
+def whole(data: Data, batch_size: int = 4) -> tuple[torch.Tensor, torch.Tensor | None]:
+    batches = list(data.batches(batch_size))
+    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return torch.cat([batch.inputs[0] for batch in batches]), torch.cat(labels) if labels else None
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: save(folder / "d.npz", x=X, y=Y),
+        lambda folder: save(folder / "d.npz", images=X, labels=Y[:, None]),
+        lambda folder: save(folder / "d.npz", anything=X, targets=Y.astype(np.uint8)),
+        lambda folder: "tests.test_data:generated",
+        lambda folder: generated,
+        lambda folder: list(generated()),
+        lambda folder: (X, Y),
+        lambda folder: {"x": torch.from_numpy(X), "labels": Y},
+        lambda folder: [((X[:6],), Y[:6]), {"x": X[6:], "y": Y[6:]}],
+        lambda folder: DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=3),
+        lambda folder: lambda: (X, Y),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 64])
+def test_labelled_data_reads_the_same_twice(tmp_path: Path, make: Any, batch_size: int) -> None:
+    data = open_data(make(tmp_path), inputs=ONE, labelled=True)
+    assert data.labelled and data.count in (10, None)
+    for _ in range(2):
+        inputs, labels = whole(data, batch_size)
+        assert torch.equal(inputs, torch.from_numpy(X))
+        assert labels is not None and labels.dtype == torch.int64 and torch.equal(labels, torch.from_numpy(Y))
+
+
+def test_npy_tensor_and_list_of_tensors_have_no_labels(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", X.astype(">f8"))
+    for spec in (str(tmp_path / "d.npy"), torch.from_numpy(X), X, [torch.from_numpy(X[:7]), X[7:]]):
+        data = open_data(spec, inputs=ONE)
+        assert not data.labelled
+        torch.testing.assert_close(whole(data)[0], torch.from_numpy(X))
+        with pytest.raises(UsageError, match="has no labels"):
+            open_data(spec, inputs=ONE, labelled=True)
+
+
+def test_several_inputs(tmp_path: Path) -> None:
+    ids, mask = np.arange(24).reshape(4, 6), np.ones((4, 5), np.float32)
+    save(tmp_path / "d.npz", mask=mask, ids=ids.astype(np.int32), y=np.arange(4))
+    for spec in (tmp_path / "d.npz", [(ids, mask, np.arange(4))], [((ids, mask), np.arange(4))]):
+        (batch,) = open_data(spec, inputs=TWO, labelled=True).batches(8)
+        assert torch.equal(batch.inputs[0], torch.from_numpy(ids)) and batch.inputs[0].dtype == torch.int64
+        assert torch.equal(batch.inputs[1], torch.from_numpy(mask))
+    assert not open_data([(ids, mask)], inputs=TWO).labelled
+    save(tmp_path / "d.npz", x=mask, ids=ids)
+    with pytest.raises(UsageError, match=r"arrays 'x', 'ids'; the model takes 'ids', 'mask'"):
+        open_data(tmp_path / "d.npz", inputs=TWO)
+
+
+def test_batches_of_another_length_are_not_joined() -> None:
+    batches = [(np.zeros((3, length), np.int64), np.zeros((3, 5), np.float32)) for length in (4, 4, 7)]
+    read = list(open_data(batches, inputs=TWO).batches(4))
+    assert [tuple(batch.inputs[0].shape) for batch in read] == [(4, 4), (2, 4), (3, 7)]
+
+
+def test_values_are_kept_or_refused() -> None:
+    def first(values: np.ndarray, dtype: str) -> torch.Tensor:
+        return next(iter(open_data(values, inputs=(InputSpec("x", (2,), dtype),)).batches(1))).inputs[0]
+
+    assert torch.equal(first(np.array([[0, 255]], np.uint8), "float32"), torch.tensor([[0.0, 1.0]]))
+    assert first(np.array([[0, 255]], np.uint8), "uint8").dtype == torch.uint8
+    assert torch.equal(first(np.array([[1, 7]]), "float32"), torch.tensor([[1.0, 7.0]]))
+    assert first(np.array([[1.5, 2]]), "float16").dtype == torch.float16
+    assert first(np.array([[1, 7]], np.uint16), "int64").dtype == torch.int64
+    assert first(np.array([[True, False]]), "bool").dtype == torch.bool
+    with pytest.raises(UsageError, match="holds float32 for input 'x', which takes int64"):
+        first(np.zeros((1, 2), np.float32), "int64")
+    with pytest.raises(UsageError, match="that float32 cannot hold"):
+        first(np.array([[2**24 + 1, 0]]), "float32")
+    with pytest.raises(UsageError, match="that int8 cannot hold"):
+        first(np.array([[300, 0]]), "int8")
+    with pytest.raises(Refused, match=r"an infinity in sample 0 .* \(as float16\)"):
+        first(np.array([[1e6, 0]]), "float16")
+    for odd in (np.array([["a", "b"]]), np.array([[1j, 0]]), np.array([[None, {}]], dtype=object)):
+        with pytest.raises(Refused, match="not numbers a model takes"):
+            first(odd, "float32")
+
+
+def test_bad_sample_is_named_when_it_is_reached(tmp_path: Path) -> None:
+    broken = np.tile(X, (40, 1, 1, 1))
+    broken[371, 1, 2, 3] = np.nan
+    data = open_data(save(tmp_path / "d.npz", x=broken), inputs=ONE)
+    with pytest.raises(Refused, match="NaN in sample 371 of input 'x'"):
+        list(data.batches(7))
+    broken[371] = -np.inf
+    with pytest.raises(Refused, match="an infinity in sample 371"):
+        list(open_data([broken[:300], broken[300:]], inputs=ONE).batches(7))
+
+
+@pytest.mark.parametrize(
+    ("array", "match", "hint"),
+    [
+        (np.zeros((2, 4, 4, 3)), r"\[2, 4, 4, 3\] for input 'x', which takes \[N, 3, 4, 4\]", "channels-last"),
+        (np.zeros((3, 4, 4)), "has the shape", "without the batch dimension"),
+        (np.zeros((2, 3, 5, 5)), r"has the shape \[2, 3, 5, 5\]", ""),
+        (np.zeros(()), r"has the shape \[\]", ""),
+        (np.zeros((0, 3, 4, 4)), "is empty", ""),
+    ],
+)
+def test_wrong_shapes(tmp_path: Path, array: np.ndarray, match: str, hint: str) -> None:
+    for spec in (save(tmp_path / "d.npz", x=array), array):
+        with pytest.raises(Refused, match=match) as caught:
+            open_data(spec, inputs=ONE)
+        assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("labels", "match"),
+    [
+        (Y.astype(np.float32), "are float32; they must be class numbers"),
+        (np.eye(10) > 0, "are bool"),
+        (Y - 1, "negative label for sample 0"),
+        (Y[:9], r"10 of 'x', 9 of 'labels'"),
+        (np.array(3), "different numbers of samples"),
+        (np.array(list("abcdefghij")), "labels of .* not numbers"),
+    ],
+)
+def test_wrong_labels(tmp_path: Path, labels: np.ndarray, match: str) -> None:
+    with pytest.raises(OptimizeError, match=match):
+        open_data(save(tmp_path / "d.npz", x=X, y=labels), inputs=ONE, labelled=True)
+
+
+def test_label_maps_keep_their_shape() -> None:
+    data = open_data([(X, np.zeros((10, 4, 4), int))], inputs=ONE)
+    assert next(data.batches(3)).labels.shape == (3, 4, 4)
+    with pytest.raises(Refused, match="3 of 'x', 2 labels"):
+        open_data([(X[:3], Y[:2])], inputs=ONE)
+    with pytest.raises(Refused, match="Some batches have labels"):
+        list(open_data([(X, Y), X], inputs=ONE).batches(64))
+
+
+def test_files_that_are_no_data(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    with pytest.raises(Refused, match=r"no data 'nowhere\.npz'"):
+        open_data("nowhere.npz", inputs=ONE)
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(Refused, match=r"neither an \.npz nor an \.npy"):
+        open_data(path, inputs=ONE)
+    np.savez(path, x=np.array([{}, None], dtype=object))
+    with pytest.raises(Refused, match="holds Python objects"):
+        open_data(path, inputs=ONE)
+    np.save(tmp_path / "o.npy", np.array([{}, None], dtype=object))
+    with pytest.raises(Refused, match="holds Python objects"):
+        open_data(tmp_path / "o.npy", inputs=ONE)
+    np.savez(path, x=X)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(Refused, match="cannot be read"):
+        open_data(path, inputs=ONE)
+    np.savez(path, y=Y)
+    with pytest.raises(UsageError, match="has the arrays 'y'"):
+        open_data(path, inputs=ONE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "match"),
+    [
+        (iter([X]), UsageError, "read only once"),
+        ([], Refused, "is empty"),
+        (lambda: iter(()), Refused, "is empty"),
+        (7, UsageError, "cannot be read as data"),
+        ([(X, Y, Y)], UsageError, "a batch of 3 parts"),
+        (["text"], UsageError, "a batch of type str"),
+        (TensorDataset(torch.from_numpy(X)), UsageError, "Dataset gives samples"),
+        (failing, Refused, "raised RuntimeError: disk on fire"),
+        ("tests.test_data:failing", Refused, "raised RuntimeError: disk on fire"),
+        ("tests.test_data:no_such_name", Refused, "there is no 'no_such_name'"),
+        ("no_such_package:data", Refused, "no module 'no_such_package'"),
+    ],
+)
+def test_python_data_that_is_refused(spec: Any, error: type[OptimizeError], match: str) -> None:
+    with pytest.raises(error, match=match):
+        open_data(spec, inputs=ONE)
+
+
+def test_batch_size_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        open_data(X, inputs=ONE).batches(0)
+
+
+def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 10), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+def test_image_folder_normalizes_and_takes_classes_in_turn(tmp_path: Path) -> None:
+    for index in range(3):
+        picture(tmp_path / "ant" / f"{index}.png", (255, 0, 0))
+    picture(tmp_path / "bee" / "deep" / "b.PNG", (0, 51, 0), mode="P")
+    picture(tmp_path / "cat" / "c.png", (0, 0, 255), size=(7, 30), mode="RGBA")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    data = open_data(tmp_path, inputs=(InputSpec("x", (3, 8, 8)),), labelled=True)
+    inputs, labels = whole(data, 2)
+    assert data.count == 5 and labels is not None and labels.tolist() == [0, 1, 2, 0, 0]
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    colours = torch.tensor([[1.0, 0, 0], [0, 0.2, 0], [0, 0, 1.0], [1.0, 0, 0], [1.0, 0, 0]])
+    expected = ((colours - mean) / std)[:, :, None, None].expand(-1, -1, 8, 8)
+    torch.testing.assert_close(inputs, expected, rtol=0, atol=1e-5)
+
+
+def test_image_is_resized_and_cropped_in_the_centre(tmp_path: Path) -> None:
+    ramp = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (64, 256, 3))
+    (tmp_path / "only").mkdir()
+    Image.fromarray(np.ascontiguousarray(ramp)).save(tmp_path / "only" / "r.png")
+    inputs, _ = whole(open_data(tmp_path, inputs=(InputSpec("x", (3, 56, 56), "uint8"),)))
+    assert inputs.dtype == torch.uint8
+    # The shorter side is 64 = 56 / 0.875 already, so the crop keeps columns 100 to 155.
+    assert torch.equal(inputs[0, 0, 0], torch.arange(100, 156, dtype=torch.uint8))
+
+
+def test_integer_class_names_sort_by_value_and_grey_inputs(tmp_path: Path) -> None:
+    for name, grey in (("10", 200), ("2", 100), ("0", 0)):
+        picture(tmp_path / name / "a.png", (grey, grey, grey))
+    specs = (InputSpec("x", (1, 8, 8)),)
+    with pytest.raises(UsageError, match="has 1 channels, the image preprocessing 3 means"):
+        open_data(tmp_path, inputs=specs)
+    inputs, labels = whole(open_data(tmp_path, inputs=specs, image=ImagePreprocessing(mean=(0.0,), std=(1.0,))))
+    assert labels is not None and labels.tolist() == [0, 1, 2]
+    torch.testing.assert_close(inputs[:, 0, 4, 4] * 255, torch.tensor([0.0, 100, 200]))
+
+
+def test_flat_folder_has_no_labels_and_reads_lazily(tmp_path: Path) -> None:
+    for index in range(40):
+        picture(tmp_path / f"{index:02}.jpg", (index, 0, 0))
+    data = open_data(tmp_path, inputs=(RAW,))
+    assert data.count == 40 and not data.labelled
+    (tmp_path / "35.jpg").write_text("broken")
+    reading = data.batches(16)
+    assert len(next(reading)) == 16 and len(next(reading)) == 16
+    with pytest.raises(Refused, match=r"35\.jpg' cannot be read as an image"):
+        next(reading)
+    with pytest.raises(UsageError, match="has no labels"):
+        open_data(tmp_path, inputs=(RAW,), labelled=True)
+
+
+def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="holds no images"):
+        open_data(tmp_path, inputs=(RAW,))
+    picture(tmp_path / "a" / "a.png", (0, 0, 0))
+    with pytest.raises(UsageError, match="not one image"):
+        open_data(tmp_path, inputs=TWO)
+    free = (InputSpec("x", (3, None, None)),)
+    with pytest.raises(UsageError, match="say which size"):
+        open_data(tmp_path, inputs=free)
+    inputs, _ = whole(open_data(tmp_path, inputs=free, image=ImagePreprocessing(size=6)))
+    assert inputs.shape == (1, 3, 6, 6)
+    with pytest.raises(UsageError, match="do not fit input"):
+        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=6))
+    with pytest.raises(UsageError, match="greater than 0"):
+        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(std=(1.0, 0.0, 1.0)))
