@@ -1,0 +1,126 @@
+"""TorchScript: one file that runs wherever torch does, without this package or the model's code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize import files
+from optimize.registry import register_target
+from optimize.targets import packaging
+from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+
+if TYPE_CHECKING:
+    import torch
+
+    from optimize.program import Program
+
+
+@register_target
+class TorchScript(Target):
+    """Scripts the graph, freezes it and saves it; the file takes the flat inputs, returns a tensor or a flat tuple.
+
+    Freezing folds the weights into the code and is exact; it keeps the batch free. Nothing is traced, so nothing is run
+    that could abort the process, and no child process is needed. A ``program.compiled`` is used as it stands.
+
+    INT8 runs on ``torch.ops.quantized``. Weights are packed again when the file is loaded, for the engine of that
+    process (``torch.backends.quantized.engine``; ``x86`` by default on x86-64).
+    """
+
+    name = "torchscript"
+    suffix = ".torchscript.pt"
+    summary = "TorchScript file for any process with torch, Python or C++; float32, float16, bfloat16 and INT8 on CPU."
+
+    def available(self) -> Availability:
+        """Say that torch, which this package needs anyway, is all it takes."""
+        return Availability(export=True, run=True, version={"torch": importlib.metadata.version("torch")})
+
+    def export(self, program: Program, path: Path) -> Artifact:
+        """Write the program as TorchScript.
+
+        Raises:
+            Refused: TorchScript lacks something the program uses, or no layer can run in INT8.
+        """
+        coverage, notes, precision = None, [], precision_of(program)
+        if program.quantization is None:
+            scripted = _compile(program)
+        else:
+            scripted, coverage = _compile_int8(program)
+            precision = "int8" if program.quantization.mode == "static" else "int8-dynamic"
+            notes = _int8_notes()
+        _save(scripted, path)
+        versions = self.available().version
+        return packaging.describe(
+            program, target=self.name, path=path, precision=precision, versions=versions, coverage=coverage, notes=notes
+        )
+
+    def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
+        """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
+        import torch
+
+        from optimize.targets.torchscript.runner import TorchRunner
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = torch.jit.load(str(artifact.path), map_location="cpu")
+        return TorchRunner(artifact, module, threads)
+
+
+def precision_of(program: Program) -> str:
+    """Return the floating-point type of the program's weights: the narrowest, where they differ."""
+    weights = [*program.graph_module.parameters(), *program.graph_module.buffers()]
+    types = [packaging.dtype_name(tensor) for tensor in weights if tensor.is_floating_point()]
+    return next((name for name in ("bfloat16", "float16") if name in types), "float32")
+
+
+def _compile(program: Program) -> torch.jit.ScriptModule:
+    import torch
+
+    from optimize.targets.torchscript.script import compile_program
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.freeze(program.compiled or compile_program(program), optimize_numerics=False)
+
+
+def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
+    import torch
+
+    from optimize.targets.torchscript.lowering import coverage, lower
+    from optimize.targets.torchscript.script import compile_graph
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = lower(program)
+        scripted = torch.jit.freeze(compile_graph(lowered.module), optimize_numerics=False)
+    return scripted, coverage(lowered, scripted)
+
+
+def _int8_notes() -> list[str]:
+    import torch
+
+    from optimize.targets.torchscript.packing import has_vnni
+
+    version = torch.__version__.split("+")[0]
+    notes = [
+        f"INT8 was lowered and checked with torch {version}, engine '{torch.backends.quantized.engine}': pin that "
+        "release where the file runs. Its quantized tensor types print a deprecation warning there."
+    ]
+    if has_vnni():
+        notes.append("Weights use 8 bits, which needs a CPU with VNNI; export again on one without.")
+    return notes
+
+
+def _save(scripted: torch.jit.ScriptModule, path: Path) -> None:
+    """Write the file through memory: saving to a path would write that path's name into the file."""
+    import torch
+
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(scripted, buffer)
+    with files.whole(path) as temporary:
+        temporary.write_bytes(buffer.getvalue())

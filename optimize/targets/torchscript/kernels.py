@@ -1,0 +1,203 @@
+"""What runs between integer layers without leaving the integers: one row an ATen operator.
+
+Every kernel here was compared with float arithmetic on dequantized inputs: it is off by rounding alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.graph import aten
+
+quantized = torch.ops.quantized
+
+
+class Emitter(Protocol):
+    """The part of a lowering that kernels write through."""
+
+    graph: fx.Graph
+
+    def integer(self, node: Any) -> fx.Node:
+        """Return the integer value of a node, quantizing it where it is float."""
+
+    def mapped(self, value: Any) -> Any:
+        """Return arguments with float tensors replaced by integer ones and sizes by their copies."""
+
+    def scale(self, node: fx.Node) -> tuple[float, int]:
+        """Return the scale and zero point of a node's result."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How one operator runs on integer tensors.
+
+    Attributes:
+        emit: Writes the integer call of a node.
+        rescales: The result has a scale of its own, so a clip that is its only reader folds into that scale.
+        moves: It moves values without computing any.
+        refuses: Returns why a particular call has no integer kernel, or an empty string.
+    """
+
+    emit: Callable[[Emitter, fx.Node], fx.Node]
+    rescales: bool = False
+    moves: bool = False
+    refuses: Callable[[fx.Node], str] = lambda node: ""
+
+
+def _same(emitter: Emitter, node: fx.Node) -> fx.Node:
+    """The ATen operator itself takes integer tensors; the result keeps the scale of the input."""
+    return emitter.graph.call_function(node.target, emitter.mapped(node.args), dict(node.kwargs))  # type: ignore[arg-type]
+
+
+def _rescaled(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
+    """``kernel(input, scale, zero_point)``."""
+
+    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
+        return emitter.graph.call_function(kernel, (emitter.integer(node.args[0]), *emitter.scale(node)))
+
+    return emit
+
+
+def _binary(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
+    """``kernel(a, b, scale, zero_point)``."""
+
+    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
+        operands = (emitter.integer(node.args[0]), emitter.integer(node.args[1]))
+        return emitter.graph.call_function(kernel, (*operands, *emitter.scale(node)))
+
+    return emit
+
+
+def _cat(emitter: Emitter, node: fx.Node) -> fx.Node:
+    arguments = (emitter.mapped(node.args[0]), graph.argument(node, "dim"), *emitter.scale(node))
+    return emitter.graph.call_function(quantized.cat.default, arguments)
+
+
+def _leaky_relu(emitter: Emitter, node: fx.Node) -> fx.Node:
+    slope = graph.argument(node, "negative_slope")
+    arguments = (emitter.integer(node.args[0]), slope, False, *emitter.scale(node))
+    return emitter.graph.call_function(quantized.leaky_relu.default, arguments)
+
+
+def _silu(emitter: Emitter, node: fx.Node) -> fx.Node:
+    """``x * sigmoid(x)``, the sigmoid on all 256 levels of [0, 1)."""
+    x = emitter.integer(node.args[0])
+    gate = emitter.graph.call_function(quantized.sigmoid.default, (x, 1 / 256, 0))
+    return emitter.graph.call_function(quantized.mul.default, (x, gate, *emitter.scale(node)))
+
+
+def _not_two_tensors(node: fx.Node) -> str:
+    if not all(isinstance(operand, fx.Node) and _is_tensor(operand) for operand in node.args[:2]):
+        return "an operand is a number, not a tensor"
+    return "its alpha is not 1" if node.kwargs.get("alpha", 1) != 1 else ""
+
+
+def _not_zero(node: fx.Node) -> str:
+    mode = graph.argument(node, "mode") if node.target is aten.pad.default else "constant"
+    if mode == "constant" and graph.argument(node, "value"):
+        return "it pads with a value other than zero"
+    return "" if mode in ("constant", "reflect") else f"torch has no integer kernel for {mode} padding"
+
+
+def _half_open(node: fx.Node) -> str:
+    bounds = (graph.argument(node, "min"), graph.argument(node, "max"))
+    return "the integer kernel needs both bounds" if None in bounds else ""
+
+
+def _not_batched(node: fx.Node) -> str:
+    rank = len(graph.argument(node, "kernel_size")) + 2
+    return (
+        "" if graph.argument(node, "self").meta["val"].dim() == rank else f"the integer kernel takes rank {rank} only"
+    )
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def clips_at_zero(node: fx.Node) -> bool:
+    """Say whether a node only clips, from zero upwards: what the range of an unsigned integer does by itself."""
+    if graph.is_call(node, aten.relu.default, aten.relu6.default):
+        return True
+    if graph.is_call(node, aten.hardtanh.default):
+        return graph.argument(node, "min_val") == 0
+    return graph.is_call(node, aten.clamp.default) and graph.argument(node, "min") == 0
+
+
+_COMPUTES = Kernel(_same)
+_MOVES = Kernel(_same, moves=True)
+_PADS = Kernel(_same, refuses=_not_zero)
+_POOLS = Kernel(_same, refuses=_not_batched)
+
+KERNELS: dict[Any, Kernel] = {
+    aten.add.Tensor: Kernel(_binary(quantized.add.default), rescales=True, refuses=_not_two_tensors),
+    aten.mul.Tensor: Kernel(_binary(quantized.mul.default), rescales=True, refuses=_not_two_tensors),
+    aten.cat.default: Kernel(_cat, rescales=True, moves=True),
+    aten.hardswish.default: Kernel(_rescaled(quantized.hardswish.default), rescales=True),
+    aten.sigmoid.default: Kernel(_rescaled(quantized.sigmoid.default), rescales=True),
+    aten.leaky_relu.default: Kernel(_leaky_relu, rescales=True),
+    aten.silu.default: Kernel(_silu, rescales=True),
+    **dict.fromkeys(
+        (
+            aten.relu.default,
+            aten.relu6.default,
+            aten.hardtanh.default,
+            aten.hardsigmoid.default,
+            aten.tanh.default,
+            aten.upsample_nearest2d.vec,
+            aten.upsample_bilinear2d.vec,
+        ),
+        _COMPUTES,
+    ),
+    aten.clamp.default: Kernel(_same, refuses=_half_open),
+    **dict.fromkeys(
+        (
+            aten.max_pool1d.default,
+            aten.max_pool2d.default,
+            aten.max_pool3d.default,
+            aten.avg_pool1d.default,
+            aten.avg_pool2d.default,
+            aten.avg_pool3d.default,
+        ),
+        _POOLS,
+    ),
+    **dict.fromkeys((aten.constant_pad_nd.default, aten.pad.default), _PADS),
+    **dict.fromkeys(
+        (
+            operator.getitem,
+            aten.reshape.default,
+            aten.flatten.using_ints,
+            aten.permute.default,
+            aten.transpose.int,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+            aten.unsqueeze.default,
+            aten.slice.Tensor,
+            aten.select.int,
+            aten.split.Tensor,
+            aten.split_with_sizes.default,
+            aten.chunk.default,
+            aten.unbind.int,
+            aten.expand.default,
+            aten.flip.default,
+            aten.pixel_shuffle.default,
+            aten.channel_shuffle.default,
+        ),
+        _MOVES,
+    ),
+}
+
+#: Averages keep the scale of their input, so the few levels an average occupies would be all that is left of it.
+AVERAGES = (
+    aten.mean.dim,
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+)

@@ -1,0 +1,176 @@
+"""INT8 lowering: the ATen graph rewritten on torch's integer kernels, ready to be scripted.
+
+Activations are uint8 with a zero point, weights int8 symmetric per output channel, biases float: the kernels
+round them.
+A clip at zero costs nothing: the range of its producer starts at zero, and an unsigned integer cannot go below.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.plan import Quantization
+from optimize.targets.base import Coverage, FloatLayer
+from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
+from optimize.targets.torchscript.kernels import KERNELS, quantized
+from optimize.targets.torchscript.packing import ACTIVATION, LAYERS
+from optimize.targets.torchscript.placement import Placement, is_float, place
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An INT8 graph.
+
+    Attributes:
+        module: The graph on ATen and quantized operators; packed weights are its attributes.
+        quantized: Paths of the layers that run in integers.
+        left_float: What runs in float, with the reason.
+    """
+
+    module: fx.GraphModule
+    quantized: tuple[str, ...]
+    left_float: tuple[FloatLayer, ...]
+
+
+def lower(program: Program) -> Lowered:
+    """Lower a quantized program by its plan.
+
+    Raises:
+        Refused: There is no plan, or no layer of it can run in integers on this host.
+    """
+    plan = program.quantization
+    if plan is None:
+        raise Refused("The program is not quantized.", hint="Run QuantizeStatic or QuantizeDynamic first (--int8).")
+    lowered = _static(program, plan) if plan.mode == "static" else _dynamic(program, plan)
+    if not lowered.quantized:
+        reasons = "; ".join(sorted({layer.reason for layer in lowered.left_float}))
+        raise Refused(f"No layer of the program can run in INT8 with TorchScript: {reasons or 'it has none'}.")
+    return lowered
+
+
+def coverage(lowered: Lowered, scripted: torch.jit.ScriptModule) -> Coverage:
+    """Return what runs in integers, with the kernels counted in the compiled code."""
+    kinds = (node.kind() for node in scripted.inlined_graph.nodes())
+    kernels = Counter(kind for kind in kinds if not kind.startswith("prim::"))
+    return Coverage(lowered.quantized, lowered.left_float, dict(sorted(kernels.items())))
+
+
+class _Copy:
+    """A graph under construction, with the attributes its nodes name."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = fx.Graph()
+        self.attributes: dict[str, Any] = {}
+        self.floats: dict[fx.Node, fx.Node] = {}
+
+    def attribute(self, path: str, value: Any) -> fx.Node:
+        """Own ``value`` under a path and return the node that reads it."""
+        self.attributes[path] = value
+        return self.graph.create_node("get_attr", path)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """Return the float (or index, or size) value of a node."""
+        if node not in self.floats:
+            path = str(node.target)
+            self.floats[node] = self.attribute(path, graph.attribute(self.program.graph_module, path))
+        return self.floats[node]
+
+    def finish(self) -> fx.GraphModule:
+        """Return the graph with its output, without what nobody reads."""
+        self.graph.output(tuple(self.value(value) for value in self.program.outputs))
+        self.graph.eliminate_dead_code()
+        return fx.GraphModule(self.attributes, self.graph, class_name="Program")
+
+
+class _Integers(_Copy):
+    """A graph under construction whose values are float, integers, or both, converted where they meet."""
+
+    def __init__(self, program: Program, placement: Placement) -> None:
+        super().__init__(program)
+        self.placement = placement
+        self.integers: dict[fx.Node, fx.Node] = {}
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """Return the float value of a node, dequantizing it where it is integers."""
+        if node in self.integers and node not in self.floats:
+            self.floats[node] = self.graph.call_function(aten.dequantize.self, (self.integers[node],))
+        return super().value(node)
+
+    def integer(self, node: Any) -> fx.Node:
+        """Return the integer value of a node, quantizing it where it is float."""
+        if node not in self.integers:
+            arguments = (self.value(node), *self.scale(node), torch.quint8)
+            self.integers[node] = self.graph.call_function(aten.quantize_per_tensor.default, arguments)
+        return self.integers[node]
+
+    def mapped(self, value: Any) -> Any:
+        """Return arguments with float tensors replaced by integer ones and sizes by their copies."""
+        return fx.node.map_arg(value, lambda node: self.integer(node) if is_float(node) else self.value(node))
+
+    def scale(self, node: fx.Node) -> tuple[float, int]:
+        """Return the scale and zero point of a node's result; that of the clip folded into it, if there is one."""
+        interval = self.placement.ranges[self.placement.clips.get(node, node)]
+        scale, zero_point = scale_and_zero_point(interval, ACTIVATION)
+        return float(scale), zero_point
+
+    def call(self, node: fx.Node) -> None:
+        """Write one call of the program."""
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and source in self.integers and self.placement.clips.get(source) is node:
+            self.integers[node] = self.integers[source]
+        elif node in self.placement.packed:
+            self._layer(node)
+        elif node in self.placement.integers:
+            self.integers[node] = KERNELS[node.target].emit(self, node)
+        elif node.target is aten.sym_size.int and node.args[0] in self.integers:
+            self.floats[node] = self.graph.node_copy(node, lambda source: self.integers[source])
+        else:
+            self.floats[node] = self.graph.node_copy(node, self.value)
+
+    def _layer(self, node: fx.Node) -> None:
+        packed = self.attribute(f"{node.name}_packed", self.placement.packed[node])
+        source = graph.argument(node, "input")
+        if node in self.placement.integers:
+            arguments = (self.integer(source), packed, *self.scale(node))
+            self.integers[node] = self.graph.call_function(LAYERS[node.target].kernel, arguments)
+        else:
+            kernel = quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+            self.floats[node] = self.graph.call_function(kernel, (self.value(source), *self.scale(source), packed))
+
+
+def _static(program: Program, plan: Quantization) -> Lowered:
+    placement = place(program, plan)
+    lowering = _Integers(program, placement)
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            lowering.floats[node] = lowering.graph.node_copy(node)
+        elif node.op == "call_function":
+            lowering.call(node)
+    names = tuple(graph.origin(node) for node in placement.packed)
+    return Lowered(lowering.finish(), names, placement.left_float)
+
+
+def _dynamic(program: Program, plan: Quantization) -> Lowered:
+    packed, left = pack_dynamic(program, plan)
+    copy = _Copy(program)
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            copy.floats[node] = copy.graph.node_copy(node)
+        elif node in packed:
+            values = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed[node])]
+            copy.floats[node] = emit_dynamic(copy.graph, node, values, copy.value)
+        elif node.op == "call_function":
+            copy.floats[node] = copy.graph.node_copy(node, copy.value)
+    names = tuple(graph.origin(node) for node in packed)
+    return Lowered(copy.finish(), names, left)

@@ -1,0 +1,207 @@
+"""Which values stay integers between integer layers, decided before anything is written.
+
+A value is *wanted* as integers when an integer layer reads it, directly or through operators that have integer kernels.
+An operator runs in integers when its result is wanted and one of its inputs is integers already. So the convolutions of
+a residual network never leave the integers, and in a transformer only the inputs of the linear layers become integers:
+its residual sums, read by layer norms, stay exact. Averages compute in float and read integers: what precedes them can
+stay integers, and their result gets a scale of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.quantization.plan import Quantization, Range
+from optimize.targets.base import FloatLayer
+from optimize.targets.torchscript.kernels import AVERAGES, KERNELS, clips_at_zero
+from optimize.targets.torchscript.packing import pack
+
+#: Engines whose linear kernel reads and returns float while it computes in integers.
+_FLOAT_LINEAR_ENGINES = ("x86", "fbgemm")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What runs in integers.
+
+    Attributes:
+        packed: The packed weights of each integer layer.
+        integers: Every node whose result is an integer tensor.
+        clips: The clip folded into each node that has one: the node takes the range of its clip.
+        ranges: Range of each float value, constants included.
+        left_float: The weighted layers, and the operators between integer layers, that run in float.
+    """
+
+    packed: Mapping[fx.Node, Any]
+    integers: frozenset[fx.Node]
+    clips: Mapping[fx.Node, fx.Node]
+    ranges: Mapping[fx.Node, Range]
+    left_float: tuple[FloatLayer, ...] = field(default=())
+
+
+def place(program: Program, plan: Quantization) -> Placement:
+    """Decide what runs in integers, pack its weights, and say what stays float and why."""
+    ranges = _ranges(program, plan)
+    packed, skipped = pack_layers(program, plan, ranges)
+    clips = {
+        node: user
+        for node in program.graph.nodes
+        if (user := _folded_clip(node, packed)) is not None and user in ranges
+    }
+    wanted = _wanted(program.graph, packed, clips, ranges)
+    integers = _integers(program.graph, packed, clips, wanted, ranges)
+    between = _left_between(program.graph, packed, integers, wanted, ranges)
+    return Placement(packed, frozenset(integers), clips, ranges, (*skipped, *between))
+
+
+def is_float(node: fx.Node) -> bool:
+    """Say whether a node's value is a floating-point tensor, or a list of them."""
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, torch.Tensor) and first.is_floating_point()
+
+
+def pack_layers(
+    program: Program, plan: Quantization, ranges: Mapping[fx.Node, Range]
+) -> tuple[dict[fx.Node, Any], list[FloatLayer]]:
+    """Pack the weights of every layer of the plan; the rest with the reason."""
+    packed: dict[fx.Node, Any] = {}
+    skipped = []
+    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+        try:
+            packed[node] = _pack_layer(program, plan, node, ranges)
+        except Refused as refusal:
+            skipped.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    return packed, skipped
+
+
+def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> Any:
+    if graph.is_call(node, *graph.RECURRENT):
+        raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
+    if node.name not in plan.layers:
+        raise Refused("the quantization plan leaves it in float")
+    if not {node, graph.argument(node, "input")} <= ranges.keys():
+        raise Refused("no range was learned for it")
+    return pack(program.graph_module, node)
+
+
+def _ranges(program: Program, plan: Quantization) -> dict[fx.Node, Range]:
+    """Return the range of every value: learned ones, and those of constants."""
+    ranges = {}
+    for node in program.graph.nodes:
+        if node.name in plan.ranges:
+            ranges[node] = plan.ranges[node.name]
+        elif node.op == "get_attr":
+            value = graph.attribute(program.graph_module, str(node.target))
+            if value.is_floating_point() and value.numel() and bool(value.isfinite().all()):
+                ranges[node] = Range(min(0.0, float(value.min())), max(0.0, float(value.max())))
+    return ranges
+
+
+def _folded_clip(node: fx.Node, packed: Mapping[fx.Node, Any]) -> fx.Node | None:
+    """Return the clip at zero that is the only reader of a node with a scale of its own."""
+    kernel = KERNELS.get(node.target)
+    rescales = node in packed or (kernel is not None and kernel.rescales)
+    users = list(node.users)
+    return users[0] if rescales and len(users) == 1 and clips_at_zero(users[0]) else None
+
+
+def _refusal(node: fx.Node, ranges: Mapping[fx.Node, Range]) -> str:
+    """Return why a node has no integer kernel, or an empty string."""
+    if node.target in AVERAGES:
+        return "an integer average keeps the scale of its input and would lose resolution"
+    kernel = KERNELS.get(node.target)
+    if kernel is None or not is_float(node):
+        return "torch has no integer kernel for it"
+    if kernel.rescales and node not in ranges:
+        return "no range was learned for it"
+    return kernel.refuses(node)
+
+
+def _wanted(
+    nodes: fx.Graph, packed: Mapping[fx.Node, Any], clips: Mapping[fx.Node, fx.Node], ranges: Mapping[fx.Node, Range]
+) -> set[fx.Node]:
+    """Return the nodes whose result an integer layer reads, directly or through integer kernels."""
+    folded = set(clips.values())
+    wanted: set[fx.Node] = set()
+    for node in reversed(nodes.nodes):
+        for user in node.users:
+            reads = user in folded or user.target in AVERAGES or not _refusal(user, ranges)
+            if (user in wanted and user not in packed and reads) or (
+                user in packed and graph.argument(user, "input") is node
+            ):
+                wanted.add(node)
+    return wanted
+
+
+def _integers(
+    nodes: fx.Graph,
+    packed: Mapping[fx.Node, Any],
+    clips: Mapping[fx.Node, fx.Node],
+    wanted: set[fx.Node],
+    ranges: Mapping[fx.Node, Range],
+) -> set[fx.Node]:
+    """Return the nodes whose result is an integer tensor."""
+    integers: set[fx.Node] = set()
+    folded = {clip: node for node, clip in clips.items()}
+    for node in nodes.nodes:
+        if node in packed:
+            runs = node in wanted or not returns_float(node)
+        elif node in folded:
+            runs = folded[node] in integers
+        else:
+            needed = node in wanted or node.target is operator.getitem
+            runs = needed and _fed(node, integers, ranges) and not _refusal(node, ranges)
+        if runs:
+            integers.add(node)
+    return integers
+
+
+def returns_float(node: fx.Node) -> bool:
+    """Say whether an integer layer can return float at once: linear layers can, with one rounding less."""
+    return node.target is aten.linear.default and torch.backends.quantized.engine in _FLOAT_LINEAR_ENGINES
+
+
+def _fed(node: fx.Node, integers: set[fx.Node], ranges: Mapping[fx.Node, Range]) -> bool:
+    """Say whether one input of a call is integers and every other float input can become so."""
+    inputs = [source for source in node.all_input_nodes if is_float(source)] if node.op == "call_function" else []
+    return any(source in integers for source in inputs) and all(s in integers or s in ranges for s in inputs)
+
+
+def _left_between(
+    nodes: fx.Graph,
+    packed: Mapping[fx.Node, Any],
+    integers: set[fx.Node],
+    wanted: set[fx.Node],
+    ranges: Mapping[fx.Node, Range],
+) -> list[FloatLayer]:
+    """Return the operators with an integer layer before and after them that compute in float."""
+    after, before = set(packed), set(packed)
+    for node in nodes.nodes:
+        if any(source in after for source in node.all_input_nodes):
+            after.add(node)
+    for node in reversed(nodes.nodes):
+        if any(user in before for user in node.users):
+            before.add(node)
+    left = []
+    for node in nodes.nodes:
+        kernel = KERNELS.get(node.target)
+        silent = node in integers or node.target in graph.WEIGHTED + graph.RECURRENT or (kernel and kernel.moves)
+        if node.op == "call_function" and node in after & before and is_float(node) and not silent:
+            reason = _refusal(node, ranges) or _unused(node in wanted)
+            left.append(FloatLayer(graph.origin(node), graph.op_name(node), reason))
+    return left
+
+
+def _unused(wanted: bool) -> str:
+    return "all its inputs are float" if wanted else "only float operators read it"

@@ -1,0 +1,139 @@
+"""From an ATen graph to TorchScript by scripting, never by tracing: traced files bake the example batch into the code.
+
+``torch.jit.script`` compiles the Python text of a graph module. The graph is first rebuilt in what that language knows:
+
+* an operator overload becomes its packet (``aten.add.Tensor`` -> ``aten.add``): the compiler picks the overload;
+* symbolic sizes become sizes (``sym_size`` -> ``size``), ``sym_max`` becomes ``max``;
+* devices become their names, non-finite numbers ``float('inf')``, empty lists are annotated as lists of integers;
+* a single output leaves its tuple.
+
+Nothing is run, so nothing can abort the process; what the language lacks is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program
+
+#: Namespaces whose operators exist in every process that has imported torch.
+_BUILT_IN = ("aten", "quantized")
+_COUNTERPARTS: dict[Any, Callable[..., Any]] = {
+    aten.sym_size.int: aten.size,
+    aten.sym_numel.default: aten.numel,
+    aten.sym_stride.int: aten.stride,
+    aten.sym_storage_offset.default: aten.storage_offset,
+    torch.sym_max: max,
+    torch.sym_min: min,
+}
+
+
+def compile_program(program: Program) -> torch.jit.ScriptModule:
+    """Compile a program to TorchScript; it shares the program's weights and keeps their state-dict keys.
+
+    Args:
+        program: The program, on any floating-point type; its quantization plan is not looked at.
+
+    Returns:
+        A module in evaluation mode that takes the flat inputs and returns one tensor, or a flat tuple of them.
+
+    Raises:
+        Refused: TorchScript lacks something the program uses; the message names the operator and the layer.
+
+    Example:
+        >>> from optimize.frontend import capture
+        >>> program = capture(torch.nn.Linear(3, 2), (torch.zeros(2, 3),))
+        >>> compile_program(program)(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+    return compile_graph(program.graph_module)
+
+
+def compile_graph(module: fx.GraphModule) -> torch.jit.ScriptModule:
+    """Compile a graph of ATen and quantized operators to TorchScript; see ``compile_program``.
+
+    Raises:
+        Refused: TorchScript lacks something the graph uses.
+    """
+    plain = _scriptable(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.jit.script(plain).eval()
+        except Exception as error:
+            raise _refusal(module, str(error)) from error
+
+
+def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
+    """Rebuild a graph in TorchScript's words; the weights are shared."""
+    plain = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            values = [copies[value] for value in node.args[0]]
+            plain.output(values[0] if len(values) == 1 else tuple(values))
+        else:
+            copies[node] = _translated(node, plain, copies) if node.op == "call_function" else plain.node_copy(node)
+    return fx.GraphModule(module, plain, class_name="Program")
+
+
+def _translated(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    arguments = tuple(_literal(value, plain, copies) for value in node.args)
+    keywords = {name: _literal(value, plain, copies) for name, value in node.kwargs.items() if value is not None}
+    copy = plain.create_node("call_function", _callable(node), arguments, keywords, node.name)
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _callable(node: fx.Node) -> Callable[..., Any]:
+    """Return what TorchScript calls for a node.
+
+    Raises:
+        Refused: The operator exists only where the package that defines it was imported.
+    """
+    target: Any = node.target
+    if target in _COUNTERPARTS:
+        return _COUNTERPARTS[target]
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    if target.namespace not in _BUILT_IN:
+        raise Refused(
+            f"TorchScript cannot hold {target} of '{graph.origin(node)}': the file would load only where the package "
+            f"that defines '{target.namespace}' was imported first."
+        )
+    return target.overloadpacket
+
+
+def _literal(value: Any, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> Any:
+    """Return an argument as the graph's text can say it in TorchScript."""
+    if isinstance(value, fx.Node):
+        return copies[value]
+    if isinstance(value, list | tuple):
+        if not value:
+            # The name matters: a variable called 'annotate' would hide the function in the saved code.
+            typed: Any = (list[int], [])
+            return plain.create_node("call_function", torch.jit.annotate, typed, name="no_sizes")
+        return [_literal(item, plain, copies) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return plain.call_function(float, (str(value),))
+    return str(value) if isinstance(value, torch.device) else value
+
+
+def _refusal(module: fx.GraphModule, message: str) -> Refused:
+    """Name the operator and the layer: the compiler's message quotes the line, which starts with the node's name."""
+    reason = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given").rstrip(".:")
+    quoted = re.search(r"^\s*(\w+) = .*\n\s*~+[~\s]*<--- HERE", message, re.MULTILINE)
+    nodes = {node.name: node for node in module.graph.nodes}
+    node = nodes.get(quoted[1]) if quoted else None
+    where = f"{graph.op_name(node)} of '{graph.origin(node)}'" if node else "the program"
+    return Refused(f"TorchScript cannot express {where}: {reason}.", hint="Choose another target, such as onnx.")
