@@ -12,18 +12,35 @@ if TYPE_CHECKING:
     from optimize.frontend import capture as capture
     from optimize.passes import (
         CastBF16 as CastBF16,
+    )
+    from optimize.passes import (
         CastFP16 as CastFP16,
+    )
+    from optimize.passes import (
         FuseConvBN as FuseConvBN,
+    )
+    from optimize.passes import (
         PruneChannels as PruneChannels,
+    )
+    from optimize.passes import (
         PruneWeights as PruneWeights,
+    )
+    from optimize.passes import (
         QuantizeDynamic as QuantizeDynamic,
+    )
+    from optimize.passes import (
         QuantizeStatic as QuantizeStatic,
+    )
+    from optimize.passes import (
         Reparameterize as Reparameterize,
+    )
+    from optimize.passes import (
         Script as Script,
     )
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
-    from optimize.workflow import export as export, optimize as optimize
+    from optimize.workflow import export as export
+    from optimize.workflow import optimize as optimize
 
 __version__ = "0.1.0"
 

@@ -89,15 +89,14 @@ class Affine:
             return self
         extents = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.taps, strict=True)]
         weight = self.weight.new_zeros(*self.weight.shape[:2], *extents)
-        weight[(..., *[slice(None, None, d) for d in self.dilation])] = self.weight
+        steps = [slice(None, None, d) for d in self.dilation]
+        weight[(slice(None), slice(None), *steps)] = self.weight
         return replace(self, weight=weight, dilation=(1,) * len(self.dilation))
 
     def embedded(self, taps: tuple[int, ...], padding: tuple[int, ...]) -> Affine:
         """Return the same operator with zero taps around it (law 4)."""
         sides: list[int] = []
-        for k, p, d, taps_wide, padding_wide in zip(
-            self.taps, self.padding, self.dilation, taps, padding, strict=True
-        ):
+        for k, p, d, taps_wide, padding_wide in zip(self.taps, self.padding, self.dilation, taps, padding, strict=True):
             before = (padding_wide - p) // d
             sides = [before, taps_wide - k - before, *sides]
         return replace(self, weight=torch.nn.functional.pad(self.weight, sides), padding=padding)

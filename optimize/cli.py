@@ -47,24 +47,48 @@ def cli() -> None:
 @cli.command()
 @click.argument("model")
 @click.option("--to", "targets", metavar="TARGET[,...]", help="Where it shall run; see 'optimize targets'.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("optimized"), show_default=True, help="Folder for artifacts and report.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("optimized"),
+    show_default=True,
+    help="Folder for artifacts and report.",
+)
 @click.option("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
 @click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
-@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64.")  # fmt: skip
+@click.option(
+    "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
+)
 @click.option("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
-@click.option("--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact.")
+@click.option(
+    "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
+)
 @click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
 @click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
 @click.option("--fuse", is_flag=True, help="Fold BatchNorm, then merge parallel branches.")
-@click.option("--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse.")
-@click.option("--prune", metavar="RATIO", type=click.FloatRange(0, 1, max_open=True), help="Cut this share of every layer's channels.")  # fmt: skip
-@click.option("--int8", metavar="[=static|dynamic]", type=click.Choice(["static", "dynamic"]), help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU.")  # fmt: skip
+@click.option(
+    "--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse."
+)
+@click.option(
+    "--prune",
+    metavar="RATIO",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Cut this share of every layer's channels.",
+)
+@click.option(
+    "--int8",
+    metavar="[=static|dynamic]",
+    type=click.Choice(["static", "dynamic"]),
+    help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU.",
+)
 @click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
 @click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
 @click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
 @click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
-@click.option("--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free.")
+@click.option(
+    "--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free."
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
 def run(model: str, **options: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""

@@ -121,7 +121,11 @@ def open_datasets(
 def input_specs(program: Program) -> list[InputSpec]:
     """Return what the program takes, a sample a spec."""
     return [
-        InputSpec(name, tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:], str(tensor.dtype).removeprefix("torch."))  # fmt: skip
+        InputSpec(
+            name,
+            tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:],
+            str(tensor.dtype).removeprefix("torch."),
+        )
         for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
     ]
 
@@ -136,7 +140,8 @@ def image_preprocessing(given: Mapping[str, str]) -> ImagePreprocessing:
         numbers = {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()}
     except ValueError as error:
         raise UsageError(f"--mean and --std take numbers such as 0.5,0.5,0.5: {error}.") from error
-    return ImagePreprocessing(**numbers)
+    default = ImagePreprocessing()
+    return ImagePreprocessing(mean=numbers.get("mean", default.mean), std=numbers.get("std", default.std))
 
 
 def example_inputs(recipe: Recipe, batch: int | None, preprocessing: Mapping[str, str]) -> tuple[torch.Tensor, ...]:
@@ -189,5 +194,3 @@ def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Data:
         except OptimizeError as error:
             refusals.append(error)
     raise refusals[0]
-
-

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -267,7 +267,7 @@ def _capture_refusal(error: Exception) -> Refused:
     line = next((entry for entry in text.splitlines() if entry.strip()), type(error).__name__)
     return Refused(
         f"torch.export cannot capture the model: {type(error).__name__}: {line.strip()}",
-        hint="Data-dependent control flow must be rewritten (torch.where, torch.cond) before the model can be deployed.",
+        hint="Data-dependent control flow must be rewritten (torch.where, torch.cond) before a model can be deployed.",
     )
 
 
@@ -331,7 +331,7 @@ def _normalize(module: fx.GraphModule) -> None:
         if node.target in _ASSERTIONS or node.target is aten.copy_.default:
             module.graph.erase_node(node)
         elif node.target in _IDENTITIES:
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(cast(fx.Node, node.args[0]))
             module.graph.erase_node(node)
         else:
             _normalize_call(module, node)
@@ -346,7 +346,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
     elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
         module.graph.erase_node(node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from optimize import invariants
 from optimize.errors import OptimizeError, UsageError, VerificationFailed
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import Program, Stats
@@ -27,7 +26,7 @@ class Step:
         exactness: What it promises.
         outcome: Rewrites, skips and notes.
         seconds: Run time of the pass, verification excluded.
-        max_error: Largest absolute output difference over the verified batches; None when the outputs were not compared.
+        max_error: Largest absolute output difference over the verified batches; None when nothing was compared.
         relative_error: The same divided by the largest output.
         before: Statistics before.
         after: Statistics after.
@@ -155,7 +154,7 @@ def _require(entry: Pass, dtype: torch.dtype, relative: float) -> None:
     allowed = EXACT_TOLERANCE.get(dtype, 0.0) if entry.exactness is Exactness.EXACT else entry.tolerance
     if relative > allowed:
         raise VerificationFailed(
-            f"the outputs differ by {relative:.2e} of the largest output; {entry.exactness.value} allows {allowed:.0e}.",
+            f"the outputs differ by {relative:.1e} of the largest; {entry.exactness.value} allows {allowed:.0e}.",
             hint="This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
         )
 

@@ -138,7 +138,7 @@ class Program:
         return tuple(resized)
 
     def clone(self) -> Program:
-        """Return a program that shares nothing mutable with this one; the eager source is never written to, so it is."""
+        """Return a program that shares nothing mutable with this one (the eager source is never written to)."""
         return dataclasses.replace(
             self,
             graph_module=copy.deepcopy(self.graph_module),

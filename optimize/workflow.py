@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from optimize.pipeline import EXACT_TOLERANCE, Pipeline, Step, output_error
 from optimize.program import Program
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import Recipe
+from optimize.report import write
 from optimize.report.assemble import assemble
 from optimize.report.model import Report
-from optimize.report import write
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def optimize(
         The report, as written to ``report.json``.
 
     Raises:
-        OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or the folder cannot be written.
+        OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
     recipe = Recipe(targets=tuple(targets), threads=threads)
     given = Job(
@@ -299,7 +299,9 @@ def _measure(
     tell: Progress,
 ) -> tuple[MeasureResult, tuple[Quality, ...]]:
     """Time and judge the baseline and every artifact that can run here, each in its own process."""
-    runnable = [entry.artifact for entry in exports if entry.artifact and registry.find_target(entry.target).available().run]
+    runnable = [
+        entry.artifact for entry in exports if entry.artifact and registry.find_target(entry.target).available().run
+    ]
     one = program.sample(1) if program.batch else program.inputs
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [tensor.numpy() for tensor in one], progress=tell)
@@ -319,7 +321,9 @@ def _staging(out: Path) -> Iterator[Path]:
         out.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".optimize-", dir=out))
     except OSError as error:
-        raise Refused(f"The folder '{out}' cannot be written: {error.strerror}.", hint="Choose another --out.") from error
+        raise Refused(
+            f"The folder '{out}' cannot be written: {error.strerror}.", hint="Choose another --out."
+        ) from error
     try:
         yield folder
         for file in folder.iterdir():

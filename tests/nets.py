@@ -1,4 +1,4 @@
-"""Small nets that hold the awkward cases: shared weights, groups, dilation, stride, no bias, transposed convolutions."""
+"""Small nets that hold the awkward cases: shared weights, groups, dilation, stride, no bias, transposed."""
 
 import torch
 from torch import nn

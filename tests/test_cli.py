@@ -30,7 +30,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
     )
     torch.save(net.eval(), folder / "net.pt")
     images = torch.rand(40, 3, 16, 16)
@@ -81,7 +86,17 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
 
 def test_a_recipe_does_what_the_flags_do(small: Path, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "fold-only.yaml"
-    done = command("--recipe", recipe, small / "net.pt", "--input-shape", "3,16,16", "--out", tmp_path / "out", "--to", "torchscript")  # fmt: skip
+    done = command(
+        "--recipe",
+        recipe,
+        small / "net.pt",
+        "--input-shape",
+        "3,16,16",
+        "--out",
+        tmp_path / "out",
+        "--to",
+        "torchscript",
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [step["pass"] for step in report["trace"]] == ["FuseConvBN", "Reparameterize", "Script"]
@@ -98,7 +113,11 @@ BAD = {
     "no shape": ((CHECKPOINT, *FACTORY), 2, "--input-shape"),
     "wrong shape": ((CHECKPOINT, *FACTORY, "--input-shape", "3,28,28"), 1, "channels"),
     "not a shape": ((CHECKPOINT, *FACTORY, "--input-shape", "1,x"), 2, "is not a shape"),
-    "flags beside a recipe": ((CHECKPOINT, *FACTORY, "--recipe", ROOT / "recipes/fold-only.yaml", "--int8"), 2, "recipe"),
+    "flags beside a recipe": (
+        (CHECKPOINT, *FACTORY, "--recipe", ROOT / "recipes/fold-only.yaml", "--int8"),
+        2,
+        "recipe",
+    ),
     "unknown option": ((CHECKPOINT, "--fuze"), 2, "--fuze"),
 }
 
@@ -107,14 +126,16 @@ BAD = {
 def test_bad_input_ends_in_one_paragraph_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     words, code, message = BAD[name]
     words = words if "--to" in words or "--recipe" in words else (*words, "--to", "onnx")
-    done = command(*words, "--fuse", "--out", tmp_path / "out") if "--recipe" not in words else command(*words, "--out", tmp_path / "out")  # fmt: skip
+    done = command(*words, "--out", tmp_path / "out")
     assert done.returncode == code, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 12
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind, message", [("shape", "NHWC"), ("nan", "NaN"), ("empty", "no samples"), ("missing", "none.npz")])
+@pytest.mark.parametrize(
+    "kind, message", [("shape", "NHWC"), ("nan", "NaN"), ("empty", "no samples"), ("missing", "none.npz")]
+)
 def test_bad_calibration_data(kind: str, message: str, small: Path, tmp_path: Path) -> None:
     images = np.random.default_rng(0).random((8, 3, 16, 16), dtype=np.float32)
     broken = {"shape": images.transpose(0, 2, 3, 1), "nan": np.where(images > 0.9, np.nan, images), "empty": images[:0]}
@@ -122,14 +143,27 @@ def test_bad_calibration_data(kind: str, message: str, small: Path, tmp_path: Pa
     if kind in broken:
         path = tmp_path / "data.npz"
         np.savez(path, x=broken[kind])
-    done = command(small / "net.pt", "--int8", "--to", "onnx", "--input-shape", "3,16,16", "--calib", path, "--out", tmp_path / "out")  # fmt: skip
+    done = command(
+        small / "net.pt",
+        "--int8",
+        "--to",
+        "onnx",
+        "--input-shape",
+        "3,16,16",
+        "--calib",
+        path,
+        "--out",
+        tmp_path / "out",
+    )
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unwritable_folder_is_said(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = command(small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", tmp_path / "file" / "out")
+    done = command(
+        small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", tmp_path / "file" / "out"
+    )
     assert done.returncode == 1 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -149,7 +183,19 @@ def test_a_full_disk_is_said_and_nothing_is_left(small: Path, tmp_path: Path) ->
 
 def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "optimize", small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "optimize",
+        small / "net.pt",
+        "--fuse",
+        "--to",
+        "onnx",
+        "--input-shape",
+        "3,16,16",
+        "--out",
+        out,
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not (out.exists() and any(out.iterdir())):
@@ -182,5 +228,6 @@ def test_help_and_import_load_nothing_heavy() -> None:
         f"assert not set('{heavy}'.split()) & set(sys.modules), 'heavy import'"
     )
     assert subprocess.run([sys.executable, "-c", heavy_help], cwd=ROOT, capture_output=True).returncode == 0
-    deep = "import sys, optimize; optimize.capture; backends = {'onnxruntime', 'tensorrt_rtx', 'openvino', 'torchao'}; assert not backends & set(sys.modules)"  # fmt: skip
+    backends = "onnxruntime tensorrt_rtx openvino torchao"
+    deep = f"import sys, optimize; optimize.capture; assert not set('{backends}'.split()) & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", deep], cwd=ROOT).returncode == 0

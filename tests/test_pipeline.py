@@ -48,7 +48,7 @@ def test_a_wrong_pass_is_stopped_by_name() -> None:
 
 
 def test_a_wrong_order_is_refused_before_anything_runs() -> None:
-    with pytest.raises(UsageError, match="FuseConvBN .* cannot run after CastFP16"):
+    with pytest.raises(UsageError, match=r"FuseConvBN .* cannot run after CastFP16"):
         optimize.Pipeline([optimize.CastFP16(), optimize.FuseConvBN()])
 
 

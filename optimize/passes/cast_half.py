@@ -24,18 +24,20 @@ from optimize.registry import register_pass
 _PRECISE = {
     "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "group_norm", "rms_norm",
     "batch_norm", "instance_norm", "exp", "expm1", "log", "log10", "log2", "log1p", "pow", "rsqrt", "reciprocal", "sum",
-    "prod", "cumsum", "cumprod", "var", "std", "norm", "linalg_vector_norm", "softplus", "erfinv", "acos", "asin", "cosh",
-    "sinh", "tan", "lstm", "gru", "upsample_bilinear2d", "upsample_bicubic2d",
+    "prod", "cumsum", "cumprod", "var", "std", "norm", "linalg_vector_norm", "softplus", "erfinv", "acos", "asin",
+    "cosh", "sinh", "tan", "lstm", "gru", "upsample_bilinear2d", "upsample_bicubic2d",
 }  # fmt: skip
 #: Make a value of a stated dtype: their dtype argument decides, not ours.
 _TYPED = {
-    "zeros", "ones", "full", "arange", "empty", "_to_copy", "to", "zeros_like", "ones_like", "full_like", "scalar_tensor",
+    "zeros", "ones", "full", "arange", "empty", "_to_copy", "to", "zeros_like", "ones_like", "full_like",
+    "scalar_tensor",
 }  # fmt: skip
 #: Move or select values without arithmetic: follow their input, so that casts stay few.
 _NEUTRAL = {
-    "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "flatten", "slice", "select", "expand", "cat", "stack",
-    "split", "split_with_sizes", "chunk", "relu", "max_pool1d", "max_pool2d", "max_pool3d", "getitem", "index_select",
-    "constant_pad_nd", "pad", "clamp", "hardtanh", "upsample_nearest2d", "where", "masked_fill", "repeat", "gather",
+    "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "flatten", "slice", "select", "expand",
+    "cat", "stack", "split", "split_with_sizes", "chunk", "relu", "max_pool1d", "max_pool2d", "max_pool3d",
+    "getitem", "index_select", "constant_pad_nd", "pad", "clamp", "hardtanh", "upsample_nearest2d", "where",
+    "masked_fill", "repeat", "gather",
 }  # fmt: skip
 
 
@@ -56,7 +58,9 @@ class _CastHalf(Pass):
         kept = dict(_kept(program, self.dtype))
         halves = [node for node in program.graph.nodes if _is_float_call(node) and node not in kept]
         halves = _follow_inputs(program, set(halves))
-        layers = [node for node in halves if graph.is_call(node, *graph.WEIGHTED, aten.matmul.default, aten.bmm.default)]
+        layers = [
+            node for node in halves if graph.is_call(node, *graph.WEIGHTED, aten.matmul.default, aten.bmm.default)
+        ]
         if not halves:
             return Outcome(skips=tuple(_skip(node, reason) for node, reason in kept.items()))
         _write_casts(program, set(halves), self.dtype)

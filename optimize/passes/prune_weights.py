@@ -97,14 +97,23 @@ def _zero_smallest(tensors: list[torch.Tensor], ratio: float) -> list[torch.Tens
     """Zero the smallest share of all the tensors' elements in place; return the tensors that changed."""
     if not tensors:
         return []
-    magnitudes = torch.cat([tensor.detach().abs().double().reshape(-1) for tensor in tensors])
-    smallest = torch.argsort(magnitudes, stable=True)[: int(ratio * len(magnitudes))]
-    stays = torch.ones(len(magnitudes), dtype=torch.bool)
-    stays[smallest] = False
+    magnitudes = torch.cat([tensor.detach().abs().reshape(-1) for tensor in tensors])
+    goes = _smallest(magnitudes, int(ratio * len(magnitudes)))
     changed = []
-    for tensor, keep in zip(tensors, stays.split([tensor.numel() for tensor in tensors]), strict=True):
-        zeroed = torch.where(keep.reshape(tensor.shape), tensor, torch.zeros((), dtype=tensor.dtype))
+    for tensor, mask in zip(tensors, goes.split([tensor.numel() for tensor in tensors]), strict=True):
+        zeroed = tensor.detach().masked_fill(mask.reshape(tensor.shape), 0)
         if not torch.equal(zeroed, tensor):
             tensor.data.copy_(zeroed)
             changed.append(tensor)
     return changed
+
+
+def _smallest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Mark exactly ``count`` of the smallest values, of equals the first; bool ``[len(values)]``."""
+    if count == 0:
+        return torch.zeros(len(values), dtype=torch.bool)
+    threshold = values.kthvalue(count).values
+    marked = values < threshold
+    equals = (values == threshold).nonzero()[:, 0]
+    marked[equals[: count - int(marked.sum())]] = True
+    return marked

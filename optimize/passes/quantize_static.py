@@ -120,7 +120,9 @@ def choose_layers(program: Program) -> tuple[list[fx.Node], list[Skip]]:
             if weight is None:
                 skips.append(Skip(graph.origin(node), graph.op_name(node), "its weight is computed at run time"))
             elif weight.dtype is not torch.float32:
-                skips.append(Skip(graph.origin(node), graph.op_name(node), f"its weight is {weight.dtype}, not float32"))
+                skips.append(
+                    Skip(graph.origin(node), graph.op_name(node), f"its weight is {weight.dtype}, not float32")
+                )
             else:
                 layers.append(node)
         elif graph.is_call(node, *graph.RECURRENT):

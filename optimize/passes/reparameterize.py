@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ _POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.defa
 @register_pass
 @dataclass(frozen=True)
 class Reparameterize(Pass):
-    """Merge sums of linear branches of one input (convolutions, BatchNorm, identity, average pool) into one convolution.
+    """Merge parallel linear branches (convolutions, BatchNorm, identity, average pool) into one convolution.
 
     Every branch is an affine operator with a weight ``[C_out, C_in/groups, *K]``; operators on one input add
     (``optimize.affine`` states the laws). RepVGG, ACNet and Diverse-Branch blocks are sums of such branches; no model
@@ -152,7 +152,10 @@ class _Reader:
         sign = -1.0 if graph.is_call(node, aten.sub.Tensor) else 1.0
         ones = torch.ones_like(first.operator.bias)
         operator = first.operator.scaled(ones, ones * sign * float(graph.argument(node, "alpha")) * number)
-        return [replace(term, nodes=term.nodes | {node}) for term in (replace(first, operator=operator, value=None), *others)]
+        return [
+            replace(term, nodes=term.nodes | {node})
+            for term in (replace(first, operator=operator, value=None), *others)
+        ]
 
     def _merged(self, node: fx.Node, terms: Iterable[_Term]) -> list[_Term]:
         """Add terms of one source, the costliest first, each into the first it fits."""
@@ -254,7 +257,7 @@ def _signed(term: _Term, sign: float) -> _Term | None:
 
 def _materialize(module: fx.GraphModule, root: fx.Node, terms: list[_Term]) -> Rewrite:
     """Write the terms as convolutions and plain values, add them up, and put the sum in the root's place."""
-    names = []
+    names: list[str] = []
     with module.graph.inserting_before(root):
         values = [_value(module, root, term, names) for term in terms]
         total = values[0]
@@ -290,5 +293,5 @@ def _value(module: fx.GraphModule, root: fx.Node, term: _Term, names: list[str])
 def _block_path(term: _Term) -> str:
     """Return the longest module path that all convolutions of a term share."""
     weights = [str(node.args[1].target) for node in term.nodes if graph.is_call(node, *graph.CONVOLUTIONS)]  # type: ignore[union-attr]
-    parts = os.path.commonprefix([weight.split(".")[:-1] for weight in weights])
-    return ".".join(parts)
+    levels = zip(*(weight.split(".")[:-1] for weight in weights), strict=False)
+    return ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))

@@ -70,7 +70,7 @@ class Histogram:
             return full
         edges = np.linspace(full.low, full.high, BINS + 1)
         centres = (edges[:-1] + edges[1:]) / 2
-        candidates = [Range(full.low * share, full.high * share) for share in np.linspace(1.0, 0.2, 81)]
+        candidates = [Range(full.low * share, full.high * share) for share in np.linspace(1.0, 0.2, 81).tolist()]
         errors = [self._error(candidate, centres, form) for candidate in candidates]
         return candidates[int(np.argmin(errors))]
 

@@ -13,7 +13,6 @@ from optimize.errors import Refused
 from optimize.registry import register_target
 from optimize.targets import packaging
 from optimize.targets.base import Artifact, Availability, Runner, Target
-from optimize.targets.torchscript import precision_of
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -54,7 +53,7 @@ class Eager(Target):
             torch.export.save(program.export(), buffer)
         with files.whole(path) as temporary:
             temporary.write_bytes(buffer.getvalue())
-        precision, versions = precision_of(program), self.available().version
+        precision, versions = program.precision, self.available().version
         return packaging.describe(program, target=self.name, path=path, precision=precision, versions=versions)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
@@ -62,7 +61,7 @@ class Eager(Target):
         import torch
         from torch import fx
 
-        from optimize.targets.torchscript.runner import TorchRunner
+        from optimize.targets.torch_runner import TorchRunner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ def test_half_precision_is_close_and_halves_the_weights(name: str, entry: optimi
     randomize_batch_norm(net, 0)
     program = optimize.capture(net.eval(), (REFERENCES[name].inputs(2),))
     program = optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(program).program
-    half, outcome = entry.apply(program)
+    half, _outcome = entry.apply(program)
     error, scale = output_error(program.run(program.inputs)[0], half.run(program.inputs)[0])
     assert error / scale < tolerance
     assert half.run(program.inputs)[0].dtype is torch.float32

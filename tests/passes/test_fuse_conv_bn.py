@@ -32,14 +32,20 @@ CONVOLUTIONS = {
     mode=st.sampled_from(["zeros", "reflect", "circular"]),
 )
 def test_folding_is_exact_over_the_grid(
-    dims: int, transposed: bool, kernel: int, stride: int, groups: int, dilation: int, bias: bool, double: bool, mode: str
+    dims: int,
+    transposed: bool,
+    kernel: int,
+    stride: int,
+    groups: int,
+    dilation: int,
+    bias: bool,
+    double: bool,
+    mode: str,
 ) -> None:
     convolution, norm = CONVOLUTIONS[dims, transposed]
     padding_mode = "zeros" if transposed else mode
     net = nn.Sequential(
-        convolution(
-            4, 8, kernel, stride, 1, groups=groups, dilation=dilation, bias=bias, padding_mode=padding_mode
-        ),
+        convolution(4, 8, kernel, stride, 1, groups=groups, dilation=dilation, bias=bias, padding_mode=padding_mode),
         norm(8),
     )
     randomize_batch_norm(net, kernel)
@@ -110,6 +116,6 @@ def test_weight_norm_is_folded_as_the_weight_it_stands_for() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), nn.BatchNorm2d(4))
     randomize_batch_norm(net, 0)
     program = optimize.capture(net.eval(), (torch.randn(2, *nets.INPUT),))
-    folded, outcome = optimize.FuseConvBN().apply(program)
+    folded, _outcome = optimize.FuseConvBN().apply(program)
     assert dict(folded.stats().ops) == {"conv2d": 1}
     assert torch.allclose(folded(program.inputs[0]), program(program.inputs[0]), atol=1e-5)

@@ -52,7 +52,7 @@ def test_parallel_branches_become_one_convolution_exactly(
     net = Block(kernel, stride, groups, bias, identity)
     randomize_batch_norm(net, kernel)
     program = optimize.capture(net.eval().to(dtype), (torch.randn(2, 4, 13, 10, dtype=dtype),))
-    merged, outcome = optimize.Reparameterize().apply(program)
+    merged, _outcome = optimize.Reparameterize().apply(program)
     assert dict(merged.stats().ops) == {"conv2d": 1, "relu": 1}
     error, scale = output_error(program.run(program.inputs)[0], merged.run(program.inputs)[0])
     assert error / scale < (1e-13 if double else 1e-5)
@@ -82,7 +82,7 @@ def test_reference_blocks_merge_to_one_convolution_each(name: str, convolutions:
 def test_branches_of_awkward_shapes_stay_exact() -> None:
     net = nets.build("branches")
     program = optimize.capture(net, (torch.randn(2, *nets.INPUT),))
-    merged, outcome = optimize.Reparameterize().apply(program)
+    merged, _outcome = optimize.Reparameterize().apply(program)
     assert merged.stats().ops["conv2d"] < program.stats().ops["conv2d"]
     x = torch.randn(5, *nets.INPUT)
     assert torch.allclose(merged(x), net(x), atol=1e-5)

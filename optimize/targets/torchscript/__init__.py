@@ -44,36 +44,34 @@ class TorchScript(Target):
         Raises:
             Refused: TorchScript lacks something the program uses, or no layer can run in INT8.
         """
-        coverage, notes, precision = None, [], precision_of(program)
+        coverage, notes = None, []
         if program.quantization is None:
             scripted = _compile(program)
         else:
             scripted, coverage = _compile_int8(program)
-            precision = "int8" if program.quantization.mode == "static" else "int8-dynamic"
             notes = _int8_notes()
         _save(scripted, path)
         versions = self.available().version
         return packaging.describe(
-            program, target=self.name, path=path, precision=precision, versions=versions, coverage=coverage, notes=notes
+            program,
+            target=self.name,
+            path=path,
+            precision=program.precision,
+            versions=versions,
+            coverage=coverage,
+            notes=notes,
         )
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
         import torch
 
-        from optimize.targets.torchscript.runner import TorchRunner
+        from optimize.targets.torch_runner import TorchRunner
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = torch.jit.load(str(artifact.path), map_location="cpu")
         return TorchRunner(artifact, module, threads)
-
-
-def precision_of(program: Program) -> str:
-    """Return the floating-point type of the program's weights: the narrowest, where they differ."""
-    weights = [*program.graph_module.parameters(), *program.graph_module.buffers()]
-    types = [packaging.dtype_name(tensor) for tensor in weights if tensor.is_floating_point()]
-    return next((name for name in ("bfloat16", "float16") if name in types), "float32")
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:
