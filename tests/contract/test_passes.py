@@ -82,4 +82,4 @@ def _agree(entry: Pass, before: Program, after: Program) -> None:
 def test_a_pass_is_documented(pass_name: str) -> None:
     cls = registry.find_pass(pass_name)
     assert cls.summary().endswith(".")
-    assert "Example:" in (cls.__doc__ or "") and "rewrite" in vars(cls) or cls.rewrite is not Pass.rewrite
+    assert ("Example:" in (cls.__doc__ or "") and "rewrite" in vars(cls)) or cls.rewrite is not Pass.rewrite

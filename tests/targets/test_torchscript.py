@@ -14,7 +14,6 @@ from models import REFERENCES
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.targets.torchscript import precision_of
 from optimize.targets.torchscript.script import compile_graph, compile_program
 from tests.targets.scripted import BATCHES, TARGET, captured, draw, folded, reference, run_fresh, seeded
 
@@ -164,6 +163,6 @@ def test_the_compilation_that_was_verified_is_what_is_saved(tmp_path: Path) -> N
 def test_half_precision_is_saved_as_it_comes(step: Any, name: str, tmp_path: Path) -> None:
     program, _ = step.apply(folded(reference("resnet")))
     artifact = TARGET.export(program, tmp_path / "net.pt")
-    assert artifact.precision == precision_of(program) == name
+    assert artifact.precision == program.precision == name
     x = REFERENCES["resnet"].inputs(5)
     torch.testing.assert_close(artifact.load()(x), program(x), rtol=0, atol=0)

@@ -1,0 +1,208 @@
+"""From a program to a float ONNX model whose values and layers are known by the program's names."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnxscript.optimizer import fold_constants
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.files import whole
+from optimize.program import Program
+from optimize.targets.onnx.tracing import Names, trace_names
+
+#: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
+#: released since 2024 reads it (ONNX Runtime 1.17, TensorRT 10, OpenVINO 2024.0). Newer ones add nothing used here.
+OPSET = 20
+#: The first opset whose convolutions and poolings take bfloat16.
+OPSET_BFLOAT16 = 22
+#: Written on each node: the program node it came from.
+ORIGIN = "optimize.node"
+
+_LARGEST_BYTES = 2**31 - 2**20
+_WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
+_LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
+
+
+def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
+    """Translate a program to ONNX in float: its inputs' names, outputs ``output_0`` and on, a free batch.
+
+    Weighted nodes are named after their modules, and every node carries the program node it came from as metadata
+    (``ORIGIN``). The exporter folds a BatchNorm that ``FuseConvBN`` would fold, if it is still there.
+
+    Args:
+        program: A float program; its quantization plan is not looked at.
+
+    Returns:
+        The model, and the ONNX value of each program node that has one, by name.
+
+    Raises:
+        Refused: The exporter lacks an operator; the message names it and its layer.
+    """
+    exported = program.export()
+    translated = _translate(program, exported)
+    model, decomposed = translated.model, translated.exported_program
+    assert decomposed is not None
+    names = trace_names(program, exported, decomposed)
+    _name_dimensions(program, translated)
+    fold_constants(model, should_fold=lambda node: node.op_type in _WEIGHT_ARRANGEMENT or None)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    _name_values(program, model, names)
+    _name_nodes(program, model, names)
+    present = set(ir.convenience.create_value_mapping(model.graph))
+    return model, {node: value for node, value in names.values.items() if value in present}
+
+
+def save(model: ir.Model, path: Path) -> None:
+    """Check a model (types, shapes, operators) and write it whole or not at all.
+
+    Raises:
+        Refused: The model is larger than the 2 GB one ONNX file holds, or ``onnx.checker`` rejects it.
+    """
+    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    if weights > _LARGEST_BYTES:
+        raise Refused(
+            f"The weights are {weights / 2**30:.1f} GiB; one ONNX file holds 2 GiB.",
+            hint="Use --fp16, --int8, or another target.",
+        )
+    proto = ir.to_proto(model)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise Refused(f"The exported ONNX model is not valid: {_first_line(error)}") from error
+    _slim(proto)
+    with whole(path) as temporary:
+        onnx.save_model(proto, temporary)
+
+
+def _slim(proto: onnx.ModelProto) -> None:
+    """Drop what any runtime infers or no runtime reads: the shapes of intermediate values, our own metadata."""
+    del proto.graph.value_info[:]
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+
+
+def _translate(program: Program, exported: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+    try:
+        with _silence():
+            translated = torch.onnx.export(
+                exported,
+                dynamo=True,
+                optimize=True,
+                opset_version=_opset(program),
+                input_names=list(program.input_names),
+                verbose=False,
+            )
+    except Exception as error:
+        raise _refusal(program, error) from error
+    assert translated is not None
+    return translated
+
+
+def _opset(program: Program) -> int:
+    bfloat16 = any(weight.dtype is torch.bfloat16 for weight in program.graph_module.parameters())
+    return OPSET_BFLOAT16 if bfloat16 else OPSET
+
+
+def _refusal(program: Program, error: BaseException) -> Refused:
+    """Name the operator that the exporter lacks, and the layers that call it."""
+    text, cause = str(error), error.__cause__
+    while cause is not None:
+        text, cause = f"{text}\n{cause}", cause.__cause__
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'", text)
+    if missing is None:
+        return Refused(f"The program cannot be exported to ONNX: {_first_line(error)}")
+    # The exporter may have taken the operator apart: special_bessel_j0 fails as prims.bessel_j0.
+    name, calls = missing[2], [node for node in program.graph.nodes if node.op == "call_function"]
+    layers = [graph.origin(node) for node in calls if graph.op_name(node).endswith(name)]
+    where = f" (in '{layers[0]}')" if layers else ""
+    return Refused(
+        f"ONNX has no translation of the operator {missing[1]}.{name}{where}.",
+        hint="Write the layer with standard operators, or use --to torchscript.",
+    )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the exporter's progress and its remarks on packages that are not needed off the user's terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _name_dimensions(program: Program, translated: torch.onnx.ONNXProgram) -> None:
+    """Call free dimensions as the program does (``batch``) instead of by the tracer's symbols."""
+    renamed: dict[str | ir.SymbolicDim, str] = {}
+    for value, dims in zip(translated.model.graph.inputs, program.dynamic, strict=True):
+        assert value.shape is not None
+        renamed.update({str(value.shape[dim]): name for dim, name in dims.items()})
+    translated.rename_axes(renamed)
+
+
+def _name_values(program: Program, model: ir.Model, names: Names) -> None:
+    """Name the outputs; an intermediate value that is an output changes its name in the map too."""
+    for index, value in enumerate(model.graph.outputs):
+        old, new = value.name, f"output_{index}"
+        value.name = new
+        names.values.update({node: new for node, name in names.values.items() if name == old})
+
+
+def _name_nodes(program: Program, model: ir.Model, names: Names) -> None:
+    """Name weighted nodes after their modules and the others after module and operator; drop the exporter's metadata.
+
+    That metadata holds stack traces with the paths of the user's source files.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    taken: set[str] = set()
+    for entry in sorted(model.graph, key=lambda entry: not _is_layer(entry)):
+        traced = re.match(r"%(\w+)", entry.metadata_props.get("pkg.torch.onnx.fx_node", ""))
+        source = nodes.get(names.sources.get(traced[1], "") if traced else "")
+        entry.metadata_props.clear()
+        if source is not None:
+            source = _before_norm(source) if _is_layer(entry) else source
+            entry.metadata_props[ORIGIN] = source.name
+            path = graph.origin(source)
+            entry.name = _free(path if _is_layer(entry) else f"{path}/{entry.op_type}", taken)
+        for value in entry.outputs:
+            value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def _is_layer(entry: ir.Node) -> bool:
+    return entry.op_type in _LAYERS and ir.convenience.get_const_tensor(entry.inputs[1]) is not None  # type: ignore[arg-type]
+
+
+def _before_norm(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the layer that the exporter folded a BatchNorm into, for the BatchNorm; any other node as it is."""
+    inner = node.args[0] if graph.is_call(node, graph.aten.batch_norm.default) else node
+    return inner if isinstance(inner, torch.fx.Node) else node
+
+
+def _free(name: str, taken: set[str]) -> str:
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    taken.add(candidate)
+    return candidate
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,117 @@
+"""Node tools on an ONNX graph, as ``optimize.graph`` has them for the ATen graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+#: Operators whose output holds the very values of their input, in another order or shape.
+PERMUTATIONS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "DepthToSpace", "Identity"})
+#: Operators that move or select values without changing them: their output is within their input's range.
+MOVES = PERMUTATIONS | {"Slice", "Gather", "Expand", "MaxPool", "SpaceToDepth", "Split", "Tile"}
+
+
+def moves(node: ir.Node) -> bool:
+    """Say whether a node moves or selects values (``Resize`` does when it takes the nearest one)."""
+    if node.op_type == "Resize":
+        return node.attributes.get_string("mode", "nearest") == "nearest"
+    return node.op_type in MOVES
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of a value that is a constant, or None."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """Return the number a one-element constant holds, or None."""
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def is_float(value: ir.Value | None) -> bool:
+    """Say whether a value is float32."""
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
+def name_of(value: ir.Value) -> str:
+    """Return the name every value of an exported graph has."""
+    assert value.name is not None
+    return value.name
+
+
+def readers(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that read a value, one entry a node."""
+    return list(dict.fromkeys(node for node, _ in value.uses()))
+
+
+def store(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """Add a constant under ``name``, or return the equal one that is there; a different one gets a free name."""
+    candidate, count = name, 0
+    while candidate in graph.initializers:
+        existing = constant(graph.initializers[candidate])
+        if existing is not None and existing.dtype == array.dtype and np.array_equal(existing, array):
+            return graph.initializers[candidate]
+        count += 1
+        candidate = f"{name}_{count}"
+    tensor = ir.tensor(array, name=candidate)
+    value = ir.Value(name=candidate, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def add(
+    graph: ir.Graph,
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    like: ir.Value,
+    dtype: ir.DataType | None = None,
+    domain: str = "",
+) -> ir.Value:
+    """Append a node of one output (``graph.sort()`` puts it in its place later); return the output.
+
+    Args:
+        graph: Where to.
+        op: Operator.
+        inputs: What it reads.
+        attributes: Its attributes.
+        name: Name of the output; a number is added when another value has it. The node itself has none.
+        like: The value whose shape and type the output has.
+        dtype: Another element type than ``like``'s.
+        domain: Operator set.
+    """
+    node = ir.node(op, inputs, attributes, domain=domain)
+    output = node.outputs[0]
+    output.name = _free(graph, name)
+    output.shape, output.type = like.shape, like.type if dtype is None else ir.TensorType(dtype)
+    graph.append(node)
+    return output
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """Let every reader of a value, and the graph's outputs, take another one instead, under the old one's name."""
+    name = name_of(old)
+    old.name, new.name = f"{name}_before", name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _free(graph: ir.Graph, name: str) -> str:
+    used = ir.convenience.create_value_mapping(graph)
+    candidate, count = name, 0
+    while candidate in used:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def tidy(model: ir.Model) -> None:
+    """Put nodes in execution order; remove nodes and constants that nothing reads."""
+    model.graph.sort()
+    ir.passes.common.RemoveUnusedNodesPass()(model)

@@ -1,0 +1,97 @@
+"""Where quantize/dequantize operators go, one frozen row a runtime: what each of them fuses, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from optimize.quantization.numerics import Numerics, TensorFormat
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One runtime's INT8 on an ONNX graph.
+
+    Attributes:
+        runtime: Its name, for reasons.
+        numerics: Formats of activations, weights and biases.
+        layers: Weighted operators it has an integer kernel for; their first input and weight are quantized.
+        stored: Those whose output is stored as integers too (a kernel with integer output only).
+        between: Operators without weights that run on integers when all their inputs do and an integer kernel reads
+            their output.
+        joins: Those of ``between`` for which one integer input is enough.
+        one_scale: Operators whose inputs and output share one scale.
+        residual: Quantize the second input of an Add that a quantized layer feeds.
+        group_multiple: Channels a group of a grouped (not depthwise) convolution must be a multiple of this.
+    """
+
+    runtime: str
+    numerics: Numerics
+    layers: frozenset[str]
+    stored: frozenset[str] = frozenset()
+    between: frozenset[str] = frozenset()
+    joins: frozenset[str] = frozenset()
+    one_scale: frozenset[str] = frozenset()
+    residual: bool = False
+    group_multiple: int = 1
+
+
+_MOVES = frozenset(
+    {"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "DepthToSpace", "Resize"}
+)
+
+#: ONNX Runtime on CPU. U8S8 is its fast form. A convolution has a kernel with integer output only, so everything
+#: between two convolutions must run on integers or each Q/DQ left over is a pass over memory; matrix products write
+#: float, so in a transformer only their inputs are quantized. It has no integer ConvTranspose.
+ONNX_RUNTIME = Placement(
+    runtime="ONNX Runtime",
+    numerics=Numerics(
+        activation=TensorFormat("uint8", symmetric=False),
+        weight=TensorFormat("int8", symmetric=True, per_channel=True),
+        bias="int32",
+    ),
+    layers=frozenset({"Conv", "Gemm", "MatMul"}),
+    stored=frozenset({"Conv"}),
+    between=frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}) | _MOVES,
+    joins=frozenset({"Concat"}),
+    one_scale=_MOVES,
+)
+
+#: TensorRT and TensorRT-RTX: symmetric int8, float biases, Q/DQ on the inputs of weighted layers and on the residual
+#: input of an Add; the builder moves them through everything else. A concatenation needs one scale to stay in int8.
+TENSORRT = Placement(
+    runtime="TensorRT",
+    numerics=Numerics(
+        activation=TensorFormat("int8", symmetric=True),
+        weight=TensorFormat("int8", symmetric=True, per_channel=True),
+        bias="float",
+    ),
+    layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    one_scale=_MOVES | {"Concat"},
+    residual=True,
+    group_multiple=4,
+)
+
+
+def onnx_runtime() -> Placement:
+    """Return the ONNX Runtime row for this host: 7-bit weights where the CPU adds pairs of products in 16 bits.
+
+    Without VNNI, ``vpmaddubsw`` saturates: two products of an 8-bit unsigned and an 8-bit signed number exceed 16 bits.
+    ONNX Runtime calls the remedy ``reduce_range``; on hosts with VNNI it only loses accuracy.
+    """
+    if multiplies_in_32_bits():
+        return ONNX_RUNTIME
+    weight = dataclasses.replace(ONNX_RUNTIME.numerics.weight, bits=7)
+    return dataclasses.replace(ONNX_RUNTIME, numerics=dataclasses.replace(ONNX_RUNTIME.numerics, weight=weight))
+
+
+@cache
+def multiplies_in_32_bits(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Say whether byte products are summed in 32 bits: VNNI on x86, any other architecture, or not known."""
+    if not cpuinfo.exists():
+        return True
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    flags = {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
+    return not flags or bool(flags & {"avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8"})

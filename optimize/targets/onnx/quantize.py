@@ -1,0 +1,132 @@
+"""Write quantize/dequantize operators into an ONNX graph where a runtime fuses them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization.plan import Quantization
+from optimize.targets.base import Coverage
+from optimize.targets.onnx.nodes import add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx.placement import Decision, decide, rescaled_input
+from optimize.targets.onnx.policy import Placement
+from optimize.targets.onnx.ranges import infer_ranges
+
+#: An int32 bias keeps this distance from overflow, so that a sum of products can be added to it.
+LARGEST_BIAS = 2.0**30
+
+
+def quantize_onnx(
+    model: ir.Model, value_names: Mapping[str, str], quantization: Quantization, policy: Placement
+) -> Coverage:
+    """Place static INT8 in a float model, in place; weights become stored int8 constants.
+
+    Args:
+        model: What ``to_onnx`` returned (rewritten or not).
+        value_names: The ONNX value of each program node, as ``to_onnx`` returned it.
+        quantization: The program's static plan.
+        policy: The runtime's row.
+
+    Returns:
+        The layers placed in INT8 and those left in float, by module path; what a runtime makes of it is not known here.
+    """
+    calibrated = {value_names[node]: known for node, known in quantization.ranges.items() if node in value_names}
+    ranges = infer_ranges(model.graph, calibrated)
+    decision = decide(model.graph, quantization.layers, ranges, policy)
+    form = policy.numerics.activation
+    parameters = {value: scale_and_zero_point(known, form) for value, known in decision.values.items()}
+    scales = {layer: parameters[layer.inputs[0]][0] for layer in decision.layers}  # type: ignore[index]
+    for layer in decision.layers:
+        _write_weight(model.graph, layer, scales[layer], policy)
+    for value, entry in parameters.items():
+        _write_activation(model.graph, value, entry, form, decision)
+    tidy(model)
+    return Coverage(
+        quantized=tuple(str(layer.name) for layer in decision.layers), left_float=tuple(decision.left_float)
+    )
+
+
+def _write_activation(
+    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: Decision
+) -> None:
+    """Put Q and DQ behind a value, and let its integer readers (or all its readers) read the DQ."""
+    scale, zero_point = parameters
+    users, wanted = list(value.uses()), decision.readers[value]
+    name = name_of(value)
+    zero = store(graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
+    step = store(graph, f"{name}_scale", np.asarray(scale, np.float32))
+    array = constant(value)
+    if array is None:
+        dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
+        integers = add(graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
+    else:
+        integers = store(graph, f"{name}_q", quantize(array, scale, zero_point, form))
+    real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
+    for node, index in users:
+        if node in decision.rescaled and rescaled_input(node) is value:
+            _write_rescaled(graph, node, integers, scale, zero)
+        elif wanted is None or node in wanted:
+            node.replace_input_with(index, real)
+    if wanted is None and value.is_graph_output():
+        value.name, real.name = f"{name}_before", name
+        graph.outputs[list(graph.outputs).index(value)] = real
+
+
+def _write_rescaled(graph: ir.Graph, node: ir.Node, integers: ir.Value, scale: float, zero: ir.Value) -> None:
+    """Read ``x * c`` off the integers of ``x``: the same integers, ``c`` times the scale."""
+    old = node.outputs[0]
+    factor = next(number for number in map(scalar, node.inputs) if number is not None)
+    step = store(graph, f"{old.name}_scale", np.asarray(scale * factor, np.float32))
+    real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{old.name}_dq", like=old)
+    ir.convenience.replace_all_uses_with(old, real)
+
+
+def _write_weight(graph: ir.Graph, layer: ir.Node, activation_scale: float, policy: Placement) -> None:
+    """Store a layer's weight as int8 (and its bias as int32 where the runtime wants that) with a DQ."""
+    source = layer.inputs[1]
+    weight = constant(source)
+    assert source is not None and weight is not None
+    bias = _bias(layer, policy)
+    axis, form = _channels(layer, policy.numerics.weight)
+    scales = weight_scales(weight, form, axis)
+    if bias is not None:
+        # The product of the scales is the bias's: a tiny one would make a large bias overflow.
+        scales = np.maximum(scales, (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32))
+    along = scales.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
+    integers = quantize(weight, along, 0, form)
+    layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis))
+    if bias is not None:
+        products = (scales * np.float32(activation_scale)).astype(np.float32)
+        rounded = np.rint(bias.astype(np.float64) / products).astype(np.int32)
+        layer.replace_input_with(2, _dequantized(graph, layer.inputs[2], rounded, products, 0))  # type: ignore[arg-type]
+
+
+def _dequantized(graph: ir.Graph, source: ir.Value, integers: np.ndarray, scales: np.ndarray, axis: int) -> ir.Value:
+    name = name_of(source)
+    stored = store(graph, f"{name}_q", integers)
+    steps = store(graph, f"{name}_scale", scales)
+    # ONNX Runtime makes no QGemm of a weight or bias without an explicit zero point.
+    zeros = store(graph, f"zeros_{integers.dtype.name}_{len(scales)}", np.zeros(len(scales), integers.dtype))
+    inputs = [stored, steps, zeros]
+    return add(graph, "DequantizeLinear", inputs, {"axis": axis}, name=f"{name}_dq", like=source)
+
+
+def _bias(layer: ir.Node, policy: Placement) -> np.ndarray | None:
+    """Return the bias to store as int32 ``[C_out]``, or None where there is none or it stays in float."""
+    value = layer.inputs[2] if len(layer.inputs) > 2 else None
+    bias = constant(value)
+    return bias if policy.numerics.bias == "int32" and bias is not None and bias.ndim == 1 else None
+
+
+def _channels(layer: ir.Node, form: TensorFormat) -> tuple[int, TensorFormat]:
+    """Return the output-channel axis of a layer's weight, and its format: one scale where groups share the axis."""
+    if layer.op_type == "ConvTranspose":
+        grouped = layer.attributes.get_int("group", 1) > 1
+        return 1, dataclasses.replace(form, per_channel=False) if grouped else form
+    if layer.op_type == "MatMul" or (layer.op_type == "Gemm" and not layer.attributes.get_int("transB", 0)):
+        return 1, form
+    return 0, form

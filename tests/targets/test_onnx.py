@@ -1,0 +1,301 @@
+"""The ONNX target: float export, the map of names, dynamic INT8, coverage and the runner."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize.errors import Refused, TargetUnavailable
+from optimize.passes.quantize_dynamic import QuantizeDynamic
+from optimize.program import Program
+from optimize.registry import find_target
+from optimize.targets.onnx import Onnx, runner
+from optimize.targets.onnx.export import save, to_onnx
+
+FRESH = """
+import sys
+import numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+for given, answer in zip(sys.argv[2::2], sys.argv[3::2]):
+    numpy.save(answer, session.run(None, {session.get_inputs()[0].name: numpy.load(given)})[0])
+assert not {"optimize", "torch"} & set(sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def target() -> Onnx:
+    found = find_target("onnx")
+    assert isinstance(found, Onnx)
+    return found
+
+
+def reference(name: str) -> tuple[nn.Module, Program]:
+    entry = REFERENCES[name]
+    net = entry.build()
+    randomize_batch_norm(net, seed=1)
+    return net, optimize.capture(net, (entry.inputs(2),))
+
+
+def relative_error(want: Tensor, got: Tensor) -> float:
+    return float((want - got).abs().max() / want.abs().max())
+
+
+def sqnr_db(want: Tensor, got: Tensor) -> float:
+    return float(10 * torch.log10((want.double() ** 2).sum() / ((want - got).double() ** 2).sum()))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_float_file_agrees_in_a_fresh_process_at_two_batch_sizes(name: str, target: Onnx, tmp_path: Path) -> None:
+    net, program = reference(name)
+    artifact = target.export(program, tmp_path / "net.onnx")
+    arguments = []
+    for batch in (1, 5):
+        np.save(tmp_path / f"x{batch}.npy", REFERENCES[name].inputs(batch, seed=batch).numpy())
+        arguments += [tmp_path / f"x{batch}.npy", tmp_path / f"y{batch}.npy"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-c", FRESH, str(artifact.path), *map(str, arguments)]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment)
+    for batch in (1, 5):
+        with torch.inference_mode():
+            want = net(REFERENCES[name].inputs(batch, seed=batch))
+        assert relative_error(want, torch.from_numpy(np.load(tmp_path / f"y{batch}.npy"))) < 1e-4
+    assert (artifact.precision, artifact.coverage) == ("float32", None)
+
+
+class Several(nn.Module):
+    """Takes two inputs and returns a dictionary, one entry of it an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 8, 1), nn.Linear(5, 8)
+
+    def forward(self, x: Tensor, v: Tensor) -> dict[str, Tensor]:
+        return {"y": self.conv(x) * torch.sigmoid(self.gate(v))[:, :, None, None], "x": x}
+
+
+def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: Path) -> None:
+    net = Several().eval()
+    program = optimize.capture(net, (torch.randn(2, 3, 4, 4), torch.randn(2, 5)))
+    artifact = target.export(program, tmp_path / "net.onnx")
+    assert [spec.name for spec in artifact.inputs] == ["x", "v"]
+    assert artifact.inputs[0].shape == ("batch", 3, 4, 4)
+    loaded = artifact.load(threads=1)
+    assert isinstance(loaded, runner.OnnxRunner)
+    assert loaded.providers == ("CPUExecutionProvider",)
+    x, v = torch.randn(3, 3, 4, 4), torch.randn(3, 5)
+    answer, want = loaded(x, v), net(x, v)
+    assert set(answer) == {"x", "y"}
+    torch.testing.assert_close(answer["y"], want["y"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answer["x"], x)
+
+
+def test_the_file_holds_names_of_the_model_and_no_paths_of_its_source(target: Onnx, tmp_path: Path) -> None:
+    _, program = reference("resnet")
+    target.export(program, tmp_path / "net.onnx")
+    proto = onnx.load(tmp_path / "net.onnx")
+    assert {"stem.conv", "head"} <= {node.name for node in proto.graph.node}
+    assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert b".py" not in (tmp_path / "net.onnx").read_bytes()
+
+
+class Decomposed(nn.Module):
+    """Calls what the exporter takes apart: unfolded BatchNorm, split, recurrent layers, pooling, maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.up, self.line, self.gru = nn.ConvTranspose2d(8, 8, 2, 2), nn.Linear(4, 6), nn.GRU(6, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = functional.silu(self.up(torch.relu(self.norm(self.conv(x)))))
+        _, right = y.chunk(2, dim=1)
+        states, _ = self.gru(self.line(right.flatten(2).transpose(1, 2)[:, :6]))
+        values, _ = states.max(1)
+        return functional.adaptive_avg_pool2d(y, 1), values
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3", "vit", "lstm", "decomposed"])
+def test_value_names_lead_to_the_values_of_the_program(name: str, tmp_path: Path) -> None:
+    import onnxruntime
+
+    if name == "decomposed":
+        program = optimize.capture(Decomposed().eval(), (torch.randn(2, 3, 10, 10),))
+    else:
+        program = reference(name)[1]
+    model, names = to_onnx(program)
+    save(model, tmp_path / "net.onnx")
+    proto = onnx.load(tmp_path / "net.onnx")
+    present = {output.name for output in proto.graph.output} | set(program.input_names)
+    found = sorted(set(names.values()) - present)
+    proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(value) for value in found)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    inputs = program.sample(3)
+    outputs = [output.name for output in session.get_outputs()]
+    answers = session.run(outputs, {key: x.numpy() for key, x in zip(program.input_names, inputs, strict=True)})
+    computed = dict(zip(outputs, answers, strict=True))
+    compared = _compare(program, inputs, {node: computed[value] for node, value in names.items() if value in computed})
+    floats = sum(isinstance(node.meta.get("val"), Tensor) for node in program.graph.nodes if node.op == "call_function")
+    assert compared >= 0.7 * floats
+
+
+def _compare(program: Program, inputs: tuple[Tensor, ...], computed: dict[str, np.ndarray]) -> int:
+    class Check(fx.Interpreter):
+        compared = 0
+
+        def run_node(self, n: fx.Node) -> object:
+            result = super().run_node(n)
+            if n.name in computed and isinstance(result, Tensor):
+                torch.testing.assert_close(torch.from_numpy(computed[n.name]), result, atol=1e-4, rtol=1e-3, msg=n.name)
+                self.compared += 1
+            return result
+
+    check = Check(program.graph_module)
+    with torch.inference_mode():
+        check.run(*inputs, enable_io_processing=False)
+    return check.compared
+
+
+def test_a_missing_operator_is_named_with_its_layer(target: Onnx, tmp_path: Path) -> None:
+    class Special(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Special()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + 1
+
+    program = optimize.capture(Outer().eval(), (torch.rand(2, 3),))
+    with pytest.raises(Refused, match=r"prims.bessel_j0 \(in 'inner'\)"):
+        target.export(program, tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_is_silent(target: Onnx, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = optimize.capture(nn.Linear(3, 2).eval(), (torch.rand(2, 3),))
+    target.export(program, tmp_path / "net.onnx")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_weights_over_two_gibibytes_are_refused(monkeypatch: pytest.MonkeyPatch, target: Onnx, tmp_path: Path) -> None:
+    monkeypatch.setattr("optimize.targets.onnx.export._LARGEST_BYTES", 100)
+    program = optimize.capture(nn.Linear(30, 2).eval(), (torch.rand(2, 30),))
+    with pytest.raises(Refused, match="2 GiB"):
+        target.export(program, tmp_path / "net.onnx")
+
+
+def test_half_precision_keeps_float32_inputs(target: Onnx, tmp_path: Path) -> None:
+    net, program = reference("resnet")
+    program, _ = optimize.FuseConvBN().apply(program)
+    program, _ = optimize.CastFP16().apply(program)
+    artifact = target.export(program, tmp_path / "net.onnx")
+    assert (artifact.precision, artifact.inputs[0].dtype) == ("float16", "float32")
+    x = REFERENCES["resnet"].inputs(3)
+    with torch.inference_mode():
+        want = net(x)
+    assert relative_error(want, artifact.load(threads=1)(x)) < 1e-2
+
+
+def test_a_file_without_a_kernel_is_target_unavailable(target: Onnx, tmp_path: Path) -> None:
+    _, program = reference("resnet")
+    program, _ = optimize.FuseConvBN().apply(program)
+    program, _ = optimize.CastBF16().apply(program)
+    artifact = target.export(program, tmp_path / "net.onnx")
+    assert artifact.precision == "bfloat16"
+    with pytest.raises(TargetUnavailable, match="Could not find an implementation for Conv"):
+        artifact.load()
+
+
+def test_without_onnxruntime_export_works_and_says_what_was_not_verified(
+    monkeypatch: pytest.MonkeyPatch, target: Onnx, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    program = optimize.capture(nn.Linear(16, 4).eval(), (torch.rand(2, 16),))
+    program, _ = QuantizeDynamic().apply(program)
+    artifact = target.export(program, tmp_path / "net.onnx")
+    assert artifact.coverage is not None
+    assert artifact.coverage.kernels == {}
+    assert "not verified" in artifact.notes[0]
+    with pytest.raises(TargetUnavailable, match="not installed"):
+        artifact.load()
+
+
+@pytest.mark.parametrize("name", ["lstm", "vit"])
+def test_dynamic_int8_runs_integer_kernels(name: str, target: Onnx, tmp_path: Path) -> None:
+    net, program = reference(name)
+    plain = target.export(program, tmp_path / "float.onnx")
+    program, outcome = QuantizeDynamic().apply(program)
+    artifact = target.export(program, tmp_path / "int8.onnx")
+    x = REFERENCES[name].inputs(5, seed=3)
+    with torch.inference_mode():
+        assert sqnr_db(net(x), artifact.load(threads=1)(x)) > 30
+    assert artifact.precision == "int8-dynamic"
+    assert artifact.size_bytes < 0.35 * plain.size_bytes
+    coverage = artifact.coverage
+    assert coverage is not None
+    assert {rewrite.where for rewrite in outcome.rewrites} <= set(coverage.quantized)
+    assert set(coverage.kernels) & {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+
+
+class Recurrent(nn.Module):
+    """Runs a two-way LSTM, then a GRU, for which there is no dynamic kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, batch_first=True, bidirectional=True)
+        self.gru, self.head = nn.GRU(64, 32, batch_first=True), nn.Linear(32, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.gru(self.lstm(x)[0])
+        return self.head(states[:, -1])
+
+
+def test_dynamic_int8_leaves_a_gru_in_float_and_says_why(target: Onnx, tmp_path: Path) -> None:
+    net = Recurrent().eval()
+    program = optimize.capture(net, (torch.randn(2, 7, 16),))
+    program, _ = QuantizeDynamic().apply(program)
+    artifact = target.export(program, tmp_path / "net.onnx")
+    assert artifact.coverage is not None
+    assert artifact.coverage.quantized == ("lstm", "head")
+    reasons = {layer.name: layer.reason for layer in artifact.coverage.left_float}
+    assert reasons["gru"] == "ONNX Runtime has no dynamic INT8 GRU"
+    x = torch.randn(5, 7, 16, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert sqnr_db(net(x), artifact.load(threads=1)(x)) > 30
+
+
+def test_a_plan_without_a_layer_that_fits_is_refused(target: Onnx, tmp_path: Path) -> None:
+    program = optimize.capture(nn.GRU(4, 4, batch_first=True).eval(), (torch.randn(2, 3, 4),))
+    program, _ = QuantizeDynamic().apply(program)
+    with pytest.raises(Refused, match="no dynamic INT8 GRU"):
+        target.export(program, tmp_path / "net.onnx")
+
+
+def test_the_runner_does_not_import_torch(target: Onnx, tmp_path: Path) -> None:
+    code = "import sys, optimize.targets.onnx.runner; assert 'torch' not in sys.modules and 'onnx' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_availability_names_the_versions(target: Onnx) -> None:
+    available = target.available()
+    assert available.export and available.run
+    assert {"torch", "onnx", "onnxruntime"} <= set(available.version)

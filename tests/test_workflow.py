@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from models import REFERENCES
+from optimize.errors import UsageError, VerificationFailed
+from optimize.workflow import Job, open_program, transform
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+
+
+def test_the_python_call_does_the_whole_line(tmp_path: Path) -> None:
+    module, x = net(), torch.rand(64, 3, 8, 8)
+    labels = module(x).argmax(1)
+    report = optimize.optimize(
+        module,
+        (x[:2],),
+        passes=[optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=[x])],
+        targets=["onnx"],
+        evaluate=[(x, labels)],
+        out=tmp_path / "out",
+    )
+    assert [(row.target, row.precision, row.status) for row in report.rows] == [
+        ("onnx", "float32", "measured"),
+        ("onnx", "int8", "measured"),
+    ]
+    assert report.baseline.accuracy is not None and report.baseline.accuracy.value == 1.0
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written == json.loads(report.model_dump_json())
+    assert written["rows"][1]["coverage"]["kernels"]["QLinearConv"] == 1
+    assert written["calibration"] == {"source": "list", "samples": 64, "synthetic": False}
+
+
+def test_one_target_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    """ONNX Runtime has no bfloat16 convolution on CPU; TorchScript has."""
+    report = optimize.optimize(
+        net(),
+        (torch.rand(2, 3, 8, 8),),
+        passes=[optimize.FuseConvBN(), optimize.CastBF16()],
+        targets=["onnx", "torchscript"],
+        out=tmp_path / "out",
+    )
+    status = {(row.target, row.precision): row for row in report.rows}
+    assert status["onnx", "bfloat16"].status == "failed" and status["onnx", "bfloat16"].reason
+    assert status["torchscript", "bfloat16"].status == "measured"
+    assert status["onnx", "float32"].status == "measured"
+
+
+def test_structured_outputs_come_back_as_the_module_gave_them(tmp_path: Path) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"a": self.a(x), "b": self.b(x)}
+
+    module = Heads().eval()
+    program = optimize.capture(module, (torch.rand(2, 4),))
+    x = torch.rand(5, 4)
+    for target in ("onnx", "torchscript"):
+        runner = optimize.export(program, target, tmp_path / f"heads.{target}").load()
+        result = runner(x)
+        assert set(result) == {"a", "b"}
+        assert torch.allclose(result["b"], module(x)["b"], atol=1e-6)
+        assert isinstance(runner(x.numpy())["a"], np.ndarray)
+
+
+def test_precision_passes_make_variants_beside_float() -> None:
+    program = optimize.capture(net(), (torch.rand(2, 3, 8, 8),))
+    passes = [
+        optimize.FuseConvBN(),
+        optimize.QuantizeStatic(calibration=[torch.rand(4, 3, 8, 8)]),
+        optimize.CastFP16(),
+        optimize.Script(),
+    ]
+    variants = transform(program, passes)
+    assert [variant.precision for variant in variants] == ["float32", "int8", "float16"]
+    assert [step.pass_name for step in variants[0].steps] == ["FuseConvBN", "Script"]
+    assert variants[0].program.compiled is not None and variants[1].program.compiled is None
+
+
+def test_a_module_that_answers_differently_each_time_is_not_accepted() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(VerificationFailed, match="differs from the module"):
+        open_program(Job(Noisy().eval(), optimize.workflow.Recipe(), (torch.rand(2, 4),)))
+
+
+def test_torchscript_input_goes_through_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "scripted.pt"
+    torch.jit.script(REFERENCES["resnet"].build().eval()).save(path)
+    report = optimize.optimize(
+        path, (REFERENCES["resnet"].inputs(2),), passes=[optimize.FuseConvBN()], targets=["onnx"], out=tmp_path / "out"
+    )
+    assert report.rows[0].agreement is not None and report.rows[0].agreement.sqnr_db > 100
+    assert report.trace[0].rewrites
+
+
+def test_a_module_needs_example_inputs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs example inputs"):
+        optimize.optimize(net(), targets=["onnx"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
