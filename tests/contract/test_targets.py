@@ -24,7 +24,7 @@ FILES = [
     ("onnx", "int8"),
 ]
 LOADERS = {
-    "torchscript": "m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()",
+    "torchscript": "m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x)).detach().numpy()",
     "eager": "m = torch.export.load(path).module(); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()",
     "onnx": "s = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']); n = s.get_inputs()[0].name; "
     "f = lambda x: s.run(None, {n: x})[0]",

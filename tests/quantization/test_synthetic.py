@@ -9,7 +9,6 @@ from models.repvgg import fashion_repvgg
 from optimize.errors import Refused
 from optimize.quantization.synthetic import synthesize
 
-
 CHECKPOINT = Path(__file__).parents[2] / "models" / "fashion_repvgg.pt"
 
 

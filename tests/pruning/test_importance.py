@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from optimize.frontend import capture
+from optimize.passes.fuse_conv_bn import FuseConvBN
+from optimize.program import Program
+from optimize.pruning.groups import dependencies
+from optimize.pruning.importance import importance, kept_channels
+
+
+def scores(program: Program) -> torch.Tensor:
+    found = dependencies(program)
+    return importance(program, found, found.groups[0])
+
+
+def with_rows(*norms: float) -> nn.Sequential:
+    """Two convolutions; the first one's filters have the given norms."""
+    first = nn.Conv2d(1, len(norms), (1, 2))
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[[[0.6 * norm, -0.8 * norm]]] for norm in norms]))
+    return nn.Sequential(first, nn.ReLU(), nn.Conv2d(len(norms), 2, 1)).eval()
+
+
+X = torch.zeros(2, 1, 4, 4)
+
+
+def test_closed_form_of_one_layer() -> None:
+    found = scores(capture(with_rows(1.0, 2.0, 3.0), (X,)))
+    expected = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) / (14 / 3) ** 0.5
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_two_layers_have_the_same_say_whatever_their_scale() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = with_rows(1, 2, 3)[0], with_rows(300, 200, 100)[0], nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.left(x) + self.right(x))
+
+    found = scores(capture(Sum().eval(), (X,)))
+    expected = torch.tensor([10.0, 8.0, 10.0], dtype=torch.float64) * 3 / 14 / 2
+    assert torch.allclose(found, expected.sqrt(), rtol=1e-6)
+
+
+def test_batch_norm_scales_the_filter_as_fusing_does() -> None:
+    first, relu, last = with_rows(1, 2, 3)
+    norm = nn.BatchNorm2d(3)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([6.0, -3.0, 0.5]))
+        norm.running_var.copy_(torch.tensor([4.0, 1.0, 0.25]))
+    program = capture(nn.Sequential(first, norm, relu, last).eval(), (X,))
+    found = scores(program)
+    expected = torch.tensor([3.0, 6.0, 3.0], dtype=torch.float64)
+    assert torch.allclose(found, expected / expected.square().mean().sqrt(), rtol=1e-4)
+    assert torch.allclose(found, scores(FuseConvBN().apply(program)[0]), rtol=1e-6)
+
+
+def test_transposed_convolutions_keep_their_outputs_on_axis_one() -> None:
+    layer = nn.ConvTranspose2d(4, 4, 1, groups=2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0], [4.0, 8.0]]).reshape(4, 2, 1, 1))
+    found = scores(capture(nn.Sequential(layer, nn.Conv2d(4, 2, 1)).eval(), (torch.zeros(2, 4, 4, 4),)))
+    energies = torch.tensor([1.0 + 4 + 9 + 16, 25.0 + 36 + 49 + 64], dtype=torch.float64)
+    assert torch.allclose(found, (energies / energies.mean()).sqrt())
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.0, [5, 4, 3, 2, 1, 0]), (0.34, [5, 4, 3, 2]), (0.99, [5])])
+def test_the_strongest_are_kept(ratio: float, kept: list[int]) -> None:
+    program = capture(with_rows(1, 2, 3, 4, 5, 6), (X,))
+    found = dependencies(program)
+    group = found.groups[0]
+    chosen = kept_channels(found, group, importance(program, found, group), ratio, 1)
+    assert [group.channels.index(channel) for channel in chosen] == kept
+
+
+def test_of_equals_the_first_are_kept() -> None:
+    program = capture(with_rows(1, 1, 1, 1), (X,))
+    found = dependencies(program)
+    group = found.groups[0]
+    chosen = kept_channels(found, group, importance(program, found, group), 0.5, 1)
+    assert chosen == list(group.channels[:2])
+
+
+def test_dead_layers_have_no_opinion() -> None:
+    assert scores(capture(with_rows(0, 0, 0), (X,))).tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,172 @@
+"""What fixes channels, and the reason given: nothing is cut on a guess."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from optimize.frontend import capture
+from optimize.pruning.groups import dependencies
+
+CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "group_norm": (lambda y: functional.group_norm(y, 2), "group_norm '.*', which channel pruning does not follow"),
+    "chunk": (lambda y: torch.mul(*y.chunk(2, 1)), "split '.*', which channel pruning does not follow"),
+    "slice": (lambda y: y[:, 1:], "slice '.*', which takes them apart"),
+    "select": (lambda y: y[:, :1] + y[:, 2][:, None], "slice '.*', which takes them apart"),
+    "softmax": (lambda y: y.softmax(1), "softmax '.*', which channel pruning does not follow"),
+    "mean": (lambda y: y - y.mean(1, keepdim=True), "mean '.*', which mixes them"),
+    "maximum": (lambda y: y * y.amax(), "amax '.*', which mixes them"),
+    "pixel_shuffle": (lambda y: functional.pixel_shuffle(y, 2), "pixel_shuffle '.*', which channel pruning"),
+    "constant": (lambda y: y + torch.ones(8, 1, 1), "add '.*', which combines them with a value of fixed width"),
+    "matmul": (lambda y: y.flatten(2) @ y.flatten(2).transpose(1, 2), "matmul '.*', which channel pruning"),
+    "pooled channels": (
+        lambda y: functional.avg_pool1d(y.flatten(2).transpose(1, 2), 2),
+        "avg_pool1d '.*', which mixes them",
+    ),
+    "padded channels": (
+        lambda y: functional.pad(y, (0, 0, 0, 0, 1, 1)),
+        "pad '.*', which mixes them",
+    ),
+    "split": (lambda y: y.reshape(-1, 2, 4, 6, 6), "reshape '.*', which takes them apart"),
+    "merged with the batch": (lambda y: y.reshape(-1), "reshape '.*', which takes them apart"),
+}
+
+
+class Between(nn.Module):
+    """A convolution and an operator."""
+
+    def __init__(self, operator: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.operator = nn.Conv2d(3, 8, 3), operator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.operator(self.first(x)).sum()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fixed_with_a_reason(name: str) -> None:
+    operator, reason = CASES[name]
+    groups = dependencies(capture(Between(operator).eval(), (torch.rand(2, 3, 8, 8),))).groups
+    assert [group.why_fixed != "" for group in groups] == [True]
+    assert re.search(f"its channels reach {reason}", groups[0].why_fixed), groups[0].why_fixed
+
+
+def reasons(net: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
+    groups = dependencies(capture(net.eval(), (torch.rand(2, *shape),))).groups
+    return {", ".join(layer.name for layer in group.layers): group.why_fixed for group in groups}
+
+
+def test_layer_norm_over_the_channels() -> None:
+    found = reasons(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), (4,))
+    assert "layer_norm '1', which channel pruning does not follow" in found["linear"]
+
+
+def test_computed_weights() -> None:
+    first = parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
+    found = reasons(nn.Sequential(first, nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 1)), (3, 8, 8))
+    assert found["conv2d_1"] == ""
+    assert set(found) == {"conv2d_1", "conv2d_2"}
+
+
+def test_batch_statistics() -> None:
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    found = reasons(nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 2, 1)), (3, 8, 8))
+    assert "batch_norm" in found["conv2d"]
+
+
+def test_a_sum_with_the_input() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(x + self.first(x))
+
+    assert "combines them with a value of fixed width" in reasons(Net(), (4, 8, 8))["conv2d"]
+
+
+def test_joined_with_a_free_size() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.first(x).mean((0, 2, 3)), x.mean((1, 2, 3))]).sum()
+
+    assert "cat 'cat', which joins them with a value of free size" in reasons(Net(), (3, 8, 8))["conv2d"]
+
+
+def test_features_read_as_space() -> None:
+    found = reasons(nn.Sequential(nn.Linear(8, 8), nn.Conv2d(3, 4, 3)), (3, 8, 8))
+    assert "conv2d '1', which mixes them as space" in found["linear"]
+
+
+def test_two_axes_of_features_merged() -> None:
+    net = nn.Sequential(nn.Conv1d(3, 6, 1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(30, 2))
+    found = reasons(net, (3, 8))
+    assert "reshape '2', which takes them apart" in found["conv1d"]
+    assert "reshape '2', which takes them apart" in found["linear"]
+
+
+def test_a_sum_with_a_joined_input_fixes_that_part_only() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.whole, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 11, 1), nn.Conv2d(11, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([x, self.part(x)], 1) + self.whole(x))
+
+    groups = dependencies(capture(Net().eval(), (torch.rand(2, 3, 8, 8),))).groups
+    assert [(len(group.channels), group.why_fixed != "") for group in groups] == [(8, False), (3, True), (2, True)]
+    assert "joins a value of fixed width" in groups[1].why_fixed
+
+
+def test_a_weight_read_as_kernel_and_as_features() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.features, self.head = nn.Conv1d(3, 4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.features(x) + self.conv.weight.mean((0, 1))).sum(1) + self.conv(x).sum(1)
+
+    assert "conv1d 'conv', which takes them as a kernel" in reasons(Net(), (3, 6))["linear"]
+
+
+def test_a_weight_read_depthwise_and_densely() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 2, 3, 3))
+            self.narrow, self.wide = nn.Conv2d(3, 2, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dense = functional.conv2d(self.narrow(x), self.weight)
+            return dense.sum() + functional.conv_transpose2d(self.wide(x), self.weight, groups=4).sum()
+
+    found = reasons(Net(), (3, 8, 8))
+    assert "which repeats each channel" in found["conv2d"]
+
+
+def test_a_map_of_one_channel_stretches_over_all() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.map, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 1, 1), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.stem(x)
+            return self.head(y * self.map(y).sigmoid())
+
+    program = capture(Net().eval(), (torch.rand(2, 3, 8, 8),))
+    groups = dependencies(program).groups
+    assert [(len(group.channels), bool(group.why_fixed)) for group in groups] == [(8, False), (1, False), (2, True)]
