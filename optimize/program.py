@@ -55,6 +55,7 @@ class Program:
         quantization: What static or dynamic quantization decided; placed when a target lowers the program.
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
         notes: What capture had to say, for the report.
+        applied: The lossy passes that changed it, so that none is applied twice.
     """
 
     graph_module: fx.GraphModule
@@ -66,6 +67,7 @@ class Program:
     quantization: Quantization | None = None
     compiled: torch.jit.ScriptModule | None = None
     notes: list[str] = field(default_factory=list)
+    applied: tuple[Any, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:

@@ -2,9 +2,21 @@
 
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.passes.fuse_conv_bn import FuseConvBN
+from optimize.passes.prune_channels import PruneChannels
+from optimize.passes.prune_weights import PruneWeights
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.passes.reparameterize import Reparameterize
 from optimize.passes.script import Script
 
-__all__ = ["CastBF16", "CastFP16", "FuseConvBN", "QuantizeDynamic", "QuantizeStatic", "Reparameterize", "Script"]
+__all__ = [
+    "CastBF16",
+    "CastFP16",
+    "FuseConvBN",
+    "PruneChannels",
+    "PruneWeights",
+    "QuantizeDynamic",
+    "QuantizeStatic",
+    "Reparameterize",
+    "Script",
+]

@@ -101,15 +101,21 @@ class Pass(ABC):
     def apply(self, program: Program) -> tuple[Program, Outcome]:
         """Run on a clone; return the new program, or the given one untouched when nothing was rewritten.
 
+        A lossy pass is applied once: the same pass with the same options leaves its own result alone.
+
         Raises:
             Refused: The pass cannot run on this program.
         """
+        lossy = self.exactness is Exactness.LOSSY
+        if lossy and self in program.applied:
+            return program, Outcome(notes=(f"{self.name} was applied already, with the same options.",))
         changed = program.clone()
         outcome = self.rewrite(changed)
         if not outcome.rewrites:
             return program, outcome
         changed.refresh()
-        return dataclasses.replace(changed, source=None), outcome
+        applied = (*changed.applied, self) if lossy else changed.applied
+        return dataclasses.replace(changed, source=None, applied=applied), outcome
 
     @classmethod
     def summary(cls) -> str:

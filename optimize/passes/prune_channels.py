@@ -37,8 +37,8 @@ class PruneChannels(Pass):
     reach an input, an output or an operator without a rule (attention heads, LayerNorm over the channels, GroupNorm,
     ``chunk``); layers whose weight is computed; recurrent layers; groups too small for ``round_to``.
 
-    What it costs: accuracy, until the program is trained again. A second run cuts again, as it starts from the
-    widths it finds.
+    What it costs: accuracy, until the program is trained again. To cut once more after training,
+    run it with another ratio.
 
     Attributes:
         ratio: Share of the channels cut from each group, at least 0 and below 1; the same for every group. A group

@@ -2,6 +2,7 @@
 
 from optimize.targets.eager import Eager
 from optimize.targets.onnx import Onnx
+from optimize.targets.tensorrt import TensorRT
 from optimize.targets.torchscript import TorchScript
 
-__all__ = ["Eager", "Onnx", "TorchScript"]
+__all__ = ["Eager", "Onnx", "TensorRT", "TorchScript"]

@@ -5,6 +5,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT = TensorProto.FLOAT
+ZERO = np.int8(0)
 
 
 def graph(nodes: list, constants: dict, inputs: list, outputs: list, opset: int = 20) -> onnx.ModelProto:
@@ -21,8 +22,8 @@ def graph(nodes: list, constants: dict, inputs: list, outputs: list, opset: int 
 
 
 def quantized_conv(
-    zero_point: np.generic = np.int8(0),
-    weight_zero_point: np.generic = np.int8(0),
+    zero_point: np.generic = ZERO,
+    weight_zero_point: np.generic = ZERO,
     scale: float = 0.02,
     bias: str = "float",
     explicit: bool = True,

@@ -24,7 +24,7 @@ from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.targets.tensorrt import TensorRT, builder, conformance, isolated, packages
 from optimize.targets.tensorrt.command import shape_profile
-from tests.targets.tensorrt_graphs import BROKEN, GOOD, SILENT
+from tests.targets.tensorrt_graphs import BROKEN, GOOD, SILENT, quantized_conv
 
 rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason='pip install "optimize[tensorrt-rtx]" to build engines'
@@ -117,8 +117,8 @@ def test_a_static_batch_needs_no_profile(tmp_path: Path) -> None:
 
 
 def test_the_profile_spans_one_to_64_around_the_example() -> None:
-    assert shape_profile(small(2, 3, 8, 8)) == {"input": ((1, 3, 8, 8), (2, 3, 8, 8), (64, 3, 8, 8))}
-    assert shape_profile(small(99, 3, 8, 8))["input"][2] == (99, 3, 8, 8)
+    assert shape_profile(small(2, 3, 8, 8)) == {"input_1": ((1, 3, 8, 8), (2, 3, 8, 8), (64, 3, 8, 8))}
+    assert shape_profile(small(99, 3, 8, 8))["input_1"][2] == (99, 3, 8, 8)
 
 
 @rtx
@@ -157,6 +157,17 @@ def test_the_rules_name_what_the_parser_changes_without_a_word(case: str, tmp_pa
     else:
         stored = [layer.get_output(0).dtype for layer in network if layer.type == tensorrt_rtx.LayerType.QUANTIZE]
         assert stored == [tensorrt_rtx.DataType.INT8]
+
+
+@rtx
+def test_what_tensorrt_warns_of_is_kept(tmp_path: Path) -> None:
+    model = quantized_conv(zero_point=np.uint8(0))
+    assert [finding.where for finding in conformance.check(ir.from_proto(model))] == [
+        "QuantizeLinear 'quant'",
+        "DequantizeLinear 'dequant'",
+    ]
+    (warning,) = builder.build(order(tmp_path, model)).warnings
+    assert "Defaulting to INT8 instead" in warning
 
 
 @rtx
@@ -204,7 +215,7 @@ def test_without_a_package_the_onnx_file_and_the_command_are_left(
     text = str(caught.value)
     assert caught.value.exit_code == 4
     assert "neither TensorRT nor TensorRT-RTX is installed" in text
-    assert "trtexec --onnx=net.int8.tensorrt.onnx --saveEngine=net.int8.engine --minShapes=input:1x3x8x8" in text
+    assert "trtexec --onnx=net.int8.tensorrt.onnx --saveEngine=net.int8.engine --minShapes=input_1:1x3x8x8" in text
     assert "tensorrt_rtx --onnx=net.int8.tensorrt.onnx" in text
     assert 'pip install "optimize[tensorrt-rtx]"' in text
     assert 'pip install "optimize[tensorrt]"' in text
@@ -233,7 +244,13 @@ def test_available_says_what_is_missing(
     assert found.reason.startswith(reason)
     assert bool(found.reason) == bool(reason)
     assert install in found.install
-    assert packages.choose() is (packages.TENSORRT if "tensorrt" in modules and gpu else None) or not gpu
+
+
+def test_a_gpu_makes_tensorrt_the_first_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.Package, "installed", True)
+    assert packages.choose() is packages.TENSORRT_RTX
+    monkeypatch.setattr(packages, "has_gpu", lambda: True)
+    assert packages.choose() is packages.TENSORRT
 
 
 def test_asking_what_is_available_imports_neither_tensorrt_nor_torch() -> None:

@@ -1,0 +1,1 @@
+"""Structured pruning: which channels hang together, which matter least, and how they are cut."""

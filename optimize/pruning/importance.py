@@ -1,0 +1,87 @@
+"""Which channels matter: the size of the weights that make them, and how many are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.pruning.groups import Dependencies, Group
+
+#: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
+FLOOR = 0.1
+
+
+def importance(program: Program, found: Dependencies, group: Group) -> torch.Tensor:
+    """Return the importance of each channel of a group, float64 ``[len(group.channels)]``.
+
+    With ``W_l[c]`` the slice of layer ``l`` that produces channel ``c`` (times ``gamma / sqrt(var + eps)`` where a
+    BatchNorm reads the layer alone, so that fusing it first changes nothing):
+    ``sqrt(mean_l(|W_l[c]|^2 / mean_c |W_l[c]|^2))``. Each layer has the same say, whatever the scale of its weights.
+
+    Source: H. Li, A. Kadav, I. Durdanovic, H. Samet, H. P. Graf, "Pruning Filters for Efficient ConvNets", 2016, arXiv
+    1608.08710 (norms of filters); G. Fang et al., "DepGraph", 2023, arXiv 2301.12900 (normalised over a group).
+    """
+    places = {channel: place for place, channel in enumerate(group.channels)}
+    total = torch.zeros(len(group.channels), dtype=torch.float64)
+    for layer in group.layers:
+        energy = torch.zeros_like(total)
+        for channel, value in zip(found.outputs[layer], _energies(program.graph_module, layer).tolist(), strict=True):
+            if channel in places:
+                energy[places[channel]] += value
+        total += energy / energy.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    return (total / len(group.layers)).sqrt()
+
+
+def kept_channels(found: Dependencies, group: Group, scores: torch.Tensor, ratio: float, round_to: int) -> list[int]:
+    """Choose the channels of a group that stay: the most important, of equals the first.
+
+    ``floor(ratio * n)`` of ``n`` channels go, but at least a tenth and one channel stay, and as many more as it takes
+    to leave each layer of the group a multiple of ``round_to`` of these channels.
+
+    Returns:
+        The kept channels; all of them where no multiple fits.
+    """
+    total = len(group.channels)
+    ranked = [group.channels[place] for place in torch.argsort(scores, descending=True, stable=True).tolist()]
+    count = max(total - int(ratio * total), math.ceil(FLOOR * total), 1)
+    while count < total and not _is_round(found, group, ranked[:count], round_to):
+        count += 1
+    return ranked[:count]
+
+
+def _is_round(found: Dependencies, group: Group, kept: Sequence[int], round_to: int) -> bool:
+    """Say whether the kept channels take a multiple of ``round_to`` places in the output of every layer."""
+    wanted = set(kept)
+    return all(sum(channel in wanted for channel in found.outputs[layer]) % round_to == 0 for layer in group.layers)
+
+
+def _energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
+    """Return the squared norm of the weights that make each output channel, float64 ``[C_out]``."""
+    weight = graph.constant(module, graph.argument(layer, "weight"))
+    assert weight is not None
+    squares = weight.double().square()
+    if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS):
+        groups = graph.argument(layer, "groups")
+        squares = squares.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).sum((1, 3)).reshape(-1)
+    else:
+        squares = squares.reshape(weight.shape[0], -1).sum(1)
+    return squares * _norm_scale(module, layer).square()
+
+
+def _norm_scale(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
+    """Return what the BatchNorm after a layer multiplies each channel by, or 1 where there is none."""
+    norm = next(iter(layer.users))
+    if len(layer.users) > 1 or not graph.is_call(norm, aten.batch_norm.default):
+        return torch.ones((), dtype=torch.float64)
+    var = graph.constant(module, graph.argument(norm, "running_var"))
+    gamma = graph.constant(module, graph.argument(norm, "weight"))
+    if var is None:
+        return torch.ones((), dtype=torch.float64)
+    scale = torch.rsqrt(var.double() + float(graph.argument(norm, "eps")))
+    return scale if gamma is None else scale * gamma.double()

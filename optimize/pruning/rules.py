@@ -1,0 +1,220 @@
+"""How channels flow through operators: one rule an operator, and a rule for whatever has none.
+
+Every axis of every value is labelled with the channels along it. The labels are born at the weights, one a row and one
+a column, and a rule says what an operator does to them. Cutting a channel is legal if and only if it is cut wherever
+its set appears, so the rules are all the pruning there is:
+
+1. a layer ties its input's channels to the weight's columns and labels its output with the weight's rows;
+2. a grouped convolution also ties the channels at equal places of all groups, so that every group loses as many;
+   a depthwise one ties each output to its input;
+3. per-channel parameters (BatchNorm, PReLU) are tied to the channels they belong to;
+4. a pointwise operator ties its operands, axis by axis under broadcasting (residuals, gates, learned scales);
+5. pooling, resizing, padding and reductions pass on the channels they do not mix;
+6. ``cat`` puts channels one after the other; ``reshape``, ``permute`` and their kin move axes, and flattening
+   ``[N, C, H, W]`` repeats each channel ``H * W`` times;
+7. whatever else a channel reaches fixes it: nothing is cut on a guess.
+
+A weight that several calls read has one set of labels, so shared weights need no rule.
+
+Source: G. Fang, X. Ma, M. Song, M. Bi Mi, X. Wang, "DepGraph: Towards Any Structural Pruning", 2023, arXiv 2301.12900.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.graph import aten
+from optimize.program import tensor_value
+from optimize.pruning import reshaping
+from optimize.pruning.channels import Axes, Axis
+from optimize.pruning.flow import Flow, Rule, Weight, reaches, sizes, unknown
+from optimize.pruning.reshaping import repeat
+
+#: Pointwise operators torch does not tag as such.
+_UNTAGGED_POINTWISE = (aten.hardswish.default, aten.log_sigmoid.default)
+#: Operators that mix the last axes only, with the number of those.
+_SPATIAL_AXES: dict[Any, int] = {
+    aten.max_pool1d.default: 1,
+    aten.max_pool2d.default: 2,
+    aten.max_pool3d.default: 3,
+    aten.avg_pool1d.default: 1,
+    aten.avg_pool2d.default: 2,
+    aten.avg_pool3d.default: 3,
+    aten.adaptive_avg_pool1d.default: 1,
+    aten.adaptive_avg_pool2d.default: 2,
+    aten.adaptive_avg_pool3d.default: 3,
+    aten.upsample_nearest1d.vec: 1,
+    aten.upsample_nearest2d.vec: 2,
+    aten.upsample_nearest3d.vec: 3,
+    aten.upsample_linear1d.vec: 1,
+    aten.upsample_bilinear2d.vec: 2,
+    aten.upsample_trilinear3d.vec: 3,
+    aten.upsample_bicubic2d.vec: 2,
+}
+
+
+def label(flow: Flow, node: fx.Node) -> None:
+    """Label one node of the graph; the nodes before it are labelled already."""
+    value = tensor_value(node)
+    if node.op == "get_attr":
+        flow.axes[node] = _weight(flow, node)
+    elif node.op == "placeholder" and value is not None:
+        flow.axes[node] = (None,) * value.dim()
+    elif node.op == "call_function":
+        axes = _rule(node)(flow, node)
+        flow.axes[node] = axes if _fits(axes, value) else unknown(flow, node)
+    elif node.op == "output":
+        for returned in node.all_input_nodes:
+            flow.fix(flow.of(returned), "its channels are an output of the program")
+
+
+def is_depthwise(layer: fx.Node) -> bool:
+    """Say whether a layer is a convolution with one input channel a group, and more than one group."""
+    if not graph.is_call(layer, *graph.CONVOLUTIONS, *graph.TRANSPOSED_CONVOLUTIONS):
+        return False
+    groups, rows, columns = graph.argument(layer, "groups"), *sizes(graph.argument(layer, "weight"))[:2]
+    return groups > 1 and (rows == groups if _is_transposed(layer) else columns == 1)
+
+
+def channel_axis(layer: fx.Node) -> int:
+    """Return the axis of a layer's input and output that holds the channels, counted from the end."""
+    kernel_axes = len(sizes(graph.argument(layer, "weight"))) - 2
+    return -1 - kernel_axes
+
+
+def _rule(node: fx.Node) -> Rule:
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return _RULES.get(node.target, _pointwise if pointwise else unknown)
+
+
+def _fits(axes: Axes, value: torch.Tensor | None) -> bool:
+    """Say whether the labels have the value's shape: the net under every rule."""
+    if value is None or len(axes) != value.dim():
+        return False
+    return all(axis is None or len(axis) == size for axis, size in zip(axes, value.shape, strict=True))
+
+
+def _weight(flow: Flow, node: fx.Node) -> Axes:
+    tensor = graph.attribute(flow.module, str(node.target))
+    if id(tensor) not in flow.weights:
+        flow.weights[id(tensor)] = Weight(set(), tuple(flow.channels.fresh(size) for size in tensor.shape))
+    flow.weights[id(tensor)].paths.add(str(node.target))
+    return flow.weights[id(tensor)].axes
+
+
+def _layer(flow: Flow, node: fx.Node) -> Axes:
+    """Label a layer's output with what its weight makes (rules 1 and 2)."""
+    x, weight, bias = node.args[:3]
+    assert isinstance(weight, fx.Node)
+    if weight.op != "get_attr" or len(flow.of(weight)) < 2:
+        return unknown(flow, node)
+    axes, channel = flow.of(x), channel_axis(node) % len(flow.of(x))
+    flow.fix(axes[channel + 1 :], reaches(node, "mixes them as space"))
+    flow.fix(flow.of(weight)[2:], reaches(node, "takes them as a kernel"))
+    output = _layer_output(flow, node, axes[channel], flow.of(weight))
+    if bias is not None:
+        flow.channels.tie(output, flow.of(bias)[0], reaches(node, "computes its bias"))
+    flow.produced[node] = output
+    return (*axes[:channel], output, *(None,) * (len(axes) - channel - 1))
+
+
+def _layer_output(flow: Flow, node: fx.Node, inputs: Axis, weight: Axes) -> tuple[int, ...]:
+    """Tie a layer's input channels to its weight and return its output channels.
+
+    ``columns`` are what one group reads, ``rows`` what all groups write; a transposed convolution keeps them the other
+    way round, ``rows`` an input channel each and ``columns`` what one group writes.
+    """
+    rows, columns = weight[0], weight[1]
+    assert rows is not None and columns is not None
+    groups = 1 if graph.is_call(node, aten.linear.default) else graph.argument(node, "groups")
+    place = rows[: len(rows) // groups]
+    reason = reaches(node, "also reads a value of fixed width")
+    if is_depthwise(node):
+        if _is_transposed(node):
+            flow.channels.tie(inputs, rows, reason)
+            flow.channels.fix(columns, reaches(node, "repeats each channel"))
+            return repeat(rows, len(columns))
+        flow.channels.tie(None if inputs is None else repeat(inputs, len(place)), rows, reason)
+        return rows
+    flow.channels.tie(rows, place * groups, reason)
+    if _is_transposed(node):
+        flow.channels.tie(inputs, rows, reason)
+        return columns * groups
+    flow.channels.tie(inputs, columns * groups, reason)
+    return rows
+
+
+def _is_transposed(node: fx.Node) -> bool:
+    return graph.is_call(node, *graph.TRANSPOSED_CONVOLUTIONS)
+
+
+def _per_channel(flow: Flow, node: fx.Node) -> Axes:
+    """Tie parameters to the channels they belong to (rule 3)."""
+    if node.target is aten.batch_norm.default and graph.argument(node, "training"):
+        return unknown(flow, node)
+    x, *parameters = (source for source in node.args[:5] if isinstance(source, fx.Node))
+    axes = list(flow.of(x))
+    for parameter in parameters:
+        if sizes(parameter) != [1]:
+            axes[1] = flow.channels.tie(axes[1], flow.of(parameter)[0], reaches(node, "has parameters of fixed width"))
+    return tuple(axes)
+
+
+def _pointwise(flow: Flow, node: fx.Node) -> Axes:
+    """Tie operands (rule 4): they are aligned at their last axes, and an axis of size 1 stretches."""
+    value = tensor_value(node)
+    axes: list[Axis] = []
+    for back in range(1, (value.dim() if value is not None else 0) + 1):
+        full = [
+            flow.of(source)[-back]
+            for source in node.all_input_nodes
+            if len(flow.of(source)) >= back and sizes(source)[-back] != 1
+        ]
+        axis = full[0] if full else None
+        for other in full[1:]:
+            axis = flow.channels.tie(axis, other, reaches(node, "combines them with a value of fixed width"))
+        axes.insert(0, axis)
+    return tuple(axes)
+
+
+def _spatial(flow: Flow, node: fx.Node) -> Axes:
+    return _mixing_last(flow, node, _SPATIAL_AXES[node.target])
+
+
+def _pad(flow: Flow, node: fx.Node) -> Axes:
+    """Pass on all but the padded axes: two widths each, from the last axis on."""
+    return _mixing_last(flow, node, len(graph.argument(node, "pad")) // 2)
+
+
+def _mixing_last(flow: Flow, node: fx.Node, count: int) -> Axes:
+    """Pass on all but the last axes (rule 5)."""
+    axes = flow.of(node.args[0])
+    passed = len(axes) - count
+    flow.fix(axes[passed:], reaches(node, "mixes them"))
+    return (*axes[:passed], *(None,) * count)
+
+
+def _reduction(flow: Flow, node: fx.Node) -> Axes:
+    """Pass on all but the axes summed over (rule 5)."""
+    axes = flow.of(node.args[0])
+    dims = {dim % len(axes) for dim in graph.argument(node, "dim") or range(len(axes))}
+    flow.fix([axes[dim] for dim in dims], reaches(node, "mixes them"))
+    if graph.argument(node, "keepdim"):
+        return tuple(None if dim in dims else axis for dim, axis in enumerate(axes))
+    return tuple(axis for dim, axis in enumerate(axes) if dim not in dims)
+
+
+_RULES: Mapping[Any, Rule] = {
+    **dict.fromkeys(graph.WEIGHTED, _layer),
+    **dict.fromkeys((aten.batch_norm.default, aten.prelu.default), _per_channel),
+    **dict.fromkeys(_SPATIAL_AXES, _spatial),
+    **dict.fromkeys((aten.pad.default, aten.constant_pad_nd.default), _pad),
+    **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduction),
+    **dict.fromkeys(_UNTAGGED_POINTWISE, _pointwise),
+    **reshaping.RULES,
+}

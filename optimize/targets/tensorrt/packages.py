@@ -1,0 +1,92 @@
+"""Which TensorRT is installed, which one to build with, and whether there is a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+
+from optimize.targets.base import Availability
+from optimize.targets.tensorrt.driver import load_driver
+
+NO_GPU = "no GPU"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One of NVIDIA's two inference libraries; their Python bindings have one shape.
+
+    Attributes:
+        title: Its name, for sentences.
+        module: What Python imports.
+        distribution: What pip installs, and the extra of this package that asks for it.
+        tool: Its command-line builder.
+        needs_gpu: Whether building times kernels on a GPU.
+    """
+
+    title: str
+    module: str
+    distribution: str
+    tool: str
+    needs_gpu: bool
+
+    @property
+    def install(self) -> str:
+        """The command that installs it.
+
+        >>> TENSORRT_RTX.install
+        'pip install "optimize[tensorrt-rtx]"'
+        """
+        return f'pip install "optimize[{self.distribution}]"'
+
+    @property
+    def installed(self) -> bool:
+        """Whether Python finds its module; nothing is imported."""
+        return importlib.util.find_spec(self.module) is not None
+
+    @property
+    def version(self) -> str:
+        """The version pip knows, empty when it was installed otherwise."""
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+
+TENSORRT = Package("TensorRT", "tensorrt", "tensorrt", "trtexec", needs_gpu=True)
+TENSORRT_RTX = Package("TensorRT-RTX", "tensorrt_rtx", "tensorrt-rtx", "tensorrt_rtx", needs_gpu=False)
+
+
+def choose() -> Package | None:
+    """Return the package to build with: TensorRT where a GPU is, else TensorRT-RTX; None when neither can."""
+    if TENSORRT.installed and has_gpu():
+        return TENSORRT
+    return TENSORRT_RTX if TENSORRT_RTX.installed else None
+
+
+def availability() -> Availability:
+    """Say whether engines can be built and run here."""
+    found, gpu = choose(), has_gpu()
+    versions = {entry.distribution: entry.version for entry in (TENSORRT, TENSORRT_RTX) if entry.installed}
+    if found is not None:
+        return Availability(export=True, run=gpu, version=versions, reason="" if gpu else NO_GPU)
+    if TENSORRT.installed:
+        reason = "TensorRT builds engines on a GPU and there is none; TensorRT-RTX builds them without"
+    else:
+        reason = "neither TensorRT nor TensorRT-RTX is installed"
+    missing = TENSORRT if gpu else TENSORRT_RTX
+    return Availability(export=False, run=False, version=versions, reason=reason, install=missing.install)
+
+
+@cache
+def has_gpu() -> bool:
+    """Say whether the NVIDIA driver is there and offers a GPU to this process."""
+    try:
+        driver = load_driver()
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    started: bool = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return started and count.value > 0
