@@ -290,22 +290,13 @@ def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
 
 def _own(root: torch.nn.Module, path: str, tensor: torch.Tensor, owned: dict[int, torch.Tensor]) -> None:
     """Copy one weight under the same path, once: tied weights stay tied."""
-    prefix, _, name = path.rpartition(".")
-    owner = root
-    for part in filter(None, prefix.split(".")):
-        if not hasattr(owner, part):
-            owner.add_module(part, torch.nn.Module())
-        owner = getattr(owner, part)
+    owner, name = graph.place(root, path)
     if hasattr(owner, name):
         return
     if id(tensor) not in owned:
         value = tensor.detach().clone()
         owned[id(tensor)] = torch.nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
-    value = owned[id(tensor)]
-    if isinstance(value, torch.nn.Parameter):
-        owner.register_parameter(name, value)
-    else:
-        owner.register_buffer(name, value)
+    graph.own(root, path, owned[id(tensor)])
 
 
 def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[dict[int, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -133,24 +134,37 @@ def _is_impure(node: fx.Node) -> bool:
     return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 
 
-def store(module: fx.GraphModule, path: str, tensor: torch.Tensor) -> str:
-    """Own ``tensor`` as a parameter under ``path`` (a free name next to it when the path is taken); return the path."""
+def place(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+    """Return the module that owns a dotted path and the last name of it, making the modules that are missing."""
     prefix, _, name = path.rpartition(".")
-    owner = module
+    owner = root
     for part in filter(None, prefix.split(".")):
         if not hasattr(owner, part):
             owner.add_module(part, torch.nn.Module())
         owner = getattr(owner, part)
-    free, count = name, 0
-    while hasattr(owner, free):
-        count += 1
-        free = f"{name}_{count}"
-    value = tensor.detach().contiguous().clone()
-    if value.is_floating_point():
-        owner.register_parameter(free, torch.nn.Parameter(value, requires_grad=False))
+    return owner, name
+
+
+def own(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> None:
+    """Hold ``tensor`` under a free path: a parameter without gradient, or a buffer where it is not floating point."""
+    owner, name = place(root, path)
+    if isinstance(tensor, torch.nn.Parameter):
+        owner.register_parameter(name, tensor)
+    elif tensor.is_floating_point():
+        owner.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
     else:
-        owner.register_buffer(free, value)
-    return f"{prefix}.{free}" if prefix else free
+        owner.register_buffer(name, tensor)
+
+
+def store(module: fx.GraphModule, path: str, tensor: torch.Tensor) -> str:
+    """Own a copy of ``tensor`` under ``path``, or a free name next to it when the path is taken; return the path."""
+    owner, _ = place(module, path)
+    prefix, _, name = path.rpartition(".")
+    numbered = (f"{name}_{count}" if count else name for count in itertools.count())
+    free = next(candidate for candidate in numbered if not hasattr(owner, candidate))
+    found = f"{prefix}.{free}" if prefix else free
+    own(module, found, tensor.detach().contiguous().clone())
+    return found
 
 
 def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: torch.Tensor, *, near: str = "") -> None:
@@ -173,14 +187,13 @@ def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: tor
     with module.graph.inserting_before(call):
         replacement = module.graph.get_attr(store(module, path, tensor))
     set_argument(call, name, replacement)
-    if isinstance(old, fx.Node) and not old.users:
-        module.graph.erase_node(old) if old.op == "get_attr" else None
+    if isinstance(old, fx.Node) and old.op == "get_attr" and not old.users:
+        module.graph.erase_node(old)
 
 
 def remove_attribute(module: torch.nn.Module, path: str) -> None:
     """Delete the tensor at a dotted path."""
-    prefix, _, name = path.rpartition(".")
-    owner = operator.attrgetter(prefix)(module) if prefix else module
+    owner, name = place(module, path)
     delattr(owner, name)
 
 

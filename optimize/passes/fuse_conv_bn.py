@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from optimize import graph
+from optimize.batch_norm import scale_and_shift
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program, tensor_value
@@ -58,21 +59,6 @@ class FuseConvBN(Pass):
             rewrites.append(Rewrite(graph.origin(norm), f"batch_norm folded into {graph.op_name(layer)}"))
             _fold(program.graph_module, layer, norm)
         return Outcome(tuple(rewrites), tuple(skips))
-
-
-def scale_and_shift(module: fx.GraphModule, norm: fx.Node) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return a BatchNorm as ``scale * x + shift``, float64 ``[C]`` each; None when it uses batch statistics."""
-    if graph.argument(norm, "training") or graph.argument(norm, "running_mean") is None:
-        return None
-    names = ("running_mean", "running_var", "weight", "bias")
-    mean, var, gamma, beta = (graph.constant(module, graph.argument(norm, name)) for name in names)
-    if mean is None or var is None:
-        return None
-    scale = torch.rsqrt(var.double() + float(graph.argument(norm, "eps")))
-    if gamma is not None:
-        scale = scale * gamma.double()
-    shift = -mean.double() * scale
-    return scale, shift if beta is None else shift + beta.double()
 
 
 def _reason_to_skip(program: Program, norm: fx.Node) -> str:

@@ -12,9 +12,9 @@ from torch import fx
 
 from optimize import affine, graph
 from optimize.affine import Affine
+from optimize.batch_norm import scale_and_shift
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
-from optimize.passes.fuse_conv_bn import scale_and_shift
 from optimize.program import Program, tensor_value
 from optimize.registry import register_pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Set
 
 import torch
@@ -64,5 +63,5 @@ def _cut_weight(module: fx.GraphModule, weight: Weight, removed: Set[int]) -> No
         return
     owned = torch.nn.Parameter(smaller, requires_grad=False) if smaller.is_floating_point() else smaller
     for path in weight.paths:
-        owner, _, name = path.rpartition(".")
-        setattr(operator.attrgetter(owner)(module) if owner else module, name, owned)
+        owner, name = graph.place(module, path)
+        setattr(owner, name, owned)

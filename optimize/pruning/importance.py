@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from optimize import graph
+from optimize.batch_norm import scale_and_shift
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
@@ -79,9 +80,5 @@ def _norm_scale(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
     norm = next(iter(layer.users))
     if len(layer.users) > 1 or not graph.is_call(norm, aten.batch_norm.default):
         return torch.ones((), dtype=torch.float64)
-    var = graph.constant(module, graph.argument(norm, "running_var"))
-    gamma = graph.constant(module, graph.argument(norm, "weight"))
-    if var is None:
-        return torch.ones((), dtype=torch.float64)
-    scale = torch.rsqrt(var.double() + float(graph.argument(norm, "eps")))
-    return scale if gamma is None else scale * gamma.double()
+    parameters = scale_and_shift(module, norm)
+    return torch.ones((), dtype=torch.float64) if parameters is None else parameters[0]
