@@ -78,7 +78,7 @@ def _row(entry: Export, measured: Iterator[tuple], out: Path) -> Row:
     row = (
         Row.measured(entry.artifact, *next(measured))
         if available.run
-        else Row.not_run(entry.artifact, available.reason)
+        else Row.not_run(entry.artifact, f"not run: {available.reason}")
     )
     return row.model_copy(update={"path": str((out / entry.artifact.path.name).resolve())})
 

@@ -149,7 +149,7 @@ def _name(line: table.Line) -> Text:
 def _cell(line: table.Line, column: str) -> Text:
     cell = line.cells[column]
     if line.reason and column == "Median latency":
-        return Text(line.reason.split(":")[0], style="yellow")
+        return Text(table.short_status(line.reason), style="yellow")
     return Text.assemble((cell.text, "bold" if line.best else ""), (f"\n{cell.detail}" if cell.detail else "", "dim"))
 
 

@@ -74,7 +74,7 @@ def _cells(line: table.Line, columns: Sequence[str]) -> list[str]:
     found = []
     for column in columns:
         cell = line.cells[column]
-        text = line.reason.split(":")[0] if line.reason and column == "Median latency" else cell.text
+        text = table.short_status(line.reason) if line.reason and column == "Median latency" else cell.text
         found.append(f"{escape(text)} {escape(cell.detail)}".strip())
     return found
 

@@ -122,7 +122,18 @@ def cards(report: Report) -> tuple[Card, ...]:
 def status_text(row: Row) -> str:
     """Return why a row has no figures, empty when it has."""
     words = {"measured": "", "not_run": "not run", "failed": "failed"}[row.status]
-    return f"{words}: {row.reason}" if row.reason else words
+    if not row.reason or row.reason.startswith(words):
+        return row.reason or words
+    return f"{words}: {row.reason}"
+
+
+def short_status(reason: str) -> str:
+    """Return a reason as it fits into a cell: whole when short, else what it begins with.
+
+    >>> short_status("not run: no GPU"), short_status("failed: the worker was killed by SIGABRT")
+    ('not run: no GPU', 'failed')
+    """
+    return reason if len(reason) <= 16 else reason.split(":")[0]
 
 
 def step_summary(step: Step) -> str:
@@ -146,7 +157,8 @@ def coverage_summary(row: Row) -> str:
     if row.coverage is None:
         return ""
     left = len(row.coverage.left_float)
-    return f"{form.plural(len(row.coverage.quantized), 'layer')} in INT8, {left} left in float"
+    placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
+    return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float"
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
