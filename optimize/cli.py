@@ -92,8 +92,9 @@ def cli() -> None:
 @click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
 def run(model: str, **options: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
+    from optimize.job import Job
     from optimize.report.console import Phases, show
-    from optimize.workflow import Job, run_job
+    from optimize.workflow import run_job
 
     recipe = _recipe(options)
     preprocessing = {name: options[name] for name in ("mean", "std") if options[name]}
@@ -141,8 +142,10 @@ def list_targets() -> None:
 @click.option("--fuse", is_flag=True, help="Show the graph after FuseConvBN and Reparameterize.")
 def show(model: str, factory: str | None, trust: bool, input_shape: str | None, fuse: bool) -> None:
     """Print the captured graph of MODEL, a line an operation."""
+    from optimize.job import Job
+    from optimize.opening import open_program
     from optimize.recipe import parse
-    from optimize.workflow import Job, open_program, transform
+    from optimize.workflow import transform
 
     content: dict[str, Any] = {"passes": ["FuseConvBN", "Reparameterize"] if fuse else []}
     if input_shape:

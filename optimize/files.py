@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,3 +48,29 @@ def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file whole or not at all."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """Yield an empty folder; on success its files move to ``out``, on failure nothing of it is left.
+
+    Raises:
+        Refused: ``out`` cannot be made or written.
+    """
+    existed = out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".optimize-", dir=out))
+    except OSError as error:
+        raise Refused(
+            f"The folder '{out}' cannot be written: {error.strerror}.", hint="Choose another --out."
+        ) from error
+    try:
+        yield folder
+        for file in folder.iterdir():
+            file.replace(out / file.name)
+        existed = True
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not existed:
+            shutil.rmtree(out, ignore_errors=True)

@@ -99,7 +99,7 @@ class Program:
             return "int8" if self.quantization.mode == "static" else "int8-dynamic"
         weights = (*self.graph_module.parameters(), *self.graph_module.buffers())
         types = {_dtype(tensor) for tensor in weights}
-        return next((name for name in ("bfloat16", "float16") if name in types), "float32")
+        return next((name for name in ("bfloat16", "float16", "float32", "float64") if name in types), "float32")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on what the module took; return what the module returned.

@@ -9,7 +9,10 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from optimize.errors import UsageError, VerificationFailed
-from optimize.workflow import Job, open_program, transform
+from optimize.job import Job
+from optimize.opening import open_program
+from optimize.recipe import Recipe
+from optimize.workflow import transform
 
 
 def net() -> nn.Module:
@@ -94,7 +97,7 @@ def test_a_module_that_answers_differently_each_time_is_not_accepted() -> None:
             return x + torch.rand_like(x)
 
     with pytest.raises(VerificationFailed, match="differs from the module"):
-        open_program(Job(Noisy().eval(), optimize.workflow.Recipe(), (torch.rand(2, 4),)))
+        open_program(Job(Noisy().eval(), Recipe(), (torch.rand(2, 4),)))
 
 
 def test_torchscript_input_goes_through_the_line(tmp_path: Path) -> None:

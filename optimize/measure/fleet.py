@@ -25,6 +25,11 @@ from optimize.targets.base import Artifact
 #: Told the name of a phase and how much of it is done, from 0 to 1.
 Progress = Callable[[str, float], None]
 
+
+def silent(phase: str, share: float) -> None:
+    """Show no progress: a ``Progress`` for callers that gave none."""
+
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -15,7 +15,7 @@ from optimize.report.model import Calibration, Model, Report, Row, Status, Step,
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
-    from optimize.workflow import Export, Job, Subject, Variant
+    from optimize.job import Export, Job, Subject, Variant
 
 #: Ratios closer to 1 than this lie within what differs between restarts of one process.
 NOTABLY_SLOWER = 1.03

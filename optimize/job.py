@@ -1,0 +1,94 @@
+"""What one run is asked to do, and the pieces it passes along its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimize.errors import OptimizeError
+from optimize.passes.base import Pass
+from optimize.pipeline import Step
+from optimize.program import Program
+from optimize.recipe import Recipe
+from optimize.targets.base import Artifact
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is asked to do.
+
+    Attributes:
+        source: A file, ``package.module:factory``, or a module.
+        recipe: Passes, targets and data.
+        inputs: Example inputs, when the caller has them.
+        out: Folder for the artifacts and the report.
+        factory: ``package.module:factory`` that makes the module a state dict belongs to.
+        trust: Run the code that the file's pickles name.
+        static_batch: Fix the batch to this size; None leaves it free.
+        preprocessing: ``mean`` and ``std`` of image folders, as text.
+        given_passes: Passes of a Python caller, in place of the recipe's.
+        evaluate: Labelled data of a Python caller, in place of the recipe's.
+        command: The command line, for the report.
+    """
+
+    source: str | Path | torch.nn.Module
+    recipe: Recipe
+    inputs: Sequence[Any] | None = None
+    out: Path = Path("optimized")
+    factory: str | None = None
+    trust: bool = False
+    static_batch: int | None = None
+    preprocessing: Mapping[str, str] = field(default_factory=dict)
+    given_passes: Sequence[Pass] | None = None
+    evaluate: Any = None
+    command: str = ""
+
+    def passes(self, calibration: Any) -> list[Pass]:
+        """Return the passes, those that take data with the calibration data."""
+        if self.given_passes is not None:
+            return list(self.given_passes)
+        return [entry.build(calibration) for entry in self.recipe.passes]
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether a pass takes calibration data that the run must provide."""
+        return self.given_passes is None and any(entry.takes_data for entry in self.recipe.passes)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The captured model and where it came from."""
+
+    program: Program
+    source: str
+    sha256: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program to export: in float, or in the precision of one pass.
+
+    Attributes:
+        precision: ``float32``, ``int8``, ``int8-dynamic``, ``float16`` or ``bfloat16``.
+        program: The program.
+        steps: The passes that made it from the program before (the shared ones belong to the float variant).
+    """
+
+    precision: str
+    program: Program
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Export:
+    """One file that was asked for: the artifact, or why there is none."""
+
+    target: str
+    precision: str
+    artifact: Artifact | None = None
+    error: OptimizeError | None = None
