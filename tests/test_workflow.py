@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import optimize
@@ -11,8 +12,10 @@ from models import REFERENCES
 from optimize.errors import UsageError, VerificationFailed
 from optimize.job import Job
 from optimize.opening import open_program
-from optimize.recipe import Recipe
-from optimize.workflow import transform
+from optimize.recipe import Recipe, parse, read
+from optimize.workflow import run_job, transform
+
+ROOT = Path(__file__).parents[1]
 
 
 def net() -> nn.Module:
@@ -108,6 +111,19 @@ def test_torchscript_input_goes_through_the_line(tmp_path: Path) -> None:
     )
     assert report.rows[0].agreement is not None and report.rows[0].agreement.sqnr_db > 100
     assert report.trace[0].rewrites
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_runs(path: Path, tmp_path: Path) -> None:
+    name = "lstm" if path.stem == "recurrent" else "repvgg"
+    recipe = read(path)
+    job = Job(REFERENCES[name].build().eval(), recipe, (REFERENCES[name].inputs(2),), tmp_path / "out")
+    report = run_job(job)
+    assert {row.target for row in report.rows} == set(recipe.targets)
+    assert {step.pass_name for step in report.trace} == {entry.name for entry in recipe.passes}
+    for row in report.rows:
+        assert row.status == ("not_run" if row.target == "tensorrt" else "measured"), row.reason
+    assert report.recipe is not None and parse(yaml.safe_load(report.recipe)) == recipe
 
 
 def test_a_module_needs_example_inputs(tmp_path: Path) -> None:
