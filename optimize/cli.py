@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,6 +165,7 @@ def exit_code(report: Report) -> int:
 
 def main() -> None:
     """Run the command; every failure is one paragraph on standard error and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -179,6 +181,11 @@ def main() -> None:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Treat a request to end like Ctrl-C, so that nothing is left half-written."""
+    raise KeyboardInterrupt
 
 
 def _recipe(options: dict[str, Any]) -> Recipe:

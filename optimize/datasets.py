@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from optimize import graph
 from optimize.data import Batch, Data, ImagePreprocessing, InputSpec, open_data
-from optimize.errors import OptimizeError, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.measure import quality
 from optimize.measure.fleet import Progress
 from optimize.program import Program
@@ -52,13 +54,15 @@ class Datasets:
         """
         fixed = None if program.batch else int(program.inputs[0].shape[0])
         data = self.evaluation or self.calibration
-        chunks = data.batches(fixed or batch) if data else iter([Batch(program.inputs)])
+        chunks = data.batches(fixed or batch) if data else _noise(program, fixed or batch)
         limit = data.count if self.evaluation and data else UNLABELLED_SAMPLES
         seen = 0
         for chunk in chunks:
             if fixed and len(chunk) != fixed:
                 return
-            yield [tensor.numpy() for tensor in chunk.inputs], None if chunk.labels is None else chunk.labels.numpy()
+            # The labels of calibration data are not looked at: accuracy on what ranges were learned from flatters.
+            labels = chunk.labels.numpy() if self.evaluation and chunk.labels is not None else None
+            yield [tensor.numpy() for tensor in chunk.inputs], labels
             seen += len(chunk)
             if limit:
                 progress("judge", min(1.0, seen / limit))
@@ -73,11 +77,13 @@ class CalibrationBatches:
     Attributes:
         data: The data.
         batch: Samples a batch.
+        fixed: Whether the program takes that batch size only.
         progress: Told the share read.
     """
 
     data: Data
     batch: int
+    fixed: bool
     progress: Progress
 
     @property
@@ -88,12 +94,17 @@ class CalibrationBatches:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         seen = 0
         for chunk in self.data.batches(self.batch):
-            if len(chunk) < self.batch and self.batch != CALIBRATION_BATCH:
-                return  # a fixed batch takes whole batches only
+            if self.fixed and len(chunk) < self.batch:
+                break  # a fixed batch takes whole batches only
             yield chunk.inputs
             seen += len(chunk)
             if self.data.count:
                 self.progress("calibrate", min(1.0, seen / self.data.count))
+        if seen == 0:
+            raise Refused(
+                f"The calibration data '{self.name}' has fewer samples than the fixed batch of {self.batch}.",
+                hint="Give more data, or a smaller --static-batch.",
+            )
 
 
 def open_datasets(
@@ -182,7 +193,48 @@ def _example(text: str, batch: int, generator: torch.Generator) -> torch.Tensor:
         )
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
-    return torch.zeros(shape, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known
+
+
+def with_varied_tokens(program: Program) -> Program:
+    """Return the program with random tokens in place of constant ones, within the smallest table each input reads.
+
+    Passes are verified and files are judged on the example inputs: one token in every place would hide nearly all
+    errors.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(
+        torch.randint(0, _vocabulary(program, index), tensor.shape, generator=generator).to(tensor.dtype)
+        if not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor == 0).all())
+        else tensor
+        for index, tensor in enumerate(program.inputs)
+    )
+    return dataclasses.replace(program, inputs=inputs)
+
+
+def _vocabulary(program: Program, index: int) -> int:
+    """Return the rows of the smallest embedding that reads an input directly, 1 where none does."""
+    placeholder = [node for node in program.graph.nodes if node.op == "placeholder"][index]
+    tables = [
+        graph.constant(program.graph_module, node.args[0])
+        for node in graph.calls(program.graph, graph.aten.embedding.default)
+        if node.args[1] is placeholder
+    ]
+    return min((table.shape[0] for table in tables if table is not None), default=1)
+
+
+def _noise(program: Program, batch: int) -> Iterator[Batch]:
+    """Yield batches of normal noise, and of shuffled example values for inputs that are not floating point."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(-(-UNLABELLED_SAMPLES // batch)):
+        inputs = program.sample(batch) if program.batch else program.inputs
+        yield Batch(tuple(_fresh(tensor, generator) for tensor in inputs))
+
+
+def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    return tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
 
 
 def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Data:

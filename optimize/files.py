@@ -30,7 +30,7 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise Refused(
                 f"No space left on the disk of '{path.parent}'.", hint="Free space or choose --out."
             ) from error

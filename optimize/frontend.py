@@ -6,11 +6,13 @@ The normal form keeps passes short: every argument written out in schema order, 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -51,7 +53,7 @@ _SAME_CONVOLUTIONS = {
 
 def capture(
     module: torch.nn.Module,
-    args: Sequence[Any],
+    args: torch.Tensor | Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_batch: bool = True,
@@ -64,7 +66,7 @@ def capture(
 
     Args:
         module: The trained module.
-        args: Example positional arguments; a batch of 1 is doubled, because export specialises on 1.
+        args: Example positional arguments (or the only one); a batch of 1 is doubled, because export specialises on 1.
         kwargs: Example keyword arguments.
         dynamic_batch: Leave dimension 0 of every tensor input free. False fixes every shape to the example's.
 
@@ -72,7 +74,8 @@ def capture(
         The program.
 
     Raises:
-        Refused: The module cannot be exported, or fixes its batch size.
+        Refused: The module fails on the inputs, cannot be exported, fixes its batch size, or returns something that is
+            no tensor.
 
     Example:
         >>> import torch
@@ -85,11 +88,12 @@ def capture(
         return linear
     """
     source, notes = _inference_copy(module)
-    flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     inputs = _example_inputs(flat, dynamic_batch)
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet_export():
+        _check_it_runs(source, arguments, keywords)
         exported = _export(source, arguments, keywords, dynamic_batch)
     return from_exported(exported, inputs, in_spec, source=source, notes=notes)
 
@@ -111,8 +115,7 @@ def capture_exported(
         if exported.example_inputs is None:
             raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
         inputs, _ = pytree.tree_flatten(exported.example_inputs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet_export():
         plain = _plain_graph_module(exported.run_decompositions({}).module(check_guards=False))
         program, notes = _freed(plain, tuple(inputs), dynamic_batch)
     specs = exported.call_spec
@@ -157,8 +160,7 @@ def capture_torchscript(
 
     examples = _example_inputs(list(inputs), dynamic_batch)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with _quiet_export(), torch.no_grad():
             exported = TS2EPConverter(module.eval(), tuple(examples)).convert()
     except Exception as error:
         line = next((entry for entry in str(error).splitlines() if entry.strip()), type(error).__name__)
@@ -186,11 +188,11 @@ def from_exported(
         source: The eager module it came from, if there is one.
         notes: What to carry into the report.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet_export():
         functional = exported.run_decompositions({})
         unlifted = functional.module(check_guards=False)
     module = _plain_graph_module(unlifted)
+    notes = [*notes, *_dropped_updates(module)]
     _normalize(module)
     program = Program(
         graph_module=module,
@@ -205,12 +207,65 @@ def from_exported(
     return program
 
 
+@contextlib.contextmanager
+def _quiet_export() -> Iterator[None]:
+    """Keep torch's warnings and its log of guards to itself: what matters is in the error."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run the module once, so that inputs that do not fit are told apart from what export cannot do.
+
+    Raises:
+        Refused: It fails.
+    """
+    state = {path: buffer.clone() for path, buffer in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception as error:
+        line = next((entry for entry in str(error).splitlines() if entry.strip()), type(error).__name__)
+        shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
+        raise Refused(
+            f"The model fails on inputs of shape {shapes}: {type(error).__name__}: {line.strip()}",
+            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64) or the example inputs.",
+        ) from error
+    with torch.no_grad():
+        for path, buffer in module.named_buffers():
+            buffer.copy_(state[path])
+
+
+def _dropped_updates(module: fx.GraphModule) -> list[str]:
+    """Say which buffers the module writes when it is called, besides the statistics of BatchNorm."""
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    written = [
+        str(node.args[0].target)
+        for node in graph.calls(module.graph, aten.copy_.default)
+        if isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr"
+    ]
+    names = [name for name in written if not name.endswith(statistics)]
+    if not names:
+        return []
+    listed = ", ".join(f"'{name}'" for name in names)
+    return [f"The model writes to its buffer {listed} on every call; the files keep the value it had at capture."]
+
+
 def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     source = copy.deepcopy(module)
     for tensor in source.parameters():
         tensor.requires_grad_(False)
     if not source.training:
-        return source, []
+        left = [path for path, child in source.named_modules() if child.training and not list(child.children())]
+        listed = ", ".join(f"'{path}'" for path in left[:3])
+        return source, [f"Left in training mode and captured so: {listed}."] if left else []
     return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
 
 
@@ -265,9 +320,12 @@ def _capture_refusal(error: Exception) -> Refused:
             hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch N).",
         )
     line = next((entry for entry in text.splitlines() if entry.strip()), type(error).__name__)
+    depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
         f"torch.export cannot capture the model: {type(error).__name__}: {line.strip()}",
-        hint="Data-dependent control flow must be rewritten (torch.where, torch.cond) before a model can be deployed.",
+        hint="Control flow that depends on data must be rewritten (torch.where, torch.cond) before deployment."
+        if depends_on_data
+        else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",
     )
 
 
@@ -279,6 +337,12 @@ def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
         copies[node] = plain.node_copy(node, copies.__getitem__)
     output = plain.output_node()
     flat, _ = pytree.tree_flatten(output.args[0])
+    for index, value in enumerate(flat):
+        if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+            raise Refused(
+                f"Output {index} of the model is {value!r}, not a tensor; a deployed file returns tensors only.",
+                hint="Wrap the module so that it returns its tensors alone.",
+            )
     output.args = (tuple(flat),)
     root = torch.nn.Module()
     owned: dict[int, torch.Tensor] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from optimize.datasets import example_inputs
+from optimize.datasets import example_inputs, with_varied_tokens
 from optimize.errors import UsageError, VerificationFailed
 from optimize.frontend import capture, capture_exported, capture_torchscript
 from optimize.job import Job, Subject
@@ -36,7 +36,7 @@ def open_program(job: Job, progress: Progress | None = None) -> Subject:
     tell("load", 0.0)
     loaded = load(job.source, model=job.factory, trust=job.trust)
     tell("capture", 0.0)
-    program = _capture_loaded(job, loaded, dynamic)
+    program = with_varied_tokens(_capture_loaded(job, loaded, dynamic))
     tell("capture", 1.0)
     return _verified(Subject(program, loaded.source, loaded.sha256, loaded.warnings))
 

@@ -169,7 +169,7 @@ class Program:
             raise Refused(f"The program cannot be re-exported: {_first_line(error)}") from error
 
     def stats(self) -> Stats:
-        """Count operators, parameters, weight bytes and MACs (one sample; convolutions, matrix products, attention)."""
+        """Count operators, parameters, weight bytes and MACs (one sample; layers, matrix products, attention)."""
         ops = Counter(graph.op_name(node) for node in self.graph.nodes if node.op == "call_function")
         weights = {id(t): t for t in (*self.graph_module.parameters(), *self.graph_module.buffers())}.values()
         with FlopCounterMode(display=False) as counter, torch.inference_mode():
@@ -178,8 +178,13 @@ class Program:
             ops=dict(sorted(ops.items())),
             parameters=sum(t.numel() for t in weights),
             weight_bytes=sum(t.numel() * t.element_size() for t in weights),
-            macs=counter.get_total_flops() // 2 // (self.batch or 1),
+            macs=counter.get_total_flops() // 2 // self._samples() + sum(map(_recurrent_macs, self.graph.nodes)),
         )
+
+    def _samples(self) -> int:
+        """Return the samples in the example inputs: the free batch, or the leading dimension of a fixed one."""
+        leading = [int(tensor.shape[0]) for tensor in self.inputs if tensor.dim()]
+        return self.batch or (leading[0] if leading else 1)
 
     def text(self) -> str:
         """Print the graph, a line a node, stable over runs: name, dtype, shape, operator, arguments."""
@@ -213,6 +218,16 @@ def tensor_value(node: fx.Node) -> torch.Tensor | None:
     """Return the fake tensor that carries a node's shape and dtype, or None for a non-tensor value."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _recurrent_macs(node: fx.Node) -> int:
+    """Multiply-accumulates of one sample through an LSTM or GRU, each matrix once a step; torch does not count them."""
+    if not graph.is_call(node, *graph.RECURRENT):
+        return 0
+    x, _, weights, *_, batch_first = node.args
+    steps = x.meta["val"].shape[1 if batch_first else 0]  # type: ignore[union-attr]
+    matrices = [weight.meta["val"] for weight in weights if weight.meta["val"].dim() == 2]  # type: ignore[union-attr]
+    return sum(matrix.numel() for matrix in matrices) * int(steps) if isinstance(steps, int) else 0
 
 
 def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int, str]) -> None:

@@ -37,7 +37,7 @@ def optimize(
     inputs: Sequence[Any] | None = None,
     *,
     passes: Sequence[Pass] = (),
-    targets: Sequence[str] = ("onnx",),
+    targets: str | Sequence[str] = ("onnx",),
     evaluate: Any = None,
     out: str | Path = "optimized",
     threads: int = 1,
@@ -50,7 +50,7 @@ def optimize(
         model: A module, a model file, or ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
         passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32.
-        targets: Names of targets.
+        targets: Name or names of targets.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
         out: Folder for the artifacts, ``report.json``, ``report.md`` and ``report.html``.
         threads: Compute threads while measuring.
@@ -63,7 +63,7 @@ def optimize(
     Raises:
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
-    recipe = Recipe(targets=tuple(targets), threads=threads)
+    recipe = Recipe(targets=(targets,) if isinstance(targets, str) else tuple(targets), threads=threads)
     given = Job(
         model, recipe, inputs, Path(out), factory=factory, trust=trust, given_passes=tuple(passes), evaluate=evaluate
     )
@@ -106,6 +106,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         timings, qualities = _measure(job, baseline, exports, subject.program, datasets, tell)
         baseline.path.unlink()
         report = assemble(job, subject, variants, baseline, exports, machine, timings, qualities, datasets.warnings)
+        _drop_failed(exports, report)
         write(report, folder)
     return report
 
@@ -140,7 +141,7 @@ def _calibration(job: Job, program: Program, datasets: Datasets, tell: Progress)
         return ()
     if datasets.calibration is not None:
         batch = CALIBRATION_BATCH if program.batch else int(program.inputs[0].shape[0])
-        return CalibrationBatches(datasets.calibration, batch, tell)
+        return CalibrationBatches(datasets.calibration, batch, program.batch is None, tell)
     return synthesize(program, progress=lambda done, steps: tell("synthesise calibration data", done / steps))
 
 
@@ -171,6 +172,13 @@ def _measure(
         timings = measure(fleet, [tensor.numpy() for tensor in one], progress=tell)
         batches = datasets.judged(program, JUDGED_BATCH, progress=tell)
         return timings, judge(fleet, batches)
+
+
+def _drop_failed(exports: Sequence[Export], report: Report) -> None:
+    """Remove the files that do not run: nobody shall deploy them."""
+    for entry, row in zip(exports, report.rows, strict=True):
+        if row.status == "failed" and entry.artifact is not None:
+            entry.artifact.path.unlink(missing_ok=True)
 
 
 def _stem(source: str | Path | torch.nn.Module) -> str:

@@ -107,7 +107,9 @@ def read_untrusted(file: IO[bytes], kind: Kind, name: str) -> Any:
         with torch.serialization.safe_globals(extra):
             return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise Refused(f"'{name}' is not opened without trust: {_reason(error)}", hint=TRUST_HINT) from error
+        raise Refused(
+            f"'{name}' cannot be read as weights: {_reason(error)}", hint="Save or download the file again."
+        ) from error
 
 
 def read_trusted(file: IO[bytes], name: str) -> Any:
@@ -178,4 +180,4 @@ def _reason(error: Exception) -> str:
     """Return the sentence of torch's long message that says what it met."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = next((line for line in lines if "WeightsUnpickler error:" in line), lines[0] if lines else repr(error))
-    return line.partition("WeightsUnpickler error:")[2].strip() or line
+    return line.partition("WeightsUnpickler error:")[2].strip() or "a pickle that torch does not understand"

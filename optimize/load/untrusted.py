@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 from optimize.errors import OptimizeError, Refused
 from optimize.load import exported, pickles, script
 from optimize.load.identify import Kind
 
+#: A broadcast buffer may stand for a little more than is stored.
+_VIEW_SLACK_BYTES = 64 * 2**20
 _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
 
 
@@ -30,7 +34,25 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> Any:
         MemoryError: It asks for more memory than there is.
     """
     with readable(kind, name), path.open("rb") as file:
-        return _open(file, kind, name)
+        held = _open(file, kind, name)
+    if isinstance(held, torch.nn.Module):
+        _refuse_swollen(held, name)
+    return held
+
+
+def _refuse_swollen(module: torch.nn.Module, name: str) -> None:
+    """Refuse weights that claim far more elements than are stored: any copy of such a view would fill the memory.
+
+    Raises:
+        Refused: A view is larger than what it is a view of, by more than the slack.
+    """
+    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout is torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes() + _VIEW_SLACK_BYTES:
+            raise Refused(
+                f"'{name}' holds a weight '{path}' of {tensor.nbytes} bytes made from "
+                f"{tensor.untyped_storage().nbytes()} stored ones.",
+                hint="Save the module with contiguous weights, if you made it.",
+            )
 
 
 @contextmanager

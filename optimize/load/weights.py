@@ -39,7 +39,8 @@ def build(spec: str) -> torch.nn.Module:
     module = found if isinstance(found, torch.nn.Module) else named.call(found, spec)
     if not isinstance(module, torch.nn.Module):
         raise Refused(f"'{spec}' returned a {type(module).__name__}, not a torch.nn.Module.")
-    return module.eval()
+    # A module that was just made is in training mode by construction; one left in a mixed state means it.
+    return module.eval() if module.training else module
 
 
 def unwrap(held: Any, name: str) -> tuple[torch.nn.Module | StateDict, list[str]]:

@@ -23,6 +23,8 @@ from optimize.measure.worker import write_arrays
 #: A block is long enough that a timer tick or a context switch is a small part of it.
 BLOCK_S = 0.005
 MAX_RUNS_PER_BLOCK = 50
+#: Runs right after idling are slow: no artifact may have only those in its samples.
+MIN_RUNS_PER_BLOCK = 3
 #: Below MIN_ROUNDS a 95 % interval of a median means little; ROUNDS bring the paired ratio to about 0.3 %.
 MIN_ROUNDS = 11
 ROUNDS = 40
@@ -162,9 +164,9 @@ def block_runs(run_s: float) -> int:
     """Return how many runs of this length make a block.
 
     >>> block_runs(0.001), block_runs(0.080), block_runs(1e-6)
-    (5, 1, 50)
+    (5, 3, 50)
     """
-    return min(max(math.ceil(BLOCK_S / max(run_s, 1e-9)), 1), MAX_RUNS_PER_BLOCK)
+    return min(max(math.ceil(BLOCK_S / max(run_s, 1e-9)), MIN_RUNS_PER_BLOCK), MAX_RUNS_PER_BLOCK)
 
 
 def _warm_up(fleet: Fleet, inputs: Sequence[np.ndarray]) -> list[_Lane]:

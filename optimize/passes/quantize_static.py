@@ -75,9 +75,12 @@ class QuantizeStatic(Pass):
             return Outcome(notes=("The program is quantized already.",))
         layers, skips = choose_layers(program)
         if not layers:
-            return Outcome(skips=tuple(skips))
+            return Outcome(skips=tuple(skips), notes=("No layer was found that static INT8 is for.",))
         ranges, samples = learn_ranges(
-            program, _Batches(self.calibration), calibrator=self.calibrator, form=self._activation_format()
+            program,
+            _Batches(self.calibration, len(program.inputs)),
+            calibrator=self.calibrator,
+            form=self._activation_format(),
         )
         program.quantization = Quantization(
             mode="static",
@@ -101,14 +104,16 @@ class QuantizeStatic(Pass):
 
 @dataclass(frozen=True)
 class _Batches:
-    """Any calibration source as re-iterable batches of flat inputs."""
+    """Any calibration source as re-iterable batches of flat inputs; labels that follow the inputs are dropped."""
 
     source: Iterable[Any]
+    count: int
 
     def __iter__(self) -> Iterator[Sequence[torch.Tensor]]:
         for batch in self.source:
             inputs = getattr(batch, "inputs", batch)
-            yield (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+            flat = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+            yield flat[: self.count] if len(flat) == self.count + 1 else flat
 
 
 def choose_layers(program: Program) -> tuple[list[fx.Node], list[Skip]]:

@@ -11,7 +11,8 @@ from optimize.errors import TargetUnavailable
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
-from optimize.report.model import Calibration, Model, Report, Row, Status, Step, now
+from optimize.passes.base import Exactness
+from optimize.report.model import DISAGREES_DB, Calibration, Model, Report, Row, Status, Step, now
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
@@ -65,7 +66,14 @@ def assemble(
         baseline=eager,
         rows=rows,
         trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
-        warnings=(*subject.warnings, *subject.program.notes, *warnings, *timings.warnings, *_slower(rows)),
+        warnings=(
+            *subject.warnings,
+            *subject.program.notes,
+            *warnings,
+            *_about_passes(variants),
+            *timings.warnings,
+            *_about_rows(rows),
+        ),
     )
 
 
@@ -80,6 +88,8 @@ def _row(entry: Export, measured: Iterator[tuple], out: Path) -> Row:
         if available.run
         else Row.not_run(entry.artifact, f"not run: {available.reason}")
     )
+    if row.status == "failed":  # a file that does not run is not kept
+        return row.model_copy(update={"path": None})
     return row.model_copy(update={"path": str((out / entry.artifact.path.name).resolve())})
 
 
@@ -96,8 +106,25 @@ def _calibration(variants: Sequence[Variant]) -> Calibration | None:
     return None
 
 
-def _slower(rows: Sequence[Row]) -> Iterator[str]:
-    """Say which INT8 artifact is slower than its own target's float one: users must hear it first from us."""
+def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
+    """Say what a reader must know about the passes: what a lossy one notes, made-up data, and what did nothing."""
+    for variant in variants:
+        plan = variant.program.quantization
+        if plan is not None and plan.calibration is not None and plan.calibration.synthetic:
+            yield f"INT8 was calibrated without data ({plan.calibration.source}): give --calib for better accuracy."
+        for step in variant.steps:
+            if step.exactness is not Exactness.EXACT and not step.outcome.rewrites:
+                why = (*step.outcome.notes, *(f"{skip.op}: {skip.reason}" for skip in step.outcome.skips))
+                yield f"{step.pass_name} changed nothing, so there is no file of it. {'; '.join(why[:2])}"
+            elif step.exactness is Exactness.LOSSY:
+                yield from step.outcome.notes
+
+
+def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
+    """Say which artifacts disagree with the original, and which are slower than their own target's float one."""
+    for row in rows:
+        if row.agreement is not None and row.agreement.sqnr_db < DISAGREES_DB:
+            yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
     floats = {row.target: row for row in rows if row.precision == "float32" and row.latency}
     for row in rows:
         plain = floats.get(row.target)

@@ -17,6 +17,8 @@ from optimize.targets.base import Artifact, Coverage
 if TYPE_CHECKING:
     from optimize import pipeline
 
+#: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
+DISAGREES_DB = 10.0
 Status = Literal["measured", "not_run", "failed"]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from optimize.report import format as form
-from optimize.report.model import Report, Row, Skip, Step, file_name
+from optimize.report.model import DISAGREES_DB, Report, Row, Skip, Step, file_name
 
 #: Columns that are there even when empty: a row that was not run says so under the second.
 ALWAYS = {"Size", "Median latency"}
@@ -55,8 +55,13 @@ def best_float32(report: Report) -> Row | None:
 
 
 def fastest(report: Report) -> Row | None:
-    """Return the fastest artifact that was measured."""
-    return min(filter(is_timed, report.rows), key=_median_s, default=None)
+    """Return the fastest artifact that was measured and answers like the original."""
+    return min((row for row in report.rows if is_timed(row) and agrees(row)), key=_median_s, default=None)
+
+
+def agrees(row: Row) -> bool:
+    """Say whether a row's outputs are near the original's; one that was not compared counts as near."""
+    return row.agreement is None or row.agreement.sqnr_db >= DISAGREES_DB
 
 
 def is_timed(row: Row) -> bool:
@@ -77,7 +82,7 @@ def table(report: Report) -> Table:
     best = fastest(report)
     lines = tuple(
         Line(
-            name="eager (original)" if row is report.baseline else row.name,
+            name="eager (captured graph)" if row is report.baseline else row.name,
             file=file_name(row),
             cells=cells(report, row),
             reason=status_text(row),
@@ -158,7 +163,9 @@ def coverage_summary(row: Row) -> str:
         return ""
     left = len(row.coverage.left_float)
     placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
-    return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float"
+    return (
+        f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {form.plural(left, 'operator')} left in float"
+    )
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:

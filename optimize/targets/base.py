@@ -97,6 +97,7 @@ class Artifact:
         versions: Packages that wrote it, by name.
         coverage: What runs in INT8; None for a float artifact.
         notes: What the report should say about it.
+        in_spec: How the module's ``(args, kwargs)`` flatten, written like ``out_spec``; empty where not known.
     """
 
     target: str
@@ -110,6 +111,7 @@ class Artifact:
     versions: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
     notes: tuple[str, ...] = ()
+    in_spec: str = ""
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -132,15 +134,15 @@ class Runner(ABC):
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays. This is what is timed."""
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on what the module took; return what the module returned.
 
         Raises:
-            Refused: The number of inputs, a shape or a dtype does not fit the artifact.
+            Refused: The structure or the number of inputs, a shape or a dtype does not fit the artifact.
         """
         from optimize.targets.calling import call
 
-        return call(self, args)
+        return call(self, args, kwargs)
 
 
 class Target(ABC):

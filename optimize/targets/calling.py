@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from optimize.targets.base import Runner, TensorSpec
 
 
-def call(runner: Runner, args: tuple[Any, ...]) -> Any:
+def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Flatten, check, run and put the outputs back into the structure the module returned.
 
     Raises:
-        Refused: The number of inputs, a shape or a dtype does not fit the artifact.
+        Refused: The structure or the number of inputs, a shape or a dtype does not fit the artifact.
     """
     from torch.utils import _pytree as pytree
 
-    flat, _ = pytree.tree_flatten(args)
-    specs = runner.artifact.inputs
-    if len(flat) != len(specs):
+    flat, structure = pytree.tree_flatten((args, kwargs))
+    specs, expected = runner.artifact.inputs, runner.artifact.in_spec
+    if len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
         raise Refused(f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {len(flat)}.")
     wants_tensors = any(hasattr(value, "detach") for value in flat)
     arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]

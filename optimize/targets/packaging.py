@@ -38,6 +38,7 @@ def describe(
         size_bytes=path.stat().st_size,
         out_spec=pytree.treespec_dumps(program.out_spec),
         versions=dict(versions),
+        in_spec=pytree.treespec_dumps(program.in_spec),
         coverage=coverage,
         notes=tuple(notes),
     )
