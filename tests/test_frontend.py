@@ -128,3 +128,50 @@ def test_torchscript_is_captured_again_or_refused() -> None:
     assert torch.allclose(program(x), net(x), atol=1e-6)
     with pytest.raises(Refused, match="cannot be captured again"):
         capture_torchscript(torch.jit.script(REFERENCES["unet"].build().eval()), (REFERENCES["unet"].inputs(2),))
+
+
+def test_outputs_that_are_no_tensors_are_refused_by_position() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return x + 1, None
+
+    with pytest.raises(Refused, match="Output 1 of the model is None"):
+        optimize.capture(Mixed(), torch.rand(2, 3))
+
+
+def test_a_buffer_that_is_written_on_every_call_is_said() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x * 2
+
+    module = Counter().eval()
+    assert any("'calls'" in note for note in optimize.capture(module, torch.rand(2, 3)).notes)
+    assert module.calls == 0, "the caller's module was called"
+
+
+def test_inputs_that_do_not_fit_are_told_apart_from_what_export_lacks() -> None:
+    with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 5\]\]") as caught:
+        optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 5))
+    assert "--input-shape" in caught.value.hint
+
+
+def test_a_part_left_in_training_mode_is_said() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    net[1].train()
+    assert any(
+        "training mode" in note and "'1'" in note for note in optimize.capture(net, torch.rand(2, 3, 8, 8)).notes
+    )
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_work_is_counted_for_one_sample_recurrent_layers_too(dynamic: bool) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval()
+    assert optimize.capture(net, torch.rand(4, 8), dynamic_batch=dynamic).stats().macs == 8 * 16
+    lstm = optimize.capture(REFERENCES["lstm"].build().eval(), REFERENCES["lstm"].inputs(2), dynamic_batch=dynamic)
+    layers = 28 * (4 * 64 * (28 + 64) + 4 * 64 * (64 + 64))  # rows x gates x (input + state), two layers
+    assert lstm.stats().macs == layers + 64 * 10

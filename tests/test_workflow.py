@@ -9,7 +9,7 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
-from optimize.errors import UsageError, VerificationFailed
+from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.job import Job
 from optimize.opening import open_program
 from optimize.recipe import Recipe, parse, read
@@ -130,3 +130,48 @@ def test_a_module_needs_example_inputs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs example inputs"):
         optimize.optimize(net(), targets=["onnx"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_labels_of_calibration_data_are_not_looked_at(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "data.npz", x=np.random.default_rng(0).random((8, 3, 8, 8), np.float32), y=np.zeros(8, np.int64)
+    )
+    recipe = parse({"passes": ["QuantizeStatic"], "targets": ["onnx"], "calib": str(tmp_path / "data.npz")})
+    report = run_job(Job(net(), recipe, (torch.rand(2, 3, 8, 8),), tmp_path / "out"))
+    assert all(row.accuracy is None for row in (report.baseline, *report.rows))
+
+
+def test_a_file_that_does_not_run_is_not_kept(tmp_path: Path) -> None:
+    report = optimize.optimize(
+        net(), torch.rand(2, 3, 8, 8), passes=[optimize.CastBF16()], targets="onnx", out=tmp_path
+    )
+    failed = [row for row in report.rows if row.status == "failed"]
+    assert [row.precision for row in failed] == ["bfloat16"] and failed[0].path is None
+    assert not list(tmp_path.glob("*bfloat16*"))
+
+
+def test_a_pass_that_finds_nothing_makes_no_file_and_says_why(tmp_path: Path) -> None:
+    entry = optimize.QuantizeStatic(calibration=[torch.rand(4, 8)])
+    report = optimize.optimize(nn.ReLU(), torch.rand(2, 8), passes=[entry], targets="onnx", out=tmp_path)
+    assert [row.precision for row in report.rows] == ["float32"]
+    assert any("QuantizeStatic changed nothing" in warning for warning in report.warnings)
+
+
+def test_a_runner_takes_keyword_arguments_as_the_module_did(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    runner = optimize.export(optimize.capture(Sum(), (x,), {"y": y}), "onnx", tmp_path / "sum.onnx").load()
+    assert torch.allclose(runner(x, y=y), x + y)
+    with pytest.raises(Refused, match="takes 2 input"):
+        runner(x, y)
+
+
+def test_tokens_are_varied_within_the_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.pt"
+    torch.save(nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 3)).eval(), path)
+    recipe = parse({"input_shape": "5:int64"})
+    inputs = open_program(Job(path, recipe)).program.inputs[0]
+    assert len(inputs.unique()) > 1 and int(inputs.max()) < 7
