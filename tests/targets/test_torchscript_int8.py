@@ -1,6 +1,5 @@
 """The TorchScript target in INT8: what runs in integers, how close it stays, and what it says about the rest."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
-from optimize.targets.torchscript import dynamic, packing
+from optimize.targets.torchscript import dynamic
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.lowering import lower
 from tests.targets.scripted import (
@@ -88,27 +87,6 @@ def test_a_transposed_convolution_whose_kernel_is_wrong_stays_in_float(tmp_path:
     paths = {*artifact.coverage.quantized, *(layer.name for layer in artifact.coverage.left_float)}
     assert paths == {"up", "f"}
     assert sqnr_db(want, got) > 25
-
-
-def test_the_kernel_check_finds_a_wrong_result() -> None:
-    program = captured(lambda net, x: net.f(x), (8,), f=seeded(nn.Linear, 8, 4))
-    node = next(node for node in program.graph.nodes if node.target is aten.linear.default)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        packed = packing.pack(program.graph_module, node)
-        weight = program.graph_module.get_parameter("f.weight")
-        bias = program.graph_module.get_parameter("f.bias")
-        packing.check(node, packed, weight, bias)
-        with pytest.raises(Refused, match="wrong values"):
-            packing.check(node, packed, weight * 1.2, bias)
-
-
-def test_weights_have_seven_bits_where_products_are_added_in_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "has_vnni", lambda: False)
-    assert packing.weight_format().bounds == (-63, 63)
-    monkeypatch.setattr(packing, "has_vnni", lambda: True)
-    assert packing.weight_format().bounds == (-127, 127)
-    assert packing.weight_format(groups=101).bounds == (-63, 63)
 
 
 def test_shared_weights_are_quantized_at_each_use(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
 from optimize.targets.torchscript.kernels import KERNELS, quantized
-from optimize.targets.torchscript.packing import ACTIVATION, LAYERS
+from optimize.targets.torchscript.packing import ACTIVATION
 from optimize.targets.torchscript.placement import Placement, is_float, place
 
 
@@ -139,14 +139,15 @@ class _Integers(_Copy):
             self.floats[node] = self.graph.node_copy(node, self.value)
 
     def _layer(self, node: fx.Node) -> None:
-        packed = self.attribute(f"{node.name}_packed", self.placement.packed[node])
-        source = graph.argument(node, "input")
+        packed = self.placement.packed[node]
+        weights = [self.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed.weights)]
+        source = packed.source
         if node in self.placement.integers:
-            arguments = (self.integer(source), packed, *self.scale(node))
-            self.integers[node] = self.graph.call_function(LAYERS[node.target].kernel, arguments)
+            arguments = (self.integer(source), weights, *self.scale(node))
+            self.integers[node] = packed.apply(self.graph.call_function, *arguments)
         else:
             kernel = quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-            self.floats[node] = self.graph.call_function(kernel, (self.value(source), *self.scale(source), packed))
+            self.floats[node] = self.graph.call_function(kernel, (self.value(source), *self.scale(source), weights[0]))
 
 
 def _static(program: Program, plan: Quantization) -> Lowered:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -24,7 +23,7 @@ from optimize.program import Program
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.torchscript.kernels import AVERAGES, KERNELS, clips_at_zero
-from optimize.targets.torchscript.packing import pack
+from optimize.targets.torchscript.packing import PackedLayer, pack
 
 #: Engines whose linear kernel reads and returns float while it computes in integers.
 _FLOAT_LINEAR_ENGINES = ("x86", "fbgemm")
@@ -42,7 +41,7 @@ class Placement:
         left_float: The weighted layers, and the operators between integer layers, that run in float.
     """
 
-    packed: Mapping[fx.Node, Any]
+    packed: Mapping[fx.Node, PackedLayer]
     integers: frozenset[fx.Node]
     clips: Mapping[fx.Node, fx.Node]
     ranges: Mapping[fx.Node, Range]
@@ -73,9 +72,9 @@ def is_float(node: fx.Node) -> bool:
 
 def pack_layers(
     program: Program, plan: Quantization, ranges: Mapping[fx.Node, Range]
-) -> tuple[dict[fx.Node, Any], list[FloatLayer]]:
+) -> tuple[dict[fx.Node, PackedLayer], list[FloatLayer]]:
     """Pack the weights of every layer of the plan; the rest with the reason."""
-    packed: dict[fx.Node, Any] = {}
+    packed: dict[fx.Node, PackedLayer] = {}
     skipped = []
     for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
         try:
@@ -85,14 +84,17 @@ def pack_layers(
     return packed, skipped
 
 
-def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> Any:
+def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> PackedLayer:
     if graph.is_call(node, *graph.RECURRENT):
         raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
     if node.name not in plan.layers:
         raise Refused("the quantization plan leaves it in float")
     if not {node, graph.argument(node, "input")} <= ranges.keys():
         raise Refused("no range was learned for it")
-    return pack(program.graph_module, node)
+    packed = pack(program.graph_module, node)
+    if packed.source not in ranges:
+        raise Refused("no range was learned for the value before its padding")
+    return packed
 
 
 def _ranges(program: Program, plan: Quantization) -> dict[fx.Node, Range]:
@@ -108,7 +110,7 @@ def _ranges(program: Program, plan: Quantization) -> dict[fx.Node, Range]:
     return ranges
 
 
-def _folded_clip(node: fx.Node, packed: Mapping[fx.Node, Any]) -> fx.Node | None:
+def _folded_clip(node: fx.Node, packed: Mapping[fx.Node, PackedLayer]) -> fx.Node | None:
     """Return the clip at zero that is the only reader of a node with a scale of its own."""
     kernel = KERNELS.get(node.target)
     rescales = node in packed or (kernel is not None and kernel.rescales)
@@ -129,7 +131,10 @@ def _refusal(node: fx.Node, ranges: Mapping[fx.Node, Range]) -> str:
 
 
 def _wanted(
-    nodes: fx.Graph, packed: Mapping[fx.Node, Any], clips: Mapping[fx.Node, fx.Node], ranges: Mapping[fx.Node, Range]
+    nodes: fx.Graph,
+    packed: Mapping[fx.Node, PackedLayer],
+    clips: Mapping[fx.Node, fx.Node],
+    ranges: Mapping[fx.Node, Range],
 ) -> set[fx.Node]:
     """Return the nodes whose result an integer layer reads, directly or through integer kernels."""
     folded = set(clips.values())
@@ -137,16 +142,14 @@ def _wanted(
     for node in reversed(nodes.nodes):
         for user in node.users:
             reads = user in folded or user.target in AVERAGES or not _refusal(user, ranges)
-            if (user in wanted and user not in packed and reads) or (
-                user in packed and graph.argument(user, "input") is node
-            ):
+            if (user in wanted and user not in packed and reads) or (user in packed and packed[user].source is node):
                 wanted.add(node)
     return wanted
 
 
 def _integers(
     nodes: fx.Graph,
-    packed: Mapping[fx.Node, Any],
+    packed: Mapping[fx.Node, PackedLayer],
     clips: Mapping[fx.Node, fx.Node],
     wanted: set[fx.Node],
     ranges: Mapping[fx.Node, Range],
@@ -180,7 +183,7 @@ def _fed(node: fx.Node, integers: set[fx.Node], ranges: Mapping[fx.Node, Range])
 
 def _left_between(
     nodes: fx.Graph,
-    packed: Mapping[fx.Node, Any],
+    packed: Mapping[fx.Node, PackedLayer],
     integers: set[fx.Node],
     wanted: set[fx.Node],
     ranges: Mapping[fx.Node, Range],
@@ -197,10 +200,16 @@ def _left_between(
     for node in nodes.nodes:
         kernel = KERNELS.get(node.target)
         silent = node in integers or node.target in graph.WEIGHTED + graph.RECURRENT or (kernel and kernel.moves)
+        silent = silent or _absorbed(node, packed)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
             reason = _refusal(node, ranges) or _unused(node in wanted)
             left.append(FloatLayer(graph.origin(node), graph.op_name(node), reason))
     return left
+
+
+def _absorbed(node: fx.Node, packed: Mapping[fx.Node, PackedLayer]) -> bool:
+    """Say whether nobody reads a node because the weights of the layer after it do its work."""
+    return all(user in packed and packed[user].source is not node for user in node.users)
 
 
 def _unused(wanted: bool) -> str:
