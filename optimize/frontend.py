@@ -1,8 +1,4 @@
-"""Capture: an eager module becomes a ``Program`` in one normal form.
-
-The normal form keeps passes short: every argument written out in schema order, one BatchNorm operator
-(``aten.batch_norm``), integer paddings, no clones, no in-place operators, weights owned, outputs a flat tuple.
-"""
+"""Capture: an eager module, an ExportedProgram or a TorchScript module becomes a ``Program`` in the normal form."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,33 +18,8 @@ from torch.utils import _pytree as pytree
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.normal_form import normalize
 from optimize.program import MAX_BATCH, Program
-
-_IDENTITIES = (
-    aten.clone.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.detach_.default,
-    aten.lift_fresh_copy.default,
-    aten.contiguous.default,
-)
-_ASSERTIONS = (
-    aten._assert_tensor_metadata.default,
-    aten._assert_scalar.default,
-    aten._assert_async.msg,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)
-_BATCH_NORMS = (
-    aten._native_batch_norm_legit_no_training.default,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit.no_stats,
-)
-_SAME_CONVOLUTIONS = {
-    aten.conv1d.padding: aten.conv1d.default,
-    aten.conv2d.padding: aten.conv2d.default,
-    aten.conv3d.padding: aten.conv3d.default,
-}
 
 
 def capture(
@@ -193,7 +164,7 @@ def from_exported(
         unlifted = functional.module(check_guards=False)
     module = _plain_graph_module(unlifted)
     notes = [*notes, *_dropped_updates(module)]
-    _normalize(module)
+    normalize(module)
     program = Program(
         graph_module=module,
         inputs=inputs,
@@ -376,72 +347,3 @@ def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tup
                 dims[dim] = names.setdefault(str(size), default)
         dynamic.append(dims)
     return tuple(dynamic)
-
-
-def _normalize(module: fx.GraphModule) -> None:
-    """Bring the graph into the normal form (module docstring)."""
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in _ASSERTIONS or node.target is aten.copy_.default:
-            module.graph.erase_node(node)
-        elif node.target in _IDENTITIES:
-            node.replace_all_uses_with(cast(fx.Node, node.args[0]))
-            module.graph.erase_node(node)
-        else:
-            _normalize_call(module, node)
-
-
-def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
-    graph.normalize_arguments(node)
-    if node.target in _BATCH_NORMS:
-        _normalize_batch_norm(module, node)
-    elif node.target in _SAME_CONVOLUTIONS:
-        _normalize_same_padding(module, node)
-    elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
-        node.target = aten.reshape.default
-    elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
-        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
-        module.graph.erase_node(node)
-    if "pin_memory" in node.kwargs:
-        node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
-
-
-def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
-    """Write any form of BatchNorm as ``batch_norm(x, weight, bias, mean, var, training, momentum, eps, cudnn)``.
-
-    Batch statistics are written as ``training=True`` without running statistics: the same outputs, nothing mutated.
-    """
-    frozen = node.target is aten._native_batch_norm_legit_no_training.default
-    x, weight, bias = (graph.argument(node, name) for name in ("input", "weight", "bias"))
-    mean = graph.argument(node, "running_mean") if frozen else None
-    var = graph.argument(node, "running_var") if frozen else None
-    training = not frozen and bool(graph.argument(node, "training"))
-    if not frozen and not training:
-        mean, var = graph.argument(node, "running_mean"), graph.argument(node, "running_var")
-    values = [user for user in node.users if user.args[1] == 0]
-    with module.graph.inserting_before(node):
-        call = module.graph.call_function(
-            aten.batch_norm.default, (x, weight, bias, mean, var, training, 0.0, graph.argument(node, "eps"), False)
-        )
-    call.meta = {**node.meta, "val": node.meta["val"][0]}
-    for value in values:
-        value.replace_all_uses_with(call)
-        module.graph.erase_node(value)
-
-
-def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
-    """Write ``padding='same'|'valid'`` as integers, with a pad before the convolution where it is not symmetric."""
-    x, weight, bias, stride, padding, dilation, groups = node.args
-    kernel = weight.meta["val"].shape[2:]  # type: ignore[union-attr]
-    dims = len(kernel)
-    dilations = [dilation[0]] * dims if len(dilation) == 1 else list(dilation)  # type: ignore[index,arg-type]
-    totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilations, kernel, strict=True)]
-    if any(total % 2 for total in totals):
-        widths = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-        with module.graph.inserting_before(node):
-            x = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
-        x.meta = dict(node.meta)
-        totals = [0] * dims
-    node.target = _SAME_CONVOLUTIONS[node.target]  # type: ignore[index]
-    node.args = (x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)
