@@ -104,26 +104,41 @@ def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
     return operator.attrgetter(path)(module)
 
 
-def constant(module: fx.GraphModule, node: Any) -> torch.Tensor | None:
+def constant(module: fx.GraphModule, node: Any, *, wide: bool = False) -> torch.Tensor | None:
     """Return the value of a node that depends on weights alone, or None.
 
     Follows pure computations on weights (weight norm, padded kernels, tied transposes), so a pass sees a parametrized
     weight as the tensor it stands for.
+
+    Args:
+        module: The graph's owner.
+        node: A node, or whatever else stands in an argument (then None).
+        wide: Compute in float64 from the start, so that algebra on the result adds no rounding of its own.
     """
     if not isinstance(node, fx.Node):
         return None
     if node.op == "get_attr":
-        return attribute(module, str(node.target)).detach()
-    if node.op != "call_function" or node.target is operator.getitem or _is_impure(node):
+        value = attribute(module, str(node.target)).detach()
+        return value.double() if wide and value.is_floating_point() else value
+    if node.op != "call_function" or node.target is operator.getitem or _is_impure(node) or _has_free_size(node):
         return None
-    inputs = {source: constant(module, source) for source in node.all_input_nodes}
-    if not inputs or any(value is None for value in inputs.values()):
+    inputs = {}
+    for source in node.all_input_nodes:
+        inputs[source] = constant(module, source, wide=wide)
+        if inputs[source] is None:
+            return None
+    if not inputs:
         return None
     arguments = fx.node.map_arg(node.args, lambda source: inputs[source])
     keywords = fx.node.map_arg(node.kwargs, lambda source: inputs[source])
     with torch.no_grad():
         result = node.target(*arguments, **keywords)  # type: ignore[operator]
     return result if isinstance(result, torch.Tensor) else None
+
+
+def _has_free_size(node: fx.Node) -> bool:
+    """Say whether a value has a free dimension: then it depends on an input (a quick way out of long chains)."""
+    return any(not isinstance(size, int) for size in getattr(node.meta.get("val"), "shape", ()))
 
 
 def _is_impure(node: fx.Node) -> bool:
@@ -189,6 +204,29 @@ def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: tor
     set_argument(call, name, replacement)
     if isinstance(old, fx.Node) and old.op == "get_attr" and not old.users:
         module.graph.erase_node(old)
+
+
+def move_weight(module: fx.GraphModule, node: fx.Node, path: str) -> str:
+    """Hold a ``get_attr`` node's tensor under ``path``, or a free name next to it; return where it is now."""
+    tensor = attribute(module, str(node.target))
+    remove_attribute(module, str(node.target))
+    node.target = store(module, path, tensor)
+    return node.target
+
+
+def weights_behind(node: fx.Node) -> set[str]:
+    """Return the paths of the weights a value is computed from; none when it depends on an input."""
+    if node.op == "get_attr":
+        return {str(node.target)}
+    if node.op != "call_function" or _has_free_size(node):
+        return set()
+    found = set[str]()
+    for source in node.all_input_nodes:
+        behind = weights_behind(source)
+        if not behind:
+            return set()
+        found |= behind
+    return found
 
 
 def remove_attribute(module: torch.nn.Module, path: str) -> None:

@@ -1,7 +1,7 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, no clones, no assertions, no updates of buffers.
+for ``view``, no clones or copies, no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_batch_norm(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)
+    elif graph.is_call(node, aten.copy.default) and _same_form(node, cast(fx.Node, node.args[1])):
+        node.replace_all_uses_with(cast(fx.Node, node.args[1]))
+        module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
     elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
@@ -67,6 +70,12 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         module.graph.erase_node(node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
+
+
+def _same_form(first: fx.Node, second: fx.Node) -> bool:
+    """Say whether two values have one shape and dtype."""
+    one, two = first.meta["val"], second.meta["val"]
+    return str(one.shape) == str(two.shape) and one.dtype == two.dtype
 
 
 def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
