@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,30 +14,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from optimize import graph
 from optimize.errors import Refused
+from optimize.quantization.outlook import MergeOutlook
 from optimize.quantization.plan import Quantization
+from optimize.stats import Stats, count
 
 MAX_BATCH = 4096
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Size and work of a program.
-
-    Attributes:
-        ops: How often each ATen operator is called.
-        parameters: Scalars in the weights.
-        weight_bytes: Bytes of the weights.
-        macs: Multiply-accumulates of one sample.
-    """
-
-    ops: Mapping[str, int]
-    parameters: int
-    weight_bytes: int
-    macs: int
 
 
 @dataclass
@@ -56,6 +39,7 @@ class Program:
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
         notes: What capture had to say, for the report.
         applied: The lossy passes that changed it, so that none is applied twice.
+        merges: What merging branches did to the INT8 prospects of each merged weight; for the quantizer to use.
     """
 
     graph_module: fx.GraphModule
@@ -68,6 +52,7 @@ class Program:
     compiled: torch.jit.ScriptModule | None = None
     notes: list[str] = field(default_factory=list)
     applied: tuple[Any, ...] = ()
+    merges: tuple[MergeOutlook, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
@@ -169,17 +154,8 @@ class Program:
             raise Refused(f"The program cannot be re-exported: {_first_line(error)}") from error
 
     def stats(self) -> Stats:
-        """Count operators, parameters, weight bytes and MACs (one sample; layers, matrix products, attention)."""
-        ops = Counter(graph.op_name(node) for node in self.graph.nodes if node.op == "call_function")
-        weights = {id(t): t for t in (*self.graph_module.parameters(), *self.graph_module.buffers())}.values()
-        with FlopCounterMode(display=False) as counter, torch.inference_mode():
-            self.graph_module(*self.inputs)
-        return Stats(
-            ops=dict(sorted(ops.items())),
-            parameters=sum(t.numel() for t in weights),
-            weight_bytes=sum(t.numel() * t.element_size() for t in weights),
-            macs=counter.get_total_flops() // 2 // self._samples() + sum(map(_recurrent_macs, self.graph.nodes)),
-        )
+        """Count operators, parameters, weight bytes, MACs (layers, matrix products, attention) and bytes moved."""
+        return count(self.graph_module, self.inputs, self._samples())
 
     def _samples(self) -> int:
         """Return the samples in the example inputs: the free batch, or the leading dimension of a fixed one."""
@@ -218,16 +194,6 @@ def tensor_value(node: fx.Node) -> torch.Tensor | None:
     """Return the fake tensor that carries a node's shape and dtype, or None for a non-tensor value."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _recurrent_macs(node: fx.Node) -> int:
-    """Multiply-accumulates of one sample through an LSTM or GRU, each matrix once a step; torch does not count them."""
-    if not graph.is_call(node, *graph.RECURRENT):
-        return 0
-    x, _, weights, *_, batch_first = node.args
-    steps = x.meta["val"].shape[1 if batch_first else 0]  # type: ignore[union-attr]
-    matrices = [weight.meta["val"] for weight in weights if weight.meta["val"].dim() == 2]  # type: ignore[union-attr]
-    return sum(matrix.numel() for matrix in matrices) * int(steps) if isinstance(steps, int) else 0
 
 
 def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int, str]) -> None:

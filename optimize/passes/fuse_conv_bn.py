@@ -1,36 +1,48 @@
-"""Fold BatchNorm into the convolution or linear layer before it."""
+"""Fold every scale and shift a channel, BatchNorm first among them, into the layer beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import fx
 
 from optimize import graph
-from optimize.batch_norm import scale_and_shift
+from optimize.algebra import channelwise, discontinuity, folding
+from optimize.algebra.channelwise import Channelwise
+from optimize.algebra.folding import Folded
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
-from optimize.program import Program, tensor_value
+from optimize.program import Program
 from optimize.registry import register_pass
 
 
 @register_pass
 @dataclass(frozen=True)
 class FuseConvBN(Pass):
-    """Fold a BatchNorm into the convolution, transposed convolution or linear layer before it.
+    """Fold BatchNorm and every other scale and shift a channel into the convolution or linear layer beside it.
 
-    With ``s = gamma / sqrt(var + eps)`` a channel: ``weight' = s * weight`` and ``bias' = s * (bias - mean) + beta``.
-    The weight is ``[C_out, C_in/groups, *K]`` for a convolution, ``[C_in, C_out/groups, *K]`` for a transposed one,
-    ``[C_out, C_in]`` for a linear layer; the arithmetic is in float64. A weight that several calls share gets one new
-    copy a call, so a convolution called twice with two BatchNorms stays right.
+    1. *After* a layer (convolution, transposed convolution, linear) that nothing else reads: BatchNorm, LayerScale,
+       products with and sums of constants, ``s y + t``, become ``weight' = s * weight`` and ``bias' = s * bias + t``.
+       For BatchNorm ``s = gamma / sqrt(var + eps)`` and ``t = beta - s * mean``. The weight is
+       ``[C_out, C_in/groups, *K]``, of a transposed convolution ``[C_in, C_out/groups, *K]``.
+    2. *Before* a layer that alone reads the result: ``weight' = weight * s`` over the input channels and
+       ``bias' = bias + sum(weight * t)`` over input channels and taps.
+    3. A weight or bias that is computed from weights alone (weight norm, spectral norm, a mask) is stored as the plain
+       ``<module>.weight`` it stands for, as the program computes it.
 
-    When it applies: the BatchNorm uses running statistics and is the only reader of the layer's output. Skipped, with
-    the reason: statistics of the batch (training mode, ``track_running_stats=False``); another reader; an input that is
-    not such a layer; a linear layer whose channels are not the BatchNorm's axis.
+    Permutes, transposes, reshapes that keep the channels apart and padding with the value's own elements may stand in
+    between. The arithmetic is in float64. A weight that several calls share gets one new copy a call where the values
+    differ, so a convolution called twice with two BatchNorms stays right.
 
-    What it costs: nothing at run time; it removes one pass over the activations a BatchNorm.
+    When it applies: always, but for a BatchNorm with one of these reasons: statistics of the batch (training mode,
+    ``track_running_stats=False``); a layer whose output is used elsewhere; no layer beside it; channels on another axis
+    than the layer's; zero padding after its shift (border pixels); a weight computed at run time; weights that
+    overflow; a sign or rounding of its result, which re-associated sums could flip (``FuseBNSign`` is for those).
+
+    What it costs: nothing at run time; it removes one pass over the activations for each.
 
     Example:
         >>> import torch, optimize
@@ -40,66 +52,118 @@ class FuseConvBN(Pass):
         >>> outcome.rewrites
         (Rewrite(where='1', what='batch_norm folded into conv2d'),)
 
-    Source: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, section 3.
+    Source: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, section 3; T. Salimans, D. P. Kingma,
+    "Weight Normalization", 2016, arXiv 1602.07868, equation 2.
     """
 
     stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.EXACT
 
     def rewrite(self, program: Program) -> Outcome:
-        """Fold every BatchNorm that can be folded."""
-        rewrites, skips = [], []
-        for norm in graph.calls(program.graph, aten.batch_norm.default):
-            reason = _reason_to_skip(program, norm)
-            if reason:
-                skips.append(Skip(graph.origin(norm), "batch_norm", reason))
-                continue
-            layer = norm.args[0]
-            assert isinstance(layer, fx.Node)
-            rewrites.append(Rewrite(graph.origin(norm), f"batch_norm folded into {graph.op_name(layer)}"))
-            _fold(program.graph_module, layer, norm)
+        """Fold until nothing is left to fold: what one fold frees, the next may take."""
+        module = program.graph_module
+        rewrites: list[Rewrite] = []
+        while found := [*_store_computed(module), *_fold_after(module), *_fold_before(module)]:
+            rewrites += found
+        skips = [
+            Skip(graph.origin(norm), "batch_norm", _reason(module, norm))
+            for norm in graph.calls(module.graph, aten.batch_norm.default)
+        ]
         return Outcome(tuple(rewrites), tuple(skips))
 
 
-def _reason_to_skip(program: Program, norm: fx.Node) -> str:
-    if scale_and_shift(program.graph_module, norm) is None:
+def _fold_after(module: fx.GraphModule) -> Iterator[Rewrite]:
+    """Fold what follows a layer, in execution order, so that a chain folds from its layer on."""
+    for node in graph.calls(module.graph, *channelwise.OPERATORS):
+        operator = channelwise.read(module, node)
+        folded = "" if operator is None else _into_layer_before(module, node, operator)
+        if operator is not None and isinstance(folded, Folded):
+            yield _fold(module, node, operator, folded)
+
+
+def _fold_before(module: fx.GraphModule) -> Iterator[Rewrite]:
+    """Fold what stands before a layer, in reverse order, so that a chain folds from its layer back."""
+    for node in reversed(list(graph.calls(module.graph, *channelwise.OPERATORS))):
+        operator = channelwise.read(module, node)
+        folded = "" if operator is None else _into_layer_after(module, node, operator)
+        if operator is not None and isinstance(folded, Folded):
+            yield _fold(module, node, operator, folded)
+
+
+def _fold(module: fx.GraphModule, node: fx.Node, operator: Channelwise, folded: Folded) -> Rewrite:
+    folded.write(module)
+    node.replace_all_uses_with(operator.source)
+    module.graph.erase_node(node)
+    return Rewrite(graph.origin(node), f"{graph.op_name(node)} folded into {graph.op_name(folded.layer)}")
+
+
+def _into_layer_before(module: fx.GraphModule, node: fx.Node, operator: Channelwise) -> Folded | str:
+    folded = folding.into_layer_before(module, operator)
+    return (isinstance(folded, Folded) and discontinuity.reason(node)) or folded
+
+
+def _into_layer_after(module: fx.GraphModule, node: fx.Node, operator: Channelwise) -> Folded | str:
+    folded = folding.into_layer_after(module, node, operator)
+    return (isinstance(folded, Folded) and discontinuity.reason(folded.layer)) or folded
+
+
+def _reason(module: fx.GraphModule, norm: fx.Node) -> str:
+    """Say why a BatchNorm was left: what keeps it from the layer before it and, where one follows, from that one."""
+    operator = channelwise.read(module, norm)
+    if operator is None:
         return "it normalises with the statistics of the batch (training mode or no running statistics)"
-    layer = norm.args[0]
-    if not graph.is_call(layer, *graph.WEIGHTED):
-        found = graph.op_name(layer) if isinstance(layer, fx.Node) and layer.op == "call_function" else "an input"
-        return f"its input is {found}, not a convolution or linear layer"
-    assert isinstance(layer, fx.Node)
-    if len(layer.users) > 1:
-        return f"the output of {graph.op_name(layer)} '{graph.origin(layer)}' is used elsewhere too"
-    if graph.is_call(layer, aten.linear.default) and tensor_value(layer).dim() != 2:  # type: ignore[union-attr]
-        return "the linear layer's channels are on another axis than the BatchNorm's"
-    bias = graph.argument(layer, "bias")
-    if graph.constant(program.graph_module, graph.argument(layer, "weight")) is None:
-        return "the layer's weight is computed at run time"
-    if bias is not None and graph.constant(program.graph_module, bias) is None:
-        return "the layer's bias is computed at run time"
-    return ""
+    before, after = _into_layer_before(module, norm, operator), _into_layer_after(module, norm, operator)
+    assert isinstance(before, str) and isinstance(after, str)
+    return f"{before}; {after}" if after else before
 
 
-def _fold(module: fx.GraphModule, layer: fx.Node, norm: fx.Node) -> None:
-    affine = scale_and_shift(module, norm)
-    weight = graph.constant(module, graph.argument(layer, "weight"))
-    assert affine is not None and weight is not None
-    scale, shift = affine
-    bias = graph.constant(module, graph.argument(layer, "bias"))
-    folded = _scaled(layer, weight.double(), scale)
-    moved = shift if bias is None else shift + bias.double() * scale
-    near = graph.bias_path(layer)
-    graph.replace_weight(module, layer, "weight", folded.to(weight.dtype))
-    graph.replace_weight(module, layer, "bias", moved.to(weight.dtype), near=near)
-    norm.replace_all_uses_with(layer)
-    module.graph.erase_node(norm)
+def _store_computed(module: fx.GraphModule) -> list[Rewrite]:
+    """Store every weight and bias that is computed from weights alone as the plain weight it stands for."""
+    found = [
+        (layer, name, cast(torch.Tensor, graph.constant(module, graph.argument(layer, name))))
+        for layer, name in _computed(module)
+    ]
+    for layer, name, _ in found:
+        graph.set_argument(layer, name, None)
+    if found:
+        graph.remove_unused(module)  # frees the paths that the plain weights take over
+    stored: dict[str, torch.Tensor] = {}
+    for layer, name, value in found:
+        path = f"{graph.origin(layer)}.{name}"
+        if path not in stored or not torch.equal(stored[path], value):
+            path = graph.store(module, path, value)
+            stored[path] = value
+        with module.graph.inserting_before(layer):
+            graph.set_argument(layer, name, module.graph.get_attr(path))
+    return [
+        Rewrite(graph.origin(layer), f"{name} parametrization folded into {graph.op_name(layer)}")
+        for layer, name, _ in found
+    ]
 
 
-def _scaled(layer: fx.Node, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply the output channels of a weight, wherever the layer keeps them."""
-    if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS):
-        groups = graph.argument(layer, "groups")
-        blocks = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-        return (blocks * scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(weight.shape)
-    return weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+def _computed(module: fx.GraphModule) -> list[tuple[fx.Node, str]]:
+    """Return the (layer, argument) whose value is computed from weights that nothing else reads.
+
+    A weight that stays for another reader, such as an embedding that the last layer reads transposed, is no
+    parametrization: a copy of it would make the model larger.
+    """
+    found = [
+        (layer, name)
+        for layer in graph.calls(module.graph, *graph.WEIGHTED)
+        for name in ("weight", "bias")
+        if getattr(graph.argument(layer, name), "op", "") == "call_function"
+        and graph.constant(module, graph.argument(layer, name)) is not None
+    ]
+    kept = _weights_read(module, cut={(layer, graph.argument(layer, name)) for layer, name in found})
+    return [(layer, name) for layer, name in found if not graph.weights_behind(graph.argument(layer, name)) <= kept]
+
+
+def _weights_read(module: fx.GraphModule, cut: Set[tuple[fx.Node, fx.Node]]) -> set[str]:
+    """Return the paths of the weights that the outputs still depend on without the edges (reader, value) of ``cut``."""
+    waiting, seen = [module.graph.output_node()], set[fx.Node]()
+    while waiting:
+        reader = waiting.pop()
+        if reader not in seen:
+            seen.add(reader)
+            waiting += [value for value in reader.all_input_nodes if (reader, value) not in cut]
+    return {str(node.target) for node in seen if node.op == "get_attr"}

@@ -1,42 +1,52 @@
-"""Merge parallel linear branches into one convolution."""
+"""Merge linear branches, parallel or in series, into one convolution."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import ClassVar, cast
 
-import torch
 from torch import fx
 
-from optimize import affine, graph
-from optimize.affine import Affine
-from optimize.batch_norm import scale_and_shift
+from optimize import graph
+from optimize.algebra import channelwise
+from optimize.algebra.emit import emit
+from optimize.algebra.regions import SUMS, Regions, why_apart
+from optimize.algebra.terms import Layout, Term, join
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
-from optimize.program import Program, tensor_value
+from optimize.program import Program
+from optimize.quantization import outlook
+from optimize.quantization.outlook import MergeOutlook
 from optimize.registry import register_pass
-
-_CONVOLUTION_OF_DIMS = dict(enumerate(graph.CONVOLUTIONS, start=1))
-_POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 
 
 @register_pass
 @dataclass(frozen=True)
 class Reparameterize(Pass):
-    """Merge parallel linear branches (convolutions, BatchNorm, identity, average pool) into one convolution.
+    """Merge linear branches (convolutions, BatchNorm, identity, pools, scales) into one convolution or linear layer.
 
-    Every branch is an affine operator with a weight ``[C_out, C_in/groups, *K]``; operators on one input add
-    (``optimize.affine`` states the laws). RepVGG, ACNet and Diverse-Branch blocks are sums of such branches; no model
-    is known by name.
+    Every value that is built from one input by convolutions (any kernel, stride, dilation, groups), linear layers,
+    BatchNorm, scales and shifts, average pools, paddings, sums, differences, concatenation and operators in series is
+    one affine operator; ``docs/algebra.md`` states and proves the laws. RepVGG, ACNet, Diverse Branch, MobileOne,
+    RepLKNet, RepMixer and low-rank adapters are such values; no model is known by name. The merged weight
+    ``[C_out, C_in/groups, *K]`` takes the path of the module that held the branches, so a block of branches that stands
+    at ``layer1.conv`` becomes ``layer1.conv.weight``. A BatchNorm behind that module is left for ``FuseConvBN``
+    while the program keeps its BatchNorms, and merged with it once they are folded.
 
-    When it applies: the branches read the same value, have the same stride and output size, and the merged kernel costs
-    no more than the branches together. Skipped, with the reason: different strides, paddings that do not line up, a
-    merged kernel that would cost more (a pointwise beside a depthwise convolution), a branch whose value is used
-    elsewhere, BatchNorm with the statistics of the batch.
+    When it applies: one convolution costs no more multiply-accumulates than the parts. Skipped, with the reason:
+    different strides or padding modes, paddings that do not line up, zero padding behind a bias (border pixels), a
+    nonlinear operator in between, a value that is used elsewhere, a merged kernel that would cost more, BatchNorm with
+    the statistics of the batch, blocks named in ``leave``.
 
-    What it costs: nothing at run time. The merged kernel can be harder to quantize (arXiv 2212.01593).
+    What it costs: nothing at run time. A merged kernel can be harder to quantize (X. Chu et al., 2022, arXiv
+    2212.01593): ``program.merges`` says how much, and what to do.
+
+    Attributes:
+        leave: Module paths of blocks to leave unmerged, such as ``("stages.0.1",)``.
 
     Example:
         >>> import torch, optimize
@@ -58,240 +68,197 @@ class Reparameterize(Pass):
     stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.EXACT
 
+    leave: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leave", tuple(self.leave))
+
     def rewrite(self, program: Program) -> Outcome:
-        """Merge every sum that can be merged."""
-        reader = _Reader(program.graph_module)
-        rewrites, skips, consumed = [], [], set[fx.Node]()
-        for node in reversed(list(program.graph.nodes)):
-            if node in consumed or not graph.is_call(node, aten.add.Tensor, aten.sub.Tensor, aten.batch_norm.default):
-                continue
-            terms = reader.terms(node)
-            skips += reader.take_skips()
-            if any(term.merged for term in terms):
-                consumed |= set().union(*(term.nodes for term in terms))
-                rewrites.append(_materialize(program.graph_module, node, terms))
-        return Outcome(tuple(reversed(rewrites)), tuple(dict.fromkeys(reversed(skips))))
+        """Merge every region that pays, until nothing is left: a merge can free a value of its other reader."""
+        module = program.graph_module
+        keeps_norms = _keeps_norms(module)
+        rewrites: list[Rewrite] = []
+        while True:
+            merges = [_Merging(module, layout, self.leave, keeps_norms) for layout in Layout]
+            for merging in merges:
+                merging.run()
+            written = [entry for merging in merges for entry in reversed(merging.written)]
+            if not written:
+                skips = [skip for merging in merges for skip in reversed(merging.skips)]
+                return Outcome(tuple(rewrites), tuple(dict.fromkeys(skips)))
+            graph.remove_unused(module)  # frees the paths that the merged weights take over
+            settled = [entry.settle(module) for entry in written]
+            program.merges = (*program.merges, *(entry for entry in settled if entry is not None))
+            rewrites += [entry.rewrite for entry in written]
 
 
 @dataclass(frozen=True)
-class _Term:
-    """One summand: an affine operator applied to a value.
+class _Written:
+    """One merged operator in the graph, its weights still under provisional paths."""
 
-    Attributes:
-        source: The value it reads.
-        operator: The operator, or None for a value whose rank is not that of an image (then it is the value itself).
-        nodes: The calls it stands for.
-        value: The node that already computes it, or None once it was scaled or merged.
-        leaves: How many branches were merged into it.
-    """
+    rewrite: Rewrite
+    weight: fx.Node
+    bias: fx.Node | None
+    outlook: MergeOutlook | None
 
-    source: fx.Node
-    operator: Affine | None
-    nodes: frozenset[fx.Node] = frozenset()
-    value: fx.Node | None = None
-    leaves: int = 1
-
-    @property
-    def merged(self) -> bool:
-        return self.leaves > 1
+    def settle(self, module: fx.GraphModule) -> MergeOutlook | None:
+        """Move the weights to the paths of the module they stand for."""
+        path = graph.move_weight(module, self.weight, _join(self.rewrite.where, "weight"))
+        if self.bias is not None:
+            graph.move_weight(module, self.bias, _join(self.rewrite.where, "bias"))
+        return None if self.outlook is None else dataclasses.replace(self.outlook, weight=path)
 
 
 @dataclass
-class _Reader:
-    """Reads a value as a sum of affine terms: the normal form of its linear region."""
+class _Merging:
+    """The merges of one layout, outermost region first."""
 
     module: fx.GraphModule
+    layout: Layout
+    leave: tuple[str, ...]
+    keeps_norms: bool
+    written: list[_Written] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
 
-    def take_skips(self) -> list[Skip]:
-        taken, self.skips = self.skips, []
-        return taken
-
-    def terms(self, node: fx.Node) -> list[_Term]:
-        """Return the terms whose sum a value is, those of one source merged where the algebra allows it."""
-        if graph.is_call(node, aten.add.Tensor, aten.sub.Tensor):
-            found = self._sum(node)
-        elif graph.is_call(node, aten.batch_norm.default):
-            found = self._normalized(node)
-        else:
-            found = self._leaf(node)
-        return found or [self._atom(node)]
-
-    def _operand(self, node: fx.Node) -> list[_Term]:
-        """Read a value inside an expression: one that others read too stays a value."""
-        if len(node.users) > 1:
-            return [self._atom(node)]
-        return self.terms(node)
-
-    def _atom(self, node: fx.Node) -> _Term:
-        value = tensor_value(node)
-        if value is None or value.dim() not in (3, 4, 5) or not isinstance(value.shape[1], int):
-            return _Term(node, None, value=node)
-        return _Term(node, affine.identity(value.shape[1], value.dim() - 2), value=node)
-
-    def _sum(self, node: fx.Node) -> list[_Term] | None:
-        first, second = node.args[0], node.args[1]
-        if isinstance(first, fx.Node) and isinstance(second, int | float):
-            return self._shifted(node, first, second)
-        if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
-            return None
-        if graph.argument(node, "alpha") != 1 or not _same_shape(node, first, second):
-            return None
-        sign = -1.0 if graph.is_call(node, aten.sub.Tensor) else 1.0
-        others = [_signed(term, sign) for term in self._operand(second)]
-        if any(term is None for term in others):
-            return None
-        terms = [*self._operand(first), *(term for term in others if term is not None)]
-        return self._merged(node, [replace(term, nodes=term.nodes | {node}) for term in terms])
-
-    def _shifted(self, node: fx.Node, inner: fx.Node, number: float) -> list[_Term] | None:
-        """Read ``x + number`` (Python's ``sum`` begins with 0) as a shift of the first term."""
-        first, *others = self._operand(inner)
-        if first.operator is None:
-            return None
-        sign = -1.0 if graph.is_call(node, aten.sub.Tensor) else 1.0
-        ones = torch.ones_like(first.operator.bias)
-        operator = first.operator.scaled(ones, ones * sign * float(graph.argument(node, "alpha")) * number)
-        return [
-            replace(term, nodes=term.nodes | {node})
-            for term in (replace(first, operator=operator, value=None), *others)
-        ]
-
-    def _merged(self, node: fx.Node, terms: Iterable[_Term]) -> list[_Term]:
-        """Add terms of one source, the costliest first, each into the first it fits."""
-        bins: list[_Term] = []
-        for term in sorted(terms, key=lambda term: -(term.operator.cost if term.operator else 0)):
-            for index, other in enumerate(bins):
-                total = self._try_add(node, other, term)
-                if total is not None:
-                    bins[index] = total
-                    break
+    def run(self) -> None:
+        """Visit every value from the outputs to the inputs; what a region has taken in is not visited again."""
+        regions = Regions(self.module, self.layout)
+        done: set[fx.Node] = set()
+        for node in reversed(list(self.module.graph.nodes)):
+            if node.op != "call_function" or node in done:
+                continue
+            terms = regions.terms(node)
+            if node in regions.refusals:
+                self._skip(node, regions.refusals[node])
+            if len(terms) > 1:
+                taken = self._visit_sum(regions, node, terms)
             else:
-                bins.append(term)
-        return bins
+                taken = self._visit_series(regions, node, *terms)
+            regions.forget(taken)
+            done |= taken
 
-    def _try_add(self, node: fx.Node, first: _Term, second: _Term) -> _Term | None:
-        if first.source is not second.source or first.operator is None or second.operator is None:
-            return None
-        total = affine.add(first.operator, second.operator)
-        if isinstance(total, str):
-            self.skips.append(Skip(graph.origin(node), graph.op_name(node), total))
-            return None
-        return _Term(first.source, total, first.nodes | second.nodes, leaves=first.leaves + second.leaves)
+    def _visit_series(self, regions: Regions, node: fx.Node, term: Term | None = None) -> Set[fx.Node]:
+        """Merge a value that is one operator; return the calls it stood for."""
+        if term is None or term.leaves < 2 or not term.weighted:
+            return frozenset()
+        if self.keeps_norms and self._is_outer_norm(regions, node):
+            return frozenset()
+        if not term.pays:
+            self._skip(node, term.too_costly(term.spent))
+            return frozenset()
+        if self._is_left(term, node):
+            return frozenset()
+        node.replace_all_uses_with(self._write(node, term))
+        return term.nodes
 
-    def _normalized(self, node: fx.Node) -> list[_Term] | None:
-        inner = node.args[0]
-        parameters = scale_and_shift(self.module, node)
-        if parameters is None or not isinstance(inner, fx.Node):
-            return None
-        terms = self._operand(inner)
-        if len(terms) != 1 or terms[0].operator is None:
-            return None
-        term = terms[0]
-        operator = term.operator.scaled(*parameters)  # type: ignore[union-attr]
-        return [replace(term, operator=operator, nodes=term.nodes | {node}, value=None)]
+    def _visit_sum(self, regions: Regions, node: fx.Node, terms: Sequence[Term]) -> Set[fx.Node]:
+        """Merge the terms of one source; return the calls that need no visit of their own."""
+        chain = _chain(regions, node)
+        groups, apart = join(terms, self.layout)
+        merged = [group.term for group in groups if len(group.members) > 1 and group.term.weighted]
+        kept = [term for group in groups if group.term not in merged for term in group.members]
+        for term, reason in apart:
+            self._skip(term.value, reason)
+        reason = why_apart(regions, [*merged, *kept])
+        if reason:
+            self._skip(node, reason)
+        if not merged or any(self._is_left(term, node) for term in merged):
+            return chain
+        values = [(self._write(node, term), 1) for term in merged] + [(term.value, term.sign) for term in kept]
+        node.replace_all_uses_with(_total(self.module, node, values))
+        return chain.union(*(term.nodes for term in merged))
 
-    def _leaf(self, node: fx.Node) -> list[_Term] | None:
-        if graph.is_call(node, *graph.CONVOLUTIONS):
-            operator = self._convolution(node)
-        elif graph.is_call(node, *_POOLS):
-            operator = _pool(node)
-        else:
-            operator = None
-        source = node.args[0] if node.args else None
-        if operator is None or not isinstance(source, fx.Node):
-            return None
-        return [_Term(source, operator, frozenset({node}), value=node)]
+    def _write(self, node: fx.Node, term: Term) -> fx.Node:
+        home = _home(term) or graph.origin(node)
+        has_bias = bool(term.operator.bias.any()) or any(map(_has_bias, term.nodes))
+        with self.module.graph.inserting_before(node):
+            call = emit(self.module, term.source, term.operator, like=node, bias=has_bias)
+        counts = Counter(graph.op_name(entry) for entry in term.nodes)
+        parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        prospects = None
+        if len(term.parts) > 1:
+            prospects = outlook.compare(home, "", [part.weight for part in term.parts], term.operator.weight)
+        rewrite = Rewrite(home, f"{parts} merged into one {graph.op_name(call)}")
+        weight, bias = graph.argument(call, "weight"), graph.argument(call, "bias")
+        self.written.append(_Written(rewrite, weight, bias, prospects))
+        return call
 
-    def _convolution(self, node: fx.Node) -> Affine | None:
-        weight = graph.constant(self.module, graph.argument(node, "weight"))
-        bias_node = graph.argument(node, "bias")
-        bias = graph.constant(self.module, bias_node)
-        if weight is None or (bias_node is not None and bias is None):
-            return None
-        dims = weight.dim() - 2
-        return Affine(
-            weight=weight.double(),
-            bias=weight.new_zeros(weight.shape[0], dtype=torch.float64) if bias is None else bias.double(),
-            stride=_axes(graph.argument(node, "stride"), dims),
-            padding=_axes(graph.argument(node, "padding"), dims),
-            dilation=_axes(graph.argument(node, "dilation"), dims),
-            groups=graph.argument(node, "groups"),
-        )
+    def _skip(self, node: fx.Node, reason: str) -> None:
+        self.skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
 
+    def _is_left(self, term: Term, node: fx.Node) -> bool:
+        home = _home(term) or graph.origin(node)
+        left = any(home == path or home.startswith(f"{path}.") for path in self.leave)
+        if left:
+            self._skip(node, "left unmerged, as asked")
+        return left
 
-def _pool(node: fx.Node) -> Affine | None:
-    value = tensor_value(node)
-    if value is None or not isinstance(value.shape[1], int) or graph.argument(node, "ceil_mode"):
-        return None
-    dims = value.dim() - 2
-    taps = _axes(graph.argument(node, "kernel_size"), dims)
-    padding = _axes(graph.argument(node, "padding"), dims)
-    divisor = node.args[6] if len(node.args) > 6 else None
-    if divisor is not None or (any(padding) and not graph.argument(node, "count_include_pad")):
-        return None
-    stride = graph.argument(node, "stride")
-    return affine.average(value.shape[1], taps, _axes(stride, dims) if stride else taps, padding)
-
-
-def _axes(value: Any, dims: int) -> tuple[int, ...]:
-    """Return one integer an axis; the schema allows a single one for all."""
-    numbers = [value] if isinstance(value, int) else list(value)
-    return tuple(numbers * dims) if len(numbers) == 1 else tuple(numbers)
+    def _is_outer_norm(self, regions: Regions, node: fx.Node) -> bool:
+        """Say whether a call only scales a merged block from outside the module that holds the block."""
+        if not graph.is_call(node, *channelwise.OPERATORS):
+            return False
+        inner = regions.single(cast(fx.Node, node.args[0]))
+        home = _home(inner) if inner is not None and inner.leaves > 1 else ""
+        own = _parameters([node])
+        return bool(home) and bool(own) and not any(path.startswith(f"{home}.") for path in own)
 
 
-def _same_shape(node: fx.Node, *operands: fx.Node) -> bool:
-    """Say whether an elementwise call broadcasts nothing."""
-    shapes = [tensor_value(entry) for entry in (node, *operands)]
-    return all(value is not None and str(value.shape) == str(shapes[0].shape) for value in shapes)  # type: ignore[union-attr]
+def _chain(regions: Regions, node: fx.Node) -> set[fx.Node]:
+    """Return the sums that were read flat as one."""
+    found, open_ends = set[fx.Node](), [node]
+    while open_ends:
+        entry = open_ends.pop()
+        found.add(entry)
+        operands = [operand for operand in entry.args[:2] if isinstance(operand, fx.Node)]
+        open_ends += [operand for operand in operands if len(operand.users) == 1 and len(regions.terms(operand)) > 1]
+    return found
 
 
-def _signed(term: _Term, sign: float) -> _Term | None:
-    if sign == 1.0:
-        return term
-    if term.operator is None:
-        return None
-    scale = torch.full_like(term.operator.bias, sign)
-    return replace(term, operator=term.operator.scaled(scale, torch.zeros_like(scale)), value=None)
-
-
-def _materialize(module: fx.GraphModule, root: fx.Node, terms: list[_Term]) -> Rewrite:
-    """Write the terms as convolutions and plain values, add them up, and put the sum in the root's place."""
-    names: list[str] = []
+def _total(module: fx.GraphModule, root: fx.Node, values: Sequence[tuple[fx.Node, int]]) -> fx.Node:
+    """Write the sum of signed values, the first of them positive, before ``root``."""
+    total = values[0][0]
     with module.graph.inserting_before(root):
-        values = [_value(module, root, term, names) for term in terms]
-        total = values[0]
-        for value in values[1:]:
-            total = module.graph.call_function(aten.add.Tensor, (total, value))
+        for value, sign in values[1:]:
+            total = module.graph.call_function(SUMS[0] if sign > 0 else SUMS[1], (total, value))
             graph.normalize_arguments(total)
             total.meta = dict(root.meta)
-    root.replace_all_uses_with(total)
-    branches = sum(term.leaves for term in terms if term.merged)
-    plural = "s" if len(names) > 1 else ""
-    return Rewrite(names[0], f"{branches} branches merged into {len(names)} convolution{plural}")
+    return total
 
 
-def _value(module: fx.GraphModule, root: fx.Node, term: _Term, names: list[str]) -> fx.Node:
-    """Return a node that computes one term."""
-    if term.value is not None:
-        return term.value
-    assert term.operator is not None
-    path = _block_path(term) or graph.origin(root)
-    names.append(path)
-    dtype = tensor_value(root).dtype  # type: ignore[union-attr]
-    operator = term.operator
-    weight = module.graph.get_attr(graph.store(module, f"{path}.reparam.weight", operator.weight.to(dtype)))
-    bias = module.graph.get_attr(graph.store(module, f"{path}.reparam.bias", operator.bias.to(dtype)))
-    geometry = [list(axis) for axis in (operator.stride, operator.padding, operator.dilation)]
-    call = module.graph.call_function(
-        _CONVOLUTION_OF_DIMS[len(operator.taps)], (term.source, weight, bias, *geometry, operator.groups)
+def _home(term: Term) -> str:
+    """Return the path of the module that holds all parameters of a term, or of its largest layer when there is none."""
+    levels = zip(*(path.split(".")[:-1] for path in _parameters(term.nodes)), strict=False)
+    shared = ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
+    if shared:
+        return shared
+    layers = [node for node in term.nodes if graph.is_call(node, *graph.WEIGHTED)]
+    largest = max(layers, key=lambda node: (graph.argument(node, "weight").meta["val"].numel(), node.name))
+    return next(iter(_parameters([largest]))).rpartition(".")[0]
+
+
+def _parameters(nodes: Iterable[fx.Node]) -> list[str]:
+    """Return the paths of the parameters that calls read, those of parametrizations under their module's name."""
+    found = set[str]()
+    for node in nodes:
+        for source in node.all_input_nodes:
+            found |= graph.weights_behind(source)
+    return sorted(
+        path.split(".parametrizations.")[0] + ".weight" if ".parametrizations." in path else path for path in found
     )
-    call.meta = dict(root.meta)
-    return call
 
 
-def _block_path(term: _Term) -> str:
-    """Return the longest module path that all convolutions of a term share."""
-    weights = [str(node.args[1].target) for node in term.nodes if graph.is_call(node, *graph.CONVOLUTIONS)]  # type: ignore[union-attr]
-    levels = zip(*(weight.split(".")[:-1] for weight in weights), strict=False)
-    return ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
+def _has_bias(node: fx.Node) -> bool:
+    if graph.is_call(node, aten.batch_norm.default):
+        return True
+    return graph.is_call(node, *graph.WEIGHTED) and graph.argument(node, "bias") is not None
+
+
+def _keeps_norms(module: fx.GraphModule) -> bool:
+    """Say whether the program still has a BatchNorm or scale behind a layer: its keys are those of the user's model."""
+    operators = (channelwise.read(module, node) for node in graph.calls(module.graph, *channelwise.OPERATORS))
+    sources = [operator.source for operator in operators if operator is not None]
+    return any(graph.is_call(source, *graph.WEIGHTED) and len(source.users) == 1 for source in sources)
+
+
+def _join(*names: str) -> str:
+    return ".".join(filter(None, names))

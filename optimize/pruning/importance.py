@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from optimize import graph
-from optimize.batch_norm import scale_and_shift
+from optimize.algebra import channelwise
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
@@ -80,5 +80,5 @@ def _norm_scale(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
     norm = next(iter(layer.users))
     if len(layer.users) > 1 or not graph.is_call(norm, aten.batch_norm.default):
         return torch.ones((), dtype=torch.float64)
-    parameters = scale_and_shift(module, norm)
-    return torch.ones((), dtype=torch.float64) if parameters is None else parameters[0]
+    operator = channelwise.read(module, norm)
+    return torch.ones((), dtype=torch.float64) if operator is None else operator.scale

@@ -36,7 +36,7 @@ class Block(nn.Module):
         return torch.relu(y if self.identity is None else y + self.identity(x))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     kernel=st.sampled_from([3, 5, 7]),
     stride=st.sampled_from([1, 2]),
@@ -110,16 +110,18 @@ class Pair(nn.Module):
     "first, second, reason",
     [
         (nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 4, 1), "would cost"),
-        (nn.Conv2d(4, 4, 3, 2, 1), nn.Sequential(nn.Conv2d(4, 4, 2, 2), nn.ZeroPad2d((0, 1, 0, 1))), None),
-        (nn.Conv2d(4, 4, 3, padding=1), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), None),
-        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 1), None),
+        (nn.Conv2d(4, 4, 3, padding=1), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), "relu 'second.1' in between"),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 3, padding=1), "padding modes differ"),
+        (nn.Conv2d(4, 4, 3, 2, 1), nn.Sequential(nn.Conv2d(4, 4, 3, 1, 1), nn.MaxPool2d(2, 2, 1)), "max_pool2d"),
+        (nn.Conv2d(4, 4, 3, 1, 1), nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(3, 1, 1, False, False)), "divide"),
+        (nn.Conv2d(4, 4, 5), nn.Conv2d(4, 4, 3, 2, 1), "strides differ"),
     ],
 )
-def test_unlike_branches_are_not_merged(first: nn.Module, second: nn.Module, reason: str | None) -> None:
+def test_unlike_branches_are_not_merged(first: nn.Module, second: nn.Module, reason: str) -> None:
     program = optimize.capture(Pair(first, second).eval(), (torch.randn(2, 4, 9, 9),))
     merged, outcome = optimize.Reparameterize().apply(program)
     assert merged is program
-    assert reason is None or any(reason in skip.reason for skip in outcome.skips)
+    assert any(reason in skip.reason for skip in outcome.skips)
 
 
 def test_a_branch_that_others_read_is_kept() -> None:
@@ -135,3 +137,106 @@ def test_a_branch_that_others_read_is_kept() -> None:
     program = optimize.capture(Read().eval(), (torch.randn(2, 4, 9, 9),))
     merged, _ = optimize.Reparameterize().apply(program)
     assert merged is program
+    _, outcome = optimize.Reparameterize().apply(program)
+    assert any("conv2d 'a' is used elsewhere" in skip.reason for skip in outcome.skips)
+
+
+class Wrapped(nn.Module):
+    """A block of branches where a user's model has a convolution, a BatchNorm behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Pair(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 1, bias=False))
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu())
+
+
+def test_a_block_becomes_the_layer_it_stands_for() -> None:
+    net = Wrapped()
+    randomize_batch_norm(net, 0)
+    program = optimize.capture(net.eval(), (torch.randn(2, 4, 8, 8),))
+    merged, outcome = optimize.Reparameterize().apply(program)
+    state = merged.graph_module.state_dict()
+    assert state["conv.weight"].shape == (4, 4, 3, 3) and "conv.bias" not in state
+    assert {"norm.weight", "norm.running_mean", "head.0.weight"} <= set(state), "the user's own layers keep their keys"
+    assert [(rewrite.where, rewrite.what) for rewrite in outcome.rewrites] == [
+        ("conv", "1 add, 2 conv2d merged into one conv2d")
+    ]
+
+
+@pytest.mark.parametrize("fuse_first", [True, False])
+def test_a_batch_norm_behind_the_block_goes_in_either_order(fuse_first: bool) -> None:
+    net = Wrapped()
+    randomize_batch_norm(net, 0)
+    program = optimize.capture(net.eval(), (torch.randn(2, 4, 8, 8),))
+    passes = [optimize.FuseConvBN(), optimize.Reparameterize()]
+    merged = optimize.Pipeline(passes if fuse_first else passes[::-1]).run(program).program
+    assert dict(merged.stats().ops) == {"conv2d": 2, "relu": 1}
+
+
+def test_blocks_named_in_leave_stay() -> None:
+    net = REFERENCES["repvgg"].build()
+    program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
+    everything, _ = optimize.Reparameterize().apply(program)
+    merged, outcome = optimize.Reparameterize(leave=("blocks.1",)).apply(program)
+    assert merged.stats().ops["conv2d"] == everything.stats().ops["conv2d"] + 1
+    assert [(skip.where, skip.reason) for skip in outcome.skips if "asked" in skip.reason] == [
+        ("blocks.1", "left unmerged, as asked")
+    ]
+    untouched, _ = optimize.Reparameterize(leave=("blocks",)).apply(program)
+    assert untouched is program
+
+
+def test_a_merge_that_hurts_quantization_is_reported_as_data() -> None:
+    net = REFERENCES["repvgg"].build().eval()
+    for name, module in net.named_modules():
+        if isinstance(module, nn.BatchNorm2d) and "identity" in name:
+            module.running_var.fill_(1e-3)  # a large identity on top of small kernels: RepVGG's INT8 collapse
+    program = optimize.capture(net, (REFERENCES["repvgg"].inputs(2),))
+    merged, _ = optimize.Reparameterize().apply(program)
+    assert len(merged.merges) == 5
+    state = merged.graph_module.state_dict()
+    assert all(entry.weight in state and entry.weight == f"{entry.where}.weight" for entry in merged.merges)
+    hurt = [entry for entry in merged.merges if entry.remedy == "leave_unmerged"]
+    assert hurt and all(entry.after.channel_db < entry.before.channel_db - 3 for entry in hurt)
+    assert {entry.remedy for entry in merged.merges} > {"leave_unmerged"}, "blocks without an identity are harmless"
+    kept, _ = optimize.Reparameterize(leave=tuple(entry.where for entry in hurt)).apply(program)
+    assert {entry.where for entry in kept.merges} == {e.where for e in merged.merges} - {e.where for e in hurt}
+
+
+def test_unequal_padding_and_cropping_are_written_back_exactly() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pad = nn.functional.pad
+            corner = self.a(pad(x, (0, 2, 0, 2))) + self.b(pad(x, (0, 1, 0, 1)))
+            return pad(corner, (-1, -1, -1, -1)) + pad(x, (-1, -1, -1, -1))
+
+    program = optimize.capture(Shifted().eval().double(), (torch.randn(2, 4, 9, 8, dtype=torch.float64),))
+    merged, _ = optimize.Reparameterize().apply(program)
+    assert merged.stats().ops["conv2d"] == 1 and "add" not in merged.stats().ops
+    inputs = program.sample(3)
+    error, scale = output_error(program.run(inputs)[0], merged.run(inputs)[0])
+    assert error / scale < 1e-12
+
+
+def test_reading_a_long_chain_takes_time_in_proportion() -> None:
+    """Hundreds of summands: neither the recursion limit nor quadratic kernels."""
+
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(2, 2, 1, bias=False) for _ in range(120))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(conv(x) for conv in self.convs)
+
+    program = optimize.capture(Long().eval(), (torch.randn(2, 2, 3, 3),))
+    merged, _ = optimize.Reparameterize().apply(program)
+    assert dict(merged.stats().ops) == {"conv2d": 1}
