@@ -13,6 +13,8 @@ import click
 from optimize.errors import OptimizeError, UsageError
 
 if TYPE_CHECKING:
+    from optimize.job import Variant
+    from optimize.program import Program
     from optimize.recipe import Recipe
     from optimize.report.model import Report
 
@@ -66,7 +68,7 @@ def cli() -> None:
 )
 @click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
 @click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
-@click.option("--fuse", is_flag=True, help="Fold BatchNorm, then merge parallel branches.")
+@click.option("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
 @click.option(
     "--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse."
 )
@@ -140,20 +142,48 @@ def list_targets() -> None:
 @click.option("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
 @click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name.")
 @click.option("--input-shape", metavar="C,H,W", help="Shape of one sample.")
-@click.option("--fuse", is_flag=True, help="Show the graph after FuseConvBN and Reparameterize.")
-def show(model: str, factory: str | None, trust: bool, input_shape: str | None, fuse: bool) -> None:
-    """Print the captured graph of MODEL, a line an operation."""
+@click.option("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
+@click.option("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
+@click.option("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")
+@click.option("--out", type=click.Path(path_type=Path), help="Draw the graphs into this .svg or .html file instead.")
+@click.option("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
+@click.option("--fuse", is_flag=True, help="With --text: the graph after the passes.")
+def show(model: str, factory: str | None, trust: bool, input_shape: str | None, **options: Any) -> None:
+    """Print the graph of MODEL before and after the passes of --fuse, side by side, and what they save."""
     from optimize.job import Job
     from optimize.opening import open_program
     from optimize.recipe import parse
     from optimize.workflow import transform
 
-    content: dict[str, Any] = {"passes": ["FuseConvBN", "Reparameterize"] if fuse else []}
-    if input_shape:
-        content["input_shape"] = input_shape
+    entries = _fusing(fuse=True, reparameterize=options["reparam"])
+    content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
     job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
-    subject = open_program(job)
-    click.echo(transform(subject.program, job.passes(()))[0].program.text(), nl=False)
+    program = open_program(job).program
+    if options["text"] and not options["fuse"]:
+        click.echo(program.text(), nl=False)
+        return
+    (variant,) = transform(program, job.passes(()))
+    if options["text"]:
+        click.echo(variant.program.text(), nl=False)
+    else:
+        _show_change(program, variant, model, options)
+
+
+def _show_change(program: Program, variant: Variant, title: str, options: dict[str, Any]) -> None:
+    """Print or draw what the passes made of a program."""
+    from optimize.report import comparison, operations
+    from optimize.report.model import Merge, Step
+
+    change = operations.compare(program, variant.program)
+    if options["out"]:
+        comparison.write_drawing(change, title, options["out"])
+        comparison.show_figures(change)
+        click.echo(f"\nGraph {options['out']}")
+    else:
+        comparison.show(change, whole=options["whole"])
+    if options["why"]:
+        merges = [Merge.model_validate(entry) for entry in variant.program.merges]
+        comparison.show_reasons([Step.of(step) for step in variant.steps], merges, whole=options["whole"])
 
 
 def exit_code(report: Report) -> int:
@@ -215,8 +245,6 @@ def _pass_entries(options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = options["fuse"] if options["reparam"] is None else options["reparam"]
     asked = [
-        (options["fuse"], "FuseConvBN", {}),
-        (reparameterize, "Reparameterize", {}),
         (options["prune"], "PruneChannels", {"ratio": options["prune"]}),
         (options["int8"] == "static", "QuantizeStatic", {}),
         (options["int8"] == "dynamic", "QuantizeDynamic", {}),
@@ -224,7 +252,18 @@ def _pass_entries(options: dict[str, Any]) -> list[dict[str, Any]]:
         (options["bf16"], "CastBF16", {}),
         (options["jit"], "Script", {}),
     ]
-    return [{"name": name, "options": values} for wanted, name, values in asked if wanted]
+    chosen = [{"name": name, "options": values} for wanted, name, values in asked if wanted]
+    return [*_fusing(fuse=options["fuse"], reparameterize=reparameterize), *chosen]
+
+
+def _fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
+    """Return the exact passes in order.
+
+    A BatchNorm in front of a sign becomes thresholds before another pass can fold it; one inside a branch is merged
+    with its branch; what is left goes into the layer beside it.
+    """
+    asked = [(fuse, "FuseBNSign"), (reparameterize, "Reparameterize"), (fuse, "FuseConvBN")]
+    return [{"name": name, "options": {}} for wanted, name in asked if wanted]
 
 
 def _targets(options: dict[str, Any]) -> list[str]:

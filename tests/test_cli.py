@@ -78,7 +78,12 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
         assert row["latency"]["median_s"] > 0 and row["latency"]["threads"] == 1
         assert row["accuracy"]["samples"] == 40 and row["accuracy"]["baseline"] == 1.0
         assert row["agreement"]["sqnr_db"] > 25
-    assert [step["pass"] for step in report["trace"]] == ["FuseConvBN", "Reparameterize", "QuantizeStatic"]
+    assert [step["pass"] for step in report["trace"]] == [
+        "FuseBNSign",
+        "Reparameterize",
+        "FuseConvBN",
+        "QuantizeStatic",
+    ]
     listed = {path.name for path in out.iterdir()}
     assert {"report.json", "report.md", "report.html"} < listed and len(listed) == 7
     assert str(out / "report.html") in done.stdout.replace("\n", "")
@@ -99,7 +104,7 @@ def test_a_recipe_does_what_the_flags_do(small: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [step["pass"] for step in report["trace"]] == ["FuseConvBN", "Reparameterize", "Script"]
+    assert [step["pass"] for step in report["trace"]] == ["Reparameterize", "FuseConvBN", "Script"]
     assert [row["target"] for row in report["rows"]] == ["torchscript"]
 
 
@@ -206,9 +211,36 @@ def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_show_prints_the_graph(small: Path) -> None:
-    done = command("show", small / "net.pt", "--input-shape", "3,16,16", "--fuse")
-    assert done.returncode == 0 and "conv2d" in done.stdout and "batch_norm" not in done.stdout
+def test_show_prints_the_graph_before_and_after(small: Path) -> None:
+    done = command("show", small / "net.pt", "--input-shape", "3,16,16", "--why")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["conv2d", "3x3", "3>8", "0", "─┬─", "conv2d", "3x3", "3>8"] in lines and [
+        "batch_norm",
+        "8",
+        "1",
+        "─╯",
+    ] in lines
+    assert ["BatchNorms", "1", "0", "–"] in lines and any(line[:2] == ["Bytes", "moved"] for line in lines)
+    assert "alone" in done.stdout and "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 132
+
+
+def test_show_without_merging_keeps_the_branches() -> None:
+    words = ("show", "models.repvgg:repvgg_tiny", "--input-shape", "3,32,32")
+    merged, apart = command(*words).stdout, command(*words, "--no-reparam").stdout
+    rows = [line.split() for line in (merged + apart).splitlines() if line.startswith("Convolutions")]
+    assert rows == [["Convolutions", "10", "5", "2.00×"], ["Convolutions", "10", "10", "1.00×"]]
+
+
+def test_show_draws_and_prints_the_raw_graph(small: Path, tmp_path: Path) -> None:
+    words = ("show", small / "net.pt", "--input-shape", "3,16,16")
+    done = command(*words, "--out", tmp_path / "graph.svg")
+    assert done.returncode == 0 and (tmp_path / "graph.svg").read_text().startswith("<svg"), done.stderr
+    assert str(tmp_path / "graph.svg") in done.stdout and "BatchNorms" in done.stdout
+    assert command(*words, "--out", tmp_path / "graph.pdf").returncode == 2
+    before, after = command(*words, "--text").stdout, command(*words, "--text", "--fuse").stdout
+    assert "batch_norm(" in before and "conv2d(" in after and "batch_norm(" not in after
 
 
 def test_lists_name_everything() -> None:

@@ -12,7 +12,8 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
 from optimize.passes.base import Exactness
-from optimize.report.model import DISAGREES_DB, Calibration, Model, Report, Row, Status, Step, now
+from optimize.report.model import DISAGREES_DB, Calibration, Merge, Model, Report, Row, Stats, Status, Step, now
+from optimize.report.operations import compare
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
@@ -46,34 +47,34 @@ def assemble(
         qualities: Likewise.
         warnings: What the data makes doubtful.
     """
-    stats = subject.program.stats()
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
     rows = tuple(_row(entry, measured, job.out) for entry in exports)
+    change = compare(subject.program, variants[0].program)
+    about = (*subject.warnings, *subject.program.notes, *warnings, *_about_passes(variants))
     return Report(
         created=now(),
         command=job.command or "optimize.optimize(...)",
         recipe=job.recipe.yaml() if job.recipe.passes else None,
-        model=Model(
-            source=subject.source,
-            sha256=subject.sha256,
-            parameters=stats.parameters,
-            macs=stats.macs,
-            inputs=tuple(_describe(spec) for spec in baseline.inputs),
-        ),
+        model=_model(subject, baseline, change.before.stats),
         calibration=_calibration(variants),
         environment=machine,
         baseline=eager,
         rows=rows,
         trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
-        warnings=(
-            *subject.warnings,
-            *subject.program.notes,
-            *warnings,
-            *_about_passes(variants),
-            *timings.warnings,
-            *_about_rows(rows),
-        ),
+        merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
+        graph=change,
+        warnings=(*about, *timings.warnings, *_about_rows(rows)),
+    )
+
+
+def _model(subject: Subject, baseline: Artifact, stats: Stats) -> Model:
+    return Model(
+        source=subject.source,
+        sha256=subject.sha256,
+        parameters=stats.parameters,
+        macs=stats.macs,
+        inputs=tuple(_describe(spec) for spec in baseline.inputs),
     )
 
 

@@ -214,21 +214,28 @@ def _point(row: Row, hue: int, x: float, y: float, front: bool) -> Point:
 
 
 def _apart(points: Sequence[Point]) -> list[Point]:
-    """Move labels that would stand on another: below their point, else further up."""
+    """Move labels that would stand on another label or a mark: below their point, else further up or down."""
     placed: list[Point] = []
     for point in sorted(points, key=lambda p: p.y):
-        places = [point.y - 12, point.y + 22, *(point.y - 12 - 15 * step for step in range(1, 20))]
-        free = (y for y in places if not any(_collide(point, y, other) for other in placed))
+        places = [y for step in range(20) for y in (point.y - 12 - 15 * step, point.y + 22 + 15 * step)]
+        inside = (y for y in places if 12 <= y <= HEIGHT - 44)
+        free = (y for y in inside if not _is_taken(point, y, points, placed))
         placed.append(dataclasses.replace(point, label_y=next(free, point.label_y)))
     return placed
 
 
-def _collide(point: Point, label_y: float, other: Point) -> bool:
-    """Say whether a label at this height would stand on another one's label or mark."""
-    reach = _LETTER * (len(point.name) + len(other.name)) / 2
-    on_label = abs(point.label_x - other.label_x) < reach and abs(label_y - other.label_y) < 15
-    on_mark = abs(point.label_x - other.x) < _LETTER * len(point.name) / 2 + 7 and abs(label_y - 4 - other.y) < 13
-    return on_label or on_mark
+def _is_taken(point: Point, label_y: float, points: Sequence[Point], placed: Sequence[Point]) -> bool:
+    """Say whether a label at this height would stand on a placed label or on another point's mark."""
+    half = _LETTER * len(point.name) / 2
+    on_label = any(
+        abs(point.label_x - other.label_x) < half + _LETTER * len(other.name) / 2 and abs(label_y - other.label_y) < 15
+        for other in placed
+    )
+    return on_label or any(
+        abs(point.label_x - other.x) < half + 7 and abs(label_y - 4 - other.y) < 13
+        for other in points
+        if other is not point
+    )
 
 
 def _steps(corners: Sequence[tuple[float, float]]) -> str:

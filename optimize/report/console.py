@@ -30,8 +30,8 @@ FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
 def show(report: Report, folder: Path | None = None, *, console: Console | None = None) -> None:
     """Print the artifacts, what each pass did, the warnings and where the page lies."""
     console = console or standard_output()
-    parts = [_headline(report), _artifacts(report, console.width), _reasons(report), _passes(report), _coverage(report)]
-    for part in (*parts, _warnings(report)):
+    parts = [_headline(report), _artifacts(report, console.width), _reasons(report), _passes(report), _merges(report)]
+    for part in (*parts, _coverage(report), _warnings(report)):
         if part is not None:
             console.print(part)
     if folder is not None:
@@ -41,7 +41,7 @@ def show(report: Report, folder: Path | None = None, *, console: Console | None 
 
 def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = None) -> None:
     """Print every pass: its name, when it runs, what it promises, what it does."""
-    grid = _listing("Pass", "Stage", "Promise", "What it does")
+    grid = listing_grid("Pass", "Stage", "Promise", "What it does")
     for name, entry in passes.items():
         grid.add_row(Text(name, "cyan"), entry.stage.name.lower(), entry.exactness.value, Text(entry.summary()))
     (console or standard_output()).print(grid)
@@ -49,7 +49,7 @@ def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = N
 
 def show_targets(targets: Mapping[str, Target], *, console: Console | None = None) -> None:
     """Print every target: whether it can be written and run here, and if not, why and what to install."""
-    grid = _listing("Target", "Writes", "Runs", "What it is")
+    grid = listing_grid("Target", "Writes", "Runs", "What it is")
     for name, target in targets.items():
         found = target.available()
         missing = f"\n{found.reason}" + (f"; {found.install}" if found.install else "") if found.reason else ""
@@ -60,7 +60,15 @@ def show_targets(targets: Mapping[str, Target], *, console: Console | None = Non
 
 def standard_output() -> Console:
     """Return the console of standard output; a file or a pipe gets lines long enough for every column."""
-    return Console() if sys.stdout.isatty() else Console(width=132)
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=132, highlight=False)
+
+
+def listing_grid(*columns: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table with these columns, those in ``right`` set flush right."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        grid.add_column(column, justify="right" if column in right else "left", no_wrap=column == columns[0])
+    return grid
 
 
 class Phases:
@@ -94,12 +102,6 @@ class Phases:
             self._tasks[phase] = self._bars.add_task(form.plain(phase), total=None)
         if share > 0:
             self._bars.update(self._tasks[phase], total=1.0, completed=share)
-
-
-def _listing(*columns: str) -> Table:
-    grid = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    grid.columns[0].no_wrap = True
-    return grid
 
 
 def _yes_or_no(value: bool) -> Text:
@@ -175,6 +177,11 @@ def _skips(step: Step) -> RenderableType:
         for number, op, reason in table.skip_reasons(step.skips)
     ]
     return Text("\n".join(lines), style="dim", end="\n" if lines else "")
+
+
+def _merges(report: Report) -> Text | None:
+    summary = table.merge_summary(report.merges)
+    return Text(f"    {summary}", style="yellow") if summary else None
 
 
 def _coverage(report: Report) -> RenderableType | None:

@@ -19,6 +19,8 @@ def render(report: Report) -> str:
         _artifacts(report),
         _bullets("Warnings", map(escape, report.warnings)),
         _passes(report),
+        _graph(report),
+        _merges(report),
         _left_float(report),
         _bullets("Notes", (f"{escape(row.name)}: {escape(note)}" for row in report.rows for note in row.notes)),
         _facts("Model", table.model_facts(report)),
@@ -104,6 +106,21 @@ def _skips(trace: Sequence[Step]) -> list[str]:
         for step in trace
         for number, op, reason in table.skip_reasons(step.skips)
     ]
+
+
+def _graph(report: Report) -> str:
+    if report.graph is None:
+        return ""
+    rows = table.figures(report.graph)
+    return "\n\n".join(["## Graph", _grid(["One sample", "Before", "After", "Less"], rows), table.BYTES_NOTE])
+
+
+def _merges(report: Report) -> str:
+    if not report.merges:
+        return ""
+    rows = [[code(cells[0]), *map(escape, cells[1:])] for cells in map(table.merge_cells, report.merges)]
+    note = escape(f"{table.MERGE_NOTE} {table.merge_summary(report.merges)}".strip())
+    return "\n\n".join(["## Merged weights in INT8", _grid(table.MERGE_COLUMNS, rows), note])
 
 
 def _left_float(report: Report) -> str:

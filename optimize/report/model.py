@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
+#: ``max |w| / std(w)`` above which a merged kernel is called hard to quantize; ``optimize.quantization.outlook``'s.
+WIDE_SPREAD = 20.0
 Status = Literal["measured", "not_run", "failed"]
+
+
+Family = Literal["convolution", "normalisation", "linear", "add", "activation", "end", "other"]
+_FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"), "normalisation"),
+    **dict.fromkeys(("linear", "matmul", "bmm", "addmm", "scaled_dot_product_attention", "lstm", "gru"), "linear"),
+    **dict.fromkeys(("add", "sub"), "add"),
+    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "elu", "leaky_relu", "prelu", "sigmoid", "tanh"), "activation"),
+    **dict.fromkeys(("hardswish", "hardsigmoid", "hardtanh", "softmax", "mish", "clamp", "sign"), "activation"),
+    **dict.fromkeys(("input", "output"), "end"),
+}
 
 
 class Record(BaseModel):
@@ -132,12 +145,78 @@ class Skip(Record):
 
 
 class Stats(Record):
-    """Size and work of the program: calls by operator, scalars, bytes, multiply-accumulates of one sample."""
+    """Size and work of the program; mirrors ``optimize.stats.Stats``: all of one sample, bytes moved without fusion."""
 
     ops: dict[str, int]
     parameters: int
     weight_bytes: int
     macs: int
+    moved_bytes: int
+
+
+class Operation(Record):
+    """One value of a graph, as a reader sees it.
+
+    Attributes:
+        name: Name of the node; an operation that passes leave alone keeps it.
+        kind: Short name of the operator, ``input`` or ``output``.
+        label: What it does, as a short phrase: ``conv2d 3x3 s2 64>128``.
+        where: Path of the module it came from, empty where that is the model itself.
+        shape: Sizes of the result, empty where it is not one tensor.
+        inputs: Positions of the operations it reads, in the order of its arguments.
+    """
+
+    name: str
+    kind: str
+    label: str
+    where: str = ""
+    shape: str = ""
+    inputs: tuple[int, ...] = ()
+
+    @property
+    def family(self) -> Family:
+        """What it belongs to, for counting and colouring."""
+        if self.kind.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose")):
+            return "convolution"
+        return _FAMILIES.get(self.kind, "other")
+
+
+class Graph(Record):
+    """The operations of a program in execution order, and its size and work."""
+
+    operations: tuple[Operation, ...]
+    stats: Stats
+
+
+class Comparison(Record):
+    """The captured graph, and what the passes in float left of it (the same graph where they changed nothing)."""
+
+    before: Graph
+    after: Graph
+
+
+class WeightOutlook(Record):
+    """One kernel's INT8 prospects; mirrors ``optimize.quantization.outlook.WeightOutlook``."""
+
+    spread: float
+    channel_spread: float
+    tensor_db: float
+    channel_db: float
+
+
+class Merge(Record):
+    """What merging branches did to the INT8 prospects of one weight; mirrors ``optimize.quantization.outlook``."""
+
+    where: str
+    weight: str
+    before: WeightOutlook
+    after: WeightOutlook
+    remedy: Literal["none", "equalize", "leave_unmerged"]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its largest weight is so many standard deviations long that one scale a tensor loses accuracy."""
+        return self.after.spread > WIDE_SPREAD
 
 
 class Step(Record):
@@ -228,6 +307,8 @@ class Report(Record):
         baseline: The original model, run like an artifact.
         rows: One an artifact.
         trace: One step a pass.
+        merges: One a weight that merging branches made.
+        graph: The graph before and after the passes.
         warnings: What makes a figure doubtful.
     """
 
@@ -239,6 +320,8 @@ class Report(Record):
     baseline: Row
     rows: tuple[Row, ...]
     trace: tuple[Step, ...] = ()
+    merges: tuple[Merge, ...] = ()
+    graph: Comparison | None = None
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
     calibration: Calibration | None = None

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optimize.report import format as form
-from optimize.report.model import DISAGREES_DB, Report, Row, Skip, Step, file_name
+from optimize.report.model import (
+    DISAGREES_DB,
+    WIDE_SPREAD,
+    Comparison,
+    Graph,
+    Merge,
+    Report,
+    Row,
+    Skip,
+    Step,
+    file_name,
+)
 
 #: Columns that are there even when empty: a row that was not run says so under the second.
 ALWAYS = {"Size", "Median latency"}
+#: Of a list inside a sentence, this many are named.
+SHOWN = 3
+MERGE_COLUMNS = ("Merged weight", "Spread", "INT8, one scale", "INT8, per channel", "What helps")
+MERGE_NOTE = (
+    "Spread is max |w| / std(w), before → after merging; INT8 is the predicted signal-to-noise ratio of the 8-bit "
+    "weights with one scale for the tensor or one a channel."
+)
+BYTES_NOTE = (
+    "Bytes moved: what all operators read and write when each runs on its own, weights included; views are free."
+)
+REMEDIES = {
+    "none": "nothing needed",
+    "equalize": "one scale a channel, or equalize",
+    "leave_unmerged": "leave it unmerged",
+}
 
 
 @dataclass(frozen=True)
@@ -151,10 +179,53 @@ def step_summary(step: Step) -> str:
     return ", ".join(parts)
 
 
-def skip_reasons(skips: tuple[Skip, ...]) -> list[tuple[int, str, str]]:
+def grouped_skips(skips: Sequence[Skip]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Group skips as (operator, reason, places), most frequent first; reasons that differ in a name only are one."""
+    groups: defaultdict[tuple[str, str], list[Skip]] = defaultdict(list)
+    for skip in skips:
+        groups[skip.op, re.sub(r"'[^']*'", "'…'", skip.reason)].append(skip)
+    return [
+        (op, group[0].reason if len({skip.reason for skip in group}) == 1 else reason, tuple(s.where for s in group))
+        for (op, reason), group in sorted(groups.items(), key=lambda entry: -len(entry[1]))
+    ]
+
+
+def skip_reasons(skips: Sequence[Skip]) -> list[tuple[int, str, str]]:
     """Group skips as (how often, operator, reason), most frequent first."""
-    counted = Counter((skip.op, skip.reason) for skip in skips)
-    return [(number, op, reason) for (op, reason), number in counted.most_common()]
+    return [(len(places), op, reason) for op, reason, places in grouped_skips(skips)]
+
+
+def figures(comparison: Comparison) -> tuple[tuple[str, str, str, str], ...]:
+    """Return size and work as (name, before, after, how many times less); a ratio of nothing is left out."""
+    before, after = (_figures(graph) for graph in (comparison.before, comparison.after))
+    return tuple(
+        (name, show(value), show(after[name][0]), form.ratio(value / after[name][0] if after[name][0] else None))
+        for name, (value, show) in before.items()
+        if value or after[name][0]
+    )
+
+
+def merge_summary(merges: Sequence[Merge]) -> str:
+    """Return which merged kernels are harder to quantize, in a sentence; empty when none is."""
+    wide = [merge for merge in merges if merge.is_wide]
+    if not wide:
+        return ""
+    names = ", ".join(form.plain(merge.where) or "the model" for merge in wide[:SHOWN])
+    more = f" and {len(wide) - SHOWN} more" if len(wide) > SHOWN else ""
+    verb = "kernel is" if len(wide) == 1 else "kernels are"
+    return f"{len(wide)} merged {verb} harder to quantize (spread max |w| / std > {WIDE_SPREAD:.0f}): {names}{more}."
+
+
+def merge_cells(merge: Merge) -> tuple[str, str, str, str, str]:
+    """Return a merged weight's path, spread, predicted INT8 error with one scale a tensor and a channel, and remedy."""
+    before, after = merge.before, merge.after
+    return (
+        merge.weight,
+        f"{form.digits(before.spread)} → {form.digits(after.spread)}{' !' if merge.is_wide else ''}",
+        f"{before.tensor_db:.1f} → {form.decibels(after.tensor_db)}",
+        f"{before.channel_db:.1f} → {form.decibels(after.channel_db)}",
+        REMEDIES[merge.remedy],
+    )
 
 
 def coverage_summary(row: Row) -> str:
@@ -199,6 +270,23 @@ def environment_facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
     ]
     return tuple((name, text) for name, text in facts if text)
+
+
+def _figures(graph: Graph) -> dict[str, tuple[int, Callable[[int], str]]]:
+    """Return each figure of a program and how it is written; operators are those the drawing shows."""
+    calls = [entry for entry in graph.operations if entry.family != "end"]
+    convolutions = sum(entry.family == "convolution" for entry in calls)
+    norms, adds = (sum(entry.kind == kind for entry in calls) for kind in ("batch_norm", "add"))
+    return {
+        "Convolutions": (convolutions, str),
+        "BatchNorms": (norms, str),
+        "Adds": (adds, str),
+        "Other operators": (len(calls) - convolutions - norms - adds, str),
+        "MACs": (graph.stats.macs, form.count),
+        "Parameters": (graph.stats.parameters, form.count),
+        "Weight bytes": (graph.stats.weight_bytes, form.size),
+        "Bytes moved": (graph.stats.moved_bytes, form.size),
+    }
 
 
 def _latency(row: Row) -> Cell:

@@ -8,7 +8,21 @@ from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup
-from optimize.report.model import Calibration, Model, Report, Rewrite, Row, Skip, Stats, Step
+from optimize.report.model import (
+    Calibration,
+    Comparison,
+    Graph,
+    Merge,
+    Model,
+    Operation,
+    Report,
+    Rewrite,
+    Row,
+    Skip,
+    Stats,
+    Step,
+    WeightOutlook,
+)
 from optimize.targets.base import Coverage, FloatLayer
 
 HOSTILE = "</script><script>alert('layer')</script>"
@@ -32,7 +46,52 @@ def latency(median_s: float, spread: float = 0.02, samples: int = 200) -> Latenc
 
 def stats(batch_norms: int, parameters: int) -> Stats:
     ops = {"conv2d": 21, "linear": 1, "relu": 20, **({"batch_norm": batch_norms} if batch_norms else {})}
-    return Stats(ops=ops, parameters=parameters, weight_bytes=4 * parameters, macs=68_900_000)
+    moved_bytes = 9_000_000 + 400_000 * batch_norms
+    return Stats(ops=ops, parameters=parameters, weight_bytes=4 * parameters, macs=68_900_000, moved_bytes=moved_bytes)
+
+
+def graph(*operations: tuple, batch_norms: int) -> Graph:
+    """Return a graph of (name, label, where, inputs)."""
+    entries = (
+        Operation(name=name, kind=label.split()[0], label=label, where=where, shape="N×8", inputs=inputs)
+        for name, label, where, inputs in operations
+    )
+    return Graph(operations=tuple(entries), stats=stats(batch_norms, 2_790_000))
+
+
+def block(where: str) -> Comparison:
+    """Return a block of two branches in a module of this name, that becomes one convolution."""
+    return Comparison(
+        before=graph(
+            ("x", "input N×8", "", ()),
+            ("conv2d", "conv2d 3x3 8>8", f"{where}.dense", (0,)),
+            ("batch_norm", "batch_norm 8", f"{where}.norm", (1,)),
+            ("conv2d_1", "conv2d 1x1 8>8", f"{where}.point", (0,)),
+            ("add", "add", where, (2, 3)),
+            ("relu", "relu", where, (4,)),
+            ("linear", "linear 8>10", "head", (5,)),
+            ("output", "output", "", (6,)),
+            batch_norms=1,
+        ),
+        after=graph(
+            ("x", "input N×8", "", ()),
+            ("conv2d_2", "conv2d 3x3 8>8", where, (0,)),
+            ("relu", "relu", where, (1,)),
+            ("linear", "linear 8>10", "head", (2,)),
+            ("output", "output", "", (3,)),
+            batch_norms=0,
+        ),
+    )
+
+
+def merges() -> tuple[Merge, ...]:
+    before = WeightOutlook(spread=9.1, channel_spread=4.2, tensor_db=34.2, channel_db=38.9)
+    narrow = WeightOutlook(spread=11.4, channel_spread=5.1, tensor_db=33.8, channel_db=38.1)
+    wide = WeightOutlook(spread=27.3, channel_spread=9.9, tensor_db=24.1, channel_db=37.2)
+    return (
+        Merge(where="stage1.0", weight="stage1.0.weight", before=before, after=narrow, remedy="none"),
+        Merge(where=HOSTILE, weight=f"{HOSTILE}.weight", before=before, after=wide, remedy="equalize"),
+    )
 
 
 def trace() -> tuple[Step, ...]:
@@ -160,5 +219,7 @@ def report() -> Report:
         ),
         rows=rows(),
         trace=trace(),
+        merges=merges(),
+        graph=block(f"stage1.{HOSTILE}"),
         warnings=("torchscript int8: the middle half of the runs spreads over 27 % of the median.",),
     )

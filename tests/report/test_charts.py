@@ -63,3 +63,21 @@ def test_pareto_front() -> None:
 )
 def test_axis_labels(low: float, high: float, labels: list[str]) -> None:
     assert [tick.label for tick in charts._log_ticks(charts._Scale(low, high, 0, 100))] == labels
+
+
+def test_labels_of_points_that_lie_close_stand_on_no_mark(report: Report) -> None:
+    rows = tuple(
+        report.rows[1].model_copy(
+            update={
+                "target": f"target{index}",
+                "accuracy": dataclasses.replace(report.rows[1].accuracy, value=0.9098 - 0.0004 * index),
+            }
+        )
+        for index in range(5)
+    )
+    found = charts.tradeoff(report.model_copy(update={"rows": rows}))
+    assert found is not None
+    for one, other in itertools.permutations(found.points, 2):
+        near = abs(one.label_x - other.x) < 20
+        assert not (near and abs(one.label_y - 4 - other.y) < 13), (one, other)
+        assert abs(one.label_y - other.label_y) >= 15 or abs(one.label_x - other.label_x) > 100

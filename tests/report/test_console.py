@@ -37,7 +37,7 @@ def test_phases_are_silent_off_a_terminal_and_when_quiet() -> None:
 
 def test_passes_are_listed_with_their_promise() -> None:
     output = io.StringIO()
-    console.show_passes({"FuseConvBN": optimize.FuseConvBN}, console=Console(file=output, width=120))
+    console.show_passes({"FuseConvBN": optimize.FuseConvBN}, console=Console(file=output, width=200))
     row = output.getvalue().splitlines()[2]
     assert row.split()[:3] == ["FuseConvBN", "graph", "exact"] and optimize.FuseConvBN.summary() in row
 

@@ -1,0 +1,192 @@
+"""What stands beside what: the graph before and after the passes, cut into blocks and groups.
+
+An operation that the passes left alone keeps its name; between two such, what vanished stands beside what came instead.
+A block is a module small enough to be read as one: containers of blocks (``layer1``, ``features``) are opened.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from optimize.report.model import Comparison, Operation
+
+#: A module of more operations is opened, so that what is read as one block fits the eye.
+LARGEST_BLOCK = 24
+#: A list of modules is opened when its entries hold this share of the largest block each.
+SMALLEST_SHARE = 1 / 6
+#: What takes in a neighbour when passes fold one into it.
+ABSORBING = ("conv", "linear", "batch_norm")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that stand beside each other.
+
+    Attributes:
+        block: Path of the module they are read in, empty for the model itself.
+        before: In the captured graph.
+        after: What the passes left of them.
+    """
+
+    block: str
+    before: tuple[Operation, ...]
+    after: tuple[Operation, ...]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the passes changed something."""
+        return [entry.label for entry in self.before] != [entry.label for entry in self.after]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Neighbouring groups of one block."""
+
+    block: str
+    groups: tuple[Group, ...]
+
+
+def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[Section, ...]:
+    """Return both graphs in execution order, inputs and outputs included, block by block.
+
+    Args:
+        comparison: The graphs.
+        largest: A module with more operations is opened.
+    """
+    blocks = Blocks(comparison.before.operations, largest)
+    pairs = _absorb(_pair(comparison), comparison)
+    groups = [Group(blocks.of((after or before)[0].where), before, after) for before, after in pairs]
+    runs = itertools.groupby(groups, key=lambda group: group.block)
+    return tuple(Section(block, tuple(members)) for block, members in runs)
+
+
+class Blocks:
+    """The modules that are read as one, by how many operations of a graph they hold."""
+
+    def __init__(self, operations: Sequence[Operation], largest: int = LARGEST_BLOCK) -> None:
+        self._largest = largest
+        self._counts: Counter[str] = Counter()
+        self._children: defaultdict[str, set[str]] = defaultdict(set)
+        for operation in operations:
+            for outer, inner in itertools.pairwise(_prefixes(operation.where)):
+                self._children[outer].add(inner.rpartition(".")[2])
+            self._counts.update(_prefixes(operation.where))
+
+    def of(self, where: str) -> str:
+        """Return the block that a module path lies in."""
+        return next((path for path in _prefixes(where) if not self._is_opened(path)), where)
+
+    def _is_opened(self, path: str) -> bool:
+        children, count = self._children[path], self._counts[path]
+        if len(children) == 1:  # a wrapper is what it wraps
+            return count > self._largest or self._is_opened(f"{path}.{next(iter(children))}".removeprefix("."))
+        is_list = bool(children) and all(name.isdigit() for name in children)
+        is_large = count >= SMALLEST_SHARE * self._largest * len(children)
+        return bool(children) and (count > self._largest or (is_list and is_large))
+
+
+_Pair = tuple[tuple[Operation, ...], tuple[Operation, ...]]
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the path of a module and of all that hold it, the model first.
+
+    >>> _prefixes("layer1.0.conv")
+    ['', 'layer1', 'layer1.0', 'layer1.0.conv']
+    """
+    return ["", *itertools.accumulate(path.split("."), lambda outer, name: f"{outer}.{name}")] if path else [""]
+
+
+def _pair(comparison: Comparison) -> Iterator[_Pair]:
+    """Yield what stayed as pairs, and between them what vanished beside what is new."""
+    before, after = comparison.before.operations, comparison.after.operations
+    row, column = 0, 0
+    for left, right in (*_kept(before, after), (len(before), len(after))):
+        yield from _replaced(before[row:left], after[column:right])
+        if left < len(before):
+            yield (before[left],), (after[right],)
+        row, column = left + 1, right + 1
+
+
+def _kept(before: Sequence[Operation], after: Sequence[Operation]) -> list[tuple[int, int]]:
+    """Return the longest list of positions, increasing on both sides, of operations with the same name and operator."""
+    places = {_key(entry): index for index, entry in enumerate(after)}
+    found = [(index, places[_key(entry)]) for index, entry in enumerate(before) if _key(entry) in places]
+    ends: list[int] = []
+    chains: list[tuple] = []  # (pair, rest of the chain); chains[n] ends at the smallest position for its length n + 1
+    for pair in found:
+        length = bisect_left(ends, pair[1])
+        chain = (pair, chains[length - 1] if length else None)
+        ends[length : length + 1] = [pair[1]]
+        chains[length : length + 1] = [chain]
+    kept, rest = [], chains[-1] if chains else None
+    while rest is not None:
+        kept.append(rest[0])
+        rest = rest[1]
+    return kept[::-1]
+
+
+def _key(operation: Operation) -> tuple[str, str]:
+    return operation.name, operation.kind
+
+
+def _replaced(gone: Sequence[Operation], new: Sequence[Operation]) -> Iterator[_Pair]:
+    """Divide what vanished among what came instead: each to the module nearest to its own, in order.
+
+    What is new and nearest to nothing that vanished goes with the one before it.
+    """
+    if len(new) < 2:
+        if gone or new:
+            yield tuple(gone), tuple(new)
+        return
+    shares: list[list[Operation]] = [[] for _ in new]
+    current = 0
+    for operation in gone:
+        nearness = [_shared(operation.where, entry.where) for entry in new[current:]]
+        current += nearness.index(max(nearness))
+        shares[current].append(operation)
+    starts = [index for index, share in enumerate(shares) if share] or [0]
+    for index, end in zip([0, *starts[1:]], [*starts[1:], len(new)], strict=True):
+        yield tuple(itertools.chain(*shares[index:end])), tuple(new[index:end])
+
+
+def _shared(first: str, second: str) -> int:
+    """Return how many modules hold both paths."""
+    return sum(left == right for left, right in zip(_prefixes(first), _prefixes(second), strict=False))
+
+
+def _absorb(pairs: Iterator[_Pair], comparison: Comparison) -> list[_Pair]:
+    """Put what vanished without a successor to the layer it was folded into: the one it read, or the one that read it.
+
+    A BatchNorm folded into its convolution stands beside that convolution.
+    """
+    names = [operation.name for operation in comparison.before.operations]
+    done: list[_Pair] = []
+    waiting: tuple[Operation, ...] = ()
+    for before, after in pairs:
+        if not after:
+            while before and done and _absorbs(done[-1]) and _reads(before[0], done[-1][0], names):
+                done[-1] = ((*done[-1][0], before[0]), done[-1][1])
+                before = before[1:]
+            waiting = before
+            continue
+        if waiting and _absorbs((before, after)) and _reads(before[0], waiting[-1:], names):
+            before = (*waiting, *before)
+        elif waiting:
+            done.append((waiting, ()))
+        waiting = ()
+        done.append((before, after))
+    return [*done, (waiting, ())] if waiting else done
+
+
+def _absorbs(pair: _Pair) -> bool:
+    return bool(pair[0]) and len(pair[1]) == 1 and pair[1][0].kind.startswith(ABSORBING)
+
+
+def _reads(reader: Operation, sources: Sequence[Operation], names: Sequence[str]) -> bool:
+    read = {names[place] for place in reader.inputs}
+    return any(source.name in read for source in sources)

@@ -1,0 +1,337 @@
+"""Geometry of the drawing of two graphs side by side, in pixels; the template ``graph.svg.j2`` draws it.
+
+Rows run from top to bottom in the order of the data; what the passes left alone stands at one height on both sides.
+Columns are lanes: a chain keeps its lane, a branch takes the nearest free one, an edge over several rows has one too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from optimize.report import format as form
+from optimize.report.alignment import Blocks, Group, sections
+from optimize.report.condense import Condensed, condense
+from optimize.report.model import Comparison, Family, Operation
+
+#: More operations than this are drawn a module a box.
+MOST_BOXES = 120
+BOX_HEIGHT, PITCH, TOP = 24, 42, 64
+_CORNER, _INSET = 7, 6
+_LETTER, _GAP, _EDGE_LANE, _MARGIN, _BETWEEN = 6.3, 18, 14, 14, 56
+_LONGEST = 36  # letters of a label
+_HEADING = 170  # pixels of a heading
+
+FAMILIES: dict[Family, str] = {
+    "convolution": "convolution",
+    "normalisation": "normalisation",
+    "linear": "matrix product",
+    "add": "add",
+    "activation": "activation",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The share of one family in a module that is drawn as one box."""
+
+    family: Family
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Box:
+    """One operation or module: its left upper corner, text, tooltip, what became of it, and what a module holds.
+
+    The fate is ``gone``, ``new`` or nothing.
+    """
+
+    x: float
+    y: float
+    label: str
+    title: str
+    family: str
+    fate: str
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class Band:
+    """The rows of one module."""
+
+    y: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the two graphs: its heading, the width of its boxes, and its edges as one path."""
+
+    x: float
+    title: str
+    box_width: float
+    boxes: tuple[Box, ...]
+    edges: str
+
+
+@dataclass(frozen=True)
+class Key:
+    """One colour of the legend and what it stands for."""
+
+    x: float
+    family: Family
+    name: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """All there is to draw; one panel where the passes changed nothing."""
+
+    width: float
+    height: float
+    panels: tuple[Panel, ...]
+    bands: tuple[Band, ...]
+    legend: tuple[Key, ...]
+
+
+def draw(comparison: Comparison) -> Drawing:
+    """Lay out both graphs; large ones a module a box."""
+    held = condense(comparison, MOST_BOXES)
+    graphs = Comparison(before=held[0].graph, after=held[1].graph)
+    after = graphs.after.operations
+    groups = [group for section in sections(graphs) for group in section.groups]
+    changed = [group for group in groups if group.is_changed]
+    rows = _rows(graphs, groups)
+    bands = _bands(graphs, rows)
+    margin = _MARGIN + (max(len(band.label) for band in bands) * _LETTER + 16 if bands else 0)
+    titles = [_title(name, graph.operations) for name, graph in comparison]
+    gone = {entry.name for group in changed for entry in group.before} - {entry.name for entry in after}
+    most = max(len(families) for side in held for families in side.families)
+    first = _Layout(held[0], rows[0], gone, "gone", most)
+    panels = [first.panel(margin, titles[0] if changed else f"{titles[0]}, none changed")]
+    width = margin + first.width
+    if changed:
+        new = {entry.name for group in changed for entry in group.after}
+        second = _Layout(held[1], rows[1], new, "new", most)
+        panels.append(second.panel(width + _BETWEEN, titles[1]))
+        width += _BETWEEN + second.width
+    legend = tuple(_legend({entry.family for _, graph in comparison for entry in graph.operations}))
+    return Drawing(
+        width=round(max(width, legend[-1].x + _LETTER * 16) + _MARGIN),
+        height=_y(max((*rows[0], *rows[1])) + 1),
+        panels=tuple(panels),
+        bands=bands,
+        legend=legend,
+    )
+
+
+def _legend(families: Collection[Family]) -> Iterator[Key]:
+    x = float(_MARGIN)
+    for family, name in FAMILIES.items():
+        if family in families:
+            yield Key(round(x, 1), family, name)
+            x += _LETTER * len(name) + 36
+
+
+def _title(name: str, operations: Sequence[Operation]) -> str:
+    return f"{name.capitalize()}: {form.plural(sum(entry.family != 'end' for entry in operations), 'operation')}"
+
+
+def _y(row: int) -> int:
+    return TOP + PITCH * row
+
+
+def _rows(graphs: Comparison, groups: Sequence[Group]) -> tuple[list[int], list[int]]:
+    """Return the row of every operation: below all it reads on either side, the same for what both sides hold.
+
+    What stands for several operations has the middle of their rows; what reads nothing stands just above its reader.
+    """
+    before, after = graphs.before.operations, graphs.after.operations
+    first = {entry.name: index for index, entry in enumerate(before)}
+    second = {entry.name: index + len(before) for index, entry in enumerate(after)}
+    twins = {
+        second[entry.name]: first[entry.name]
+        for group in groups
+        for entry in group.after
+        if any((entry.name, entry.kind) == (other.name, other.kind) for other in group.before)
+    }
+    read: dict[int, set[int]] = {}
+    for start, operations in ((0, before), (len(before), after)):
+        for index, entry in enumerate(operations, start):
+            inputs = {twins.get(source + start, source + start) for source in entry.inputs}
+            read.setdefault(twins.get(index, index), set()).update(inputs)
+    rows = _lowered(_longest_paths(read), read)
+    for group in groups:
+        replaced = [rows[first[entry.name]] for entry in group.before]
+        if replaced and len(group.after) == 1 and (index := second[group.after[0].name]) not in twins:
+            rows[index] = max(rows[index], (min(replaced) + max(replaced)) // 2)
+    return (
+        [rows[index] for index in range(len(before))],
+        [rows[twins.get(index, index)] for index in range(len(before), len(before) + len(after))],
+    )
+
+
+def _longest_paths(read: dict[int, set[int]]) -> dict[int, int]:
+    """Return how many operations lie above each one, along the longest path."""
+
+    @functools.cache
+    def depth(index: int) -> int:
+        return 1 + max((depth(source) for source in read[index]), default=-1)
+
+    return {index: depth(index) for index in read}
+
+
+def _lowered(rows: dict[int, int], read: dict[int, set[int]]) -> dict[int, int]:
+    """Move what reads nothing down to just above what reads it."""
+    readers: dict[int, list[int]] = {}
+    for index, sources in read.items():
+        for source in sources:
+            readers.setdefault(source, []).append(rows[index])
+    return {
+        index: min(readers[index]) - 1 if not read[index] and index in readers else row for index, row in rows.items()
+    }
+
+
+def _bands(graphs: Comparison, rows: tuple[list[int], list[int]]) -> tuple[Band, ...]:
+    """Return the rows of every module drawn with several boxes; one that overlaps an earlier one is left out."""
+    blocks = Blocks(graphs.before.operations)
+    spans: dict[str, list[int]] = {}
+    for graph, places in zip((graphs.before, graphs.after), rows, strict=True):
+        for entry, row in zip(graph.operations, places, strict=True):
+            spans.setdefault("" if entry.kind == "block" else blocks.of(entry.where), []).append(row)
+    found, last = [], -1
+    for label, places in sorted(spans.items(), key=lambda span: min(span[1])):
+        if label and len(places) > 2 and min(places) > last:
+            last = max(places)
+            height = PITCH * (last - min(places) + 1) - 6
+            found.append(Band(_y(min(places)) - (PITCH - BOX_HEIGHT) / 2 + 3, height, _cut(label, 24)))
+    return tuple(found)
+
+
+class _Layout:
+    """One graph in lanes.
+
+    Args:
+        held: The graph.
+        rows: The row of each.
+        marked: Names of operations with a fate.
+        fate: ``gone`` or ``new``.
+        most: The most operations a box of either graph holds: its bar fills the box.
+    """
+
+    def __init__(self, held: Condensed, rows: Sequence[int], marked: set[str], fate: str, most: int) -> None:
+        operations = held.graph.operations
+        self._operations, self._families, self._rows = operations, held.families, rows
+        self._most = most
+        self._fates = [fate if entry.name in marked else "" for entry in operations]
+        self._readers: list[list[int]] = [[] for _ in operations]
+        for index, entry in enumerate(operations):
+            for source in entry.inputs:
+                self._readers[source].append(index)
+        self._taken: set[tuple[int, int]] = set()
+        self._lanes = [0] * len(operations)
+        self._near = [0] * len(operations)  # lane of the edges to the next reader, where they pass other rows
+        self._far = [0] * len(operations)  # lane of the edges to later readers
+        for index in sorted(range(len(operations)), key=lambda i: (rows[i], i)):
+            self._assign(index)
+        self.box_width = 28 + _LETTER * max((min(len(entry.label), _LONGEST) for entry in operations), default=0)
+        self._lefts = self._left_edges()
+        self.width = max(self._lefts[-1] - _GAP, _HEADING)
+
+    def panel(self, x: float, title: str) -> Panel:
+        """Return what to draw, its left edge at ``x``."""
+        boxes = tuple(
+            Box(
+                x=round(x + self._lefts[self._lanes[index]], 1),
+                y=_y(self._rows[index]),
+                label=_cut(entry.label, _LONGEST),
+                title=" · ".join(filter(None, map(form.plain, (entry.where, entry.label, entry.shape)))),
+                family=entry.family,
+                fate=self._fates[index],
+                parts=self._parts(index, x),
+            )
+            for index, entry in enumerate(self._operations)
+        )
+        edges = "".join(
+            self._edge(source, reader, x) for source in range(len(boxes)) for reader in self._readers[source]
+        )
+        return Panel(x, title, self.box_width, boxes, edges)
+
+    def _parts(self, index: int, x: float) -> tuple[Part, ...]:
+        """Return what a module holds as neighbouring pieces of a bar, in the order of the legend."""
+        counts = Counter(self._families[index])
+        width = (self.box_width - 2 * _INSET) / max(self._most, 1)
+        left = x + self._lefts[self._lanes[index]] + _INSET
+        parts = []
+        for family in FAMILIES:
+            if counts[family]:
+                parts.append(Part(family, round(left, 1), round(width * counts[family], 1)))
+                left += width * counts[family]
+        return tuple(parts)
+
+    def _assign(self, index: int) -> None:
+        """Choose the lane of an operation, then that of its edges that pass other rows."""
+        row = self._rows[index]
+        wanted = [self._arrival(source, index) for source in self._operations[index].inputs]
+        base = min(wanted, default=0)
+        nearest = sorted(range(len(self._operations) + 1), key=lambda lane: (abs(lane - base), -lane))
+        lane = next(lane for lane in (*sorted(wanted), *nearest) if (lane, row) not in self._taken)
+        self._lanes[index] = self._take(lane, range(row, row + 1))
+        below = [self._rows[reader] for reader in self._readers[index]] or [row]
+        self._near[index] = self._take(lane, range(row + 1, min(below)))
+        self._far[index] = self._take(lane + 1, range(row + 1, max(below))) if max(below) > min(below) else lane
+
+    def _arrival(self, source: int, reader: int) -> int:
+        """Return the lane in which the edge between two operations arrives."""
+        is_next = self._rows[reader] == min(self._rows[other] for other in self._readers[source])
+        return self._near[source] if is_next else self._far[source]
+
+    def _take(self, start: int, rows: range) -> int:
+        """Take the first lane from ``start`` on that is free in these rows."""
+        free = (lane for lane in itertools.count(start) if not any((lane, row) in self._taken for row in rows))
+        lane = next(free)
+        self._taken.update((lane, row) for row in rows)
+        return lane
+
+    def _left_edges(self) -> list[float]:
+        """Return where each lane begins, and where the next would: a lane without boxes is narrow."""
+        with_boxes = set(self._lanes)
+        lanes = range(1 + max((*self._lanes, *self._near, *self._far)))
+        widths = [(self.box_width if lane in with_boxes else _EDGE_LANE) + _GAP for lane in lanes]
+        return [0.0, *itertools.accumulate(widths)]
+
+    def _centre(self, lane: int, x: float) -> float:
+        width = self._lefts[lane + 1] - self._lefts[lane] - _GAP
+        return round(x + self._lefts[lane] + width / 2, 1)
+
+    def _edge(self, source: int, reader: int, x: float) -> str:
+        """Return the path from one box to the next that reads it: down, between the rows to another lane, down."""
+        start, end = self._centre(self._lanes[source], x), self._centre(self._lanes[reader], x)
+        top, bottom = _y(self._rows[source]) + BOX_HEIGHT, _y(self._rows[reader])
+        if self._rows[reader] - self._rows[source] == 1:
+            return f"M{start},{top}{_bend(start, top, end, bottom)}"
+        middle = self._centre(self._arrival(source, reader), x)
+        first, last = top + PITCH - BOX_HEIGHT, bottom - PITCH + BOX_HEIGHT
+        return f"M{start},{top}{_bend(start, top, middle, first)}V{last}{_bend(middle, last, end, bottom)}"
+
+
+def _bend(x1: float, y1: float, x2: float, y2: float) -> str:
+    """Return the rest of a path from one point down to another: across at half the height, with round corners."""
+    if x1 == x2:
+        return f"V{y2}"
+    middle, corner = (y1 + y2) / 2, _CORNER if x2 > x1 else -_CORNER
+    return (
+        f"V{middle - _CORNER}Q{x1},{middle} {x1 + corner},{middle}"
+        f"H{x2 - corner}Q{x2},{middle} {x2},{middle + _CORNER}V{y2}"
+    )
+
+
+def _cut(text: str, letters: int) -> str:
+    plain = form.plain(text)
+    return plain if len(plain) <= letters else f"{plain[: letters - 1]}…"

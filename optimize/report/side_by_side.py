@@ -1,0 +1,231 @@
+"""The graph before and after the passes as text: an operation a line, what was merged bracketed to what it became."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from optimize.report import format as form
+from optimize.report.alignment import Group, Section, sections
+from optimize.report.model import Comparison, Operation
+
+#: A listing of more lines leaves out what did not change and what repeats.
+LONG = 60
+#: Of unchanged operations in a row, this many at each end stay.
+CONTEXT = 1
+_GUTTER, _INDENT = 5, 2
+#: The piece of a bracket that has a neighbour above, below, on the left, on the right.
+_SPINE = {
+    (False, False, True, True): "─",
+    (False, True, True, False): "╮",
+    (False, True, False, True): "╭",
+    (False, True, True, True): "┬",
+    (True, True, False, False): "│",
+    (True, True, True, False): "┤",
+    (True, True, False, True): "├",
+    (True, True, True, True): "┼",
+    (True, False, True, False): "╯",
+    (True, False, False, True): "╰",
+    (True, False, True, True): "┴",
+}
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One operation on one side: the phrase and the path inside its block."""
+
+    label: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line: a heading over the whole width, or two sides and what joins them."""
+
+    heading: str = ""
+    is_remark: bool = False
+    left: _Side = _Side()
+    right: _Side = _Side()
+    joint: str = ""
+    indented: bool = False
+
+
+def listing(comparison: Comparison, width: int, *, whole: bool = False) -> Iterator[Text]:
+    """Yield the lines, each at most ``width`` cells wide.
+
+    Args:
+        comparison: The two graphs; where they are equal, one column is shown.
+        width: Cells of the terminal.
+        whole: Leave nothing out, however long the graph is.
+    """
+    found = [_without_ends(section) for section in sections(comparison)]
+    if not whole and sum(len(group.before) for section in found for group in section.groups) > LONG:
+        found = list(_folded(found))
+    changed = any(group.is_changed for section in found for group in section.groups)
+    lines = [line for section in found for line in _section(section)]
+    yield from _drawn(lines, width, both=changed)
+
+
+def _without_ends(section: Section) -> Section:
+    kept = (group for group in section.groups if (group.before or group.after)[0].family != "end")
+    return Section(section.block, tuple(kept))
+
+
+def _folded(found: Sequence[Section]) -> Iterator[Section]:
+    """Replace long runs of unchanged groups, then runs of sections that look alike, by one line that says so."""
+    for look, alike in itertools.groupby(map(_shortened, _joined(found)), key=_look):
+        first, *rest = alike
+        yield first
+        if rest and look:
+            names = f"{rest[0].block} … {rest[-1].block}" if len(rest) > 1 else rest[0].block
+            yield _remark(f"{names}: like {first.block}")
+        else:
+            yield from rest
+
+
+def _joined(found: Sequence[Section]) -> Iterator[Section]:
+    """Join neighbouring sections in which nothing changed, so that they are left out as one."""
+    for changed, run in itertools.groupby(found, key=lambda section: any(g.is_changed for g in section.groups)):
+        members = list(run)
+        if changed or len(members) == 1:
+            yield from members
+        else:
+            yield Section("", tuple(group for member in members for group in member.groups))
+
+
+def _shortened(section: Section) -> Section:
+    shown: list[Group] = []
+    for changed, run in itertools.groupby(section.groups, key=lambda group: group.is_changed):
+        members = list(run)
+        hidden = len(members) - 2 * CONTEXT
+        if changed or hidden < 2:
+            shown += members
+        else:
+            remark = _remark(f"… {form.plural(hidden, 'operation')} unchanged …").groups
+            shown += [*members[:CONTEXT], *remark, *members[-CONTEXT:]]
+    return Section(section.block, tuple(shown))
+
+
+def _remark(text: str) -> Section:
+    return Section("", (Group("", (Operation(name="", kind="remark", label=text),), ()),))
+
+
+def _look(section: Section) -> tuple:
+    """Return what two sections share that look alike: every phrase and path inside the block; nothing for the model."""
+    if not section.block:
+        return ()
+    sides = ((_side(entry, section.block) for entry in side) for g in section.groups for side in (g.before, g.after))
+    return tuple(tuple(side) for side in sides)
+
+
+def _section(section: Section) -> Iterator[_Line]:
+    """Yield a section's lines; one with a single line has its path beside it, not above it."""
+    total = sum(max(len(group.before), len(group.after)) for group in section.groups)
+    block = section.block if total > 1 else ""
+    if block:
+        yield _Line(heading=block)
+    for group in section.groups:
+        yield from _group(group, block)
+
+
+def _group(group: Group, block: str) -> Iterator[_Line]:
+    """Yield a group's lines; the shorter side stands at half the height of the other."""
+    if group.before and group.before[0].kind == "remark":
+        yield _Line(group.before[0].label, is_remark=True, indented=bool(block))
+        return
+    before, after = [[_side(entry, block) for entry in side] for side in (group.before, group.after)]
+    height = max(len(before), len(after))
+    left, right = _centred(before, height), _centred(after, height)
+    joints = _joints(len(before), len(after)) if group.is_changed else [""] * height
+    for row in range(height):
+        path = "" if right[row].path == left[row].path else right[row].path
+        yield _Line(left=left[row], right=_Side(right[row].label, path), joint=joints[row], indented=bool(block))
+
+
+def _centred(sides: list[_Side], height: int) -> list[_Side]:
+    down = (height - len(sides)) // 2
+    return [*[_Side()] * down, *sides, *[_Side()] * (height - down - len(sides))]
+
+
+def _joints(before: int, after: int) -> list[str]:
+    """Return the bracket, a piece a line: it embraces what was replaced and points at each of what replaced it."""
+    if not before:
+        return ["  +─ "] * after
+    height = max(before, after)
+    start, aim = (height - before) // 2, (height - max(after, 1)) // 2
+    embraced, aimed = {start, start + before - 1}, range(aim, aim + max(after, 1))
+    pieces = []
+    for row in range(height):
+        left, right = row in embraced, row in aimed
+        spine = _SPINE[row > 0, row < height - 1, left, right]
+        pieces.append(f"{' ─' if left else '  '}{spine}{('─ ' if after else '× ') if right else '  '}")
+    return pieces
+
+
+def _side(operation: Operation, block: str) -> _Side:
+    path = operation.where
+    if block and (path == block or path.startswith(f"{block}.")):
+        path = path[len(block) + 1 :]
+    return _Side(form.plain(operation.label), form.plain(path))
+
+
+def _drawn(lines: Sequence[_Line], width: int, *, both: bool) -> Iterator[Text]:
+    widths = _widths(lines, width, both)
+    if both:
+        left, right = "before", "after"
+        yield Text(f"{left:<{sum(widths[:2]) + 1 + _INDENT + _GUTTER}}{right}", style="bold")
+    for line in lines:
+        if line.heading:
+            heading = " " * _INDENT * line.indented + form.plain(line.heading)
+            yield Text(_cut(heading, width), style="dim" if line.is_remark else "bold")
+        else:
+            yield _sides(line, widths, both)
+
+
+def _sides(line: _Line, widths: Sequence[int], both: bool) -> Text:
+    indent = _INDENT if line.indented else 0
+    text = Text(" " * indent)
+    text.append(_fit(line.left.label, widths[0]), "yellow" if line.joint else "")
+    text.append(" " + _fit(line.left.path, widths[1] + _INDENT - indent, from_left=True), "dim")
+    if both:
+        text.append(f"{line.joint:<{_GUTTER}}", "yellow")
+        text.append(_fit(line.right.label, widths[2]), "bold green" if line.joint else "")
+        text.append(" " + _fit(line.right.path, widths[3], from_left=True), "dim")
+    text.rstrip()
+    return text
+
+
+def _widths(lines: Sequence[_Line], width: int, both: bool) -> tuple[int, int, int, int]:
+    """Return the cells of the two phrases and paths: phrases are kept whole while they fit, paths give way first."""
+
+    def widest(pick: Callable[[_Line], str]) -> int:
+        return max((cell_len(pick(line)) for line in lines), default=0)
+
+    labels = [widest(lambda line: line.left.label), widest(lambda line: line.right.label) if both else 0]
+    paths = [widest(lambda line: line.left.path), widest(lambda line: line.right.path) if both else 0]
+    room = width - _INDENT - 1 - (_GUTTER + 1 if both else 0)
+    labels = [min(label, room // (2 if both else 1)) for label in labels]
+    left = max(room - sum(labels), 0)
+    second = min(paths[1], max(left - paths[0], left // 3))
+    return labels[0], min(paths[0], left - second), labels[1], second
+
+
+def _fit(text: str, width: int, *, from_left: bool = False) -> str:
+    return set_cell_size(_cut(text, width, from_left=from_left), width)
+
+
+def _cut(text: str, width: int, *, from_left: bool = False) -> str:
+    """Return a text no wider than this, with a mark where something was cut off: the end, or the start of a path."""
+    if cell_len(text) <= width:
+        return text
+    if width < 2:
+        return "…" * width
+    if not from_left:
+        return set_cell_size(text, width - 1).rstrip() + "…"
+    while cell_len(text) > width - 1:
+        text = text[1:]
+    return f"…{text}"
