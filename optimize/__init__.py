@@ -9,12 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optimize.branches import explain_branches as explain_branches
+    from optimize.branches import insert_branches as insert_branches
+    from optimize.branches import merge_branches as merge_branches
     from optimize.frontend import capture as capture
     from optimize.passes import (
         CastBF16 as CastBF16,
     )
     from optimize.passes import (
         CastFP16 as CastFP16,
+    )
+    from optimize.passes import (
+        FuseBNSign as FuseBNSign,
     )
     from optimize.passes import (
         FuseConvBN as FuseConvBN,
@@ -46,12 +52,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "capture": "optimize.frontend",
+    **dict.fromkeys(("insert_branches", "merge_branches", "explain_branches"), "optimize.branches"),
     "Program": "optimize.program",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",
     "export": "optimize.workflow",
     **dict.fromkeys(
         (
+            "FuseBNSign",
             "FuseConvBN",
             "Reparameterize",
             "QuantizeStatic",

@@ -230,7 +230,7 @@ def _dropped_updates(module: fx.GraphModule) -> list[str]:
 
 
 def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    source = copy.deepcopy(module)
+    source = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
     for tensor in source.parameters():
         tensor.requires_grad_(False)
     if not source.training:
@@ -238,6 +238,13 @@ def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]
         listed = ", ".join(f"'{path}'" for path in left[:3])
         return source, [f"Left in training mode and captured so: {listed}."] if left else []
     return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
+
+
+def _computed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the weights that hooks have computed from others (weight norm, pruning masks): they refuse to be copied."""
+    for child in module.modules():
+        held = (*vars(child).values(), *child._buffers.values())
+        yield from (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
 
 
 def _example_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, ...]:

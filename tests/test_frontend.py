@@ -1,8 +1,11 @@
 import copy
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import optimize
 from models import REFERENCES
@@ -175,3 +178,33 @@ def test_work_is_counted_for_one_sample_recurrent_layers_too(dynamic: bool) -> N
     lstm = optimize.capture(REFERENCES["lstm"].build().eval(), REFERENCES["lstm"].inputs(2), dynamic_batch=dynamic)
     layers = 28 * (4 * 64 * (28 + 64) + 4 * 64 * (64 + 64))  # rows x gates x (input + state), two layers
     assert lstm.stats().macs == layers + 64 * 10
+
+
+def _weight_norm(conv: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(conv)
+
+
+@pytest.mark.parametrize(
+    "parametrize",
+    [
+        _weight_norm,
+        nn.utils.spectral_norm,
+        nn.utils.parametrizations.weight_norm,
+        lambda conv: prune.l1_unstructured(conv, "weight", 0.5),
+    ],
+)
+def test_weights_that_hooks_compute_are_captured_and_stay_the_users(parametrize: Callable[[nn.Module], object]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    parametrize(net[0])
+    x = torch.randn(2, 3, 8, 8)
+    net(x)
+    before = [tensor.detach().clone() for tensor in net.parameters()]
+    expected = net.eval()(x)
+    program = optimize.capture(net, (x,))
+    assert torch.equal(program(x), expected)
+    folded, _ = optimize.FuseConvBN().apply(program)
+    assert sorted(folded.graph_module.state_dict()) == ["0.bias", "0.weight"]
+    assert torch.allclose(folded(x), expected, atol=1e-5)
+    assert all(torch.equal(one, two) for one, two in zip(before, net.parameters(), strict=True))

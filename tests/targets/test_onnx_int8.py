@@ -315,7 +315,7 @@ def test_tensorrt_gives_a_concatenation_one_scale(tmp_path: Path) -> None:
             self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(8, 4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.second(torch.cat([x, 5 * self.first(x)], 1))
+            return self.second(torch.cat([x, 5 * self.first(x).relu()], 1))
 
     torch.manual_seed(0)
     graph, _, program = tensorrt_graph(Join(), (4, 8, 8), tmp_path / "net.onnx")
