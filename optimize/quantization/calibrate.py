@@ -58,17 +58,18 @@ def learn_ranges(
                 hint="Look for NaN or infinity in the calibration data, or for an overflow in the model.",
             ) from error
 
-    samples = _observe(program, batches, see_extrema)
+    samples = observe(program, batches, see_extrema)
     if samples == 0:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
     if calibrator == "minmax":
         return {name: seen.range() for name, seen in extrema.items()}, samples
     histograms = {name: Histogram(seen) for name, seen in extrema.items()}
-    _observe(program, batches, lambda node, value: histograms[node.name].update(value))
+    observe(program, batches, lambda node, value: histograms[node.name].update(value))
     return {name: histogram.least_squares_range(form) for name, histogram in histograms.items()}, samples
 
 
-def _observe(program: Program, batches: Batches, see: Callable[[fx.Node, torch.Tensor], None]) -> int:
+def observe(program: Program, batches: Batches, see: Callable[[fx.Node, torch.Tensor], None]) -> int:
+    """Run the program over the data and show every float value to ``see``; return the number of samples."""
     observation = _Observation(program.graph_module, see)
     samples = 0
     with torch.inference_mode():

@@ -14,7 +14,8 @@ def conv_net() -> optimize.Program:
 
 def test_static_learns_a_range_for_every_value() -> None:
     program = conv_net()
-    quantized, outcome = optimize.QuantizeStatic(calibration=[torch.rand(8, 1, 8, 8)]).apply(program)
+    step = optimize.QuantizeStatic(calibration=[torch.rand(8, 1, 8, 8)], rounding="nearest")
+    quantized, outcome = step.apply(program)
     plan = quantized.quantization
     assert plan.mode == "static" and plan.layers == {"conv2d", "linear"}
     assert plan.calibration.samples == 8

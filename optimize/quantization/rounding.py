@@ -1,0 +1,217 @@
+"""Rounds weights with the data in view: what one weight loses by rounding, those after it make up for.
+
+A layer computes ``W x`` with ``x`` a column of what its weights are multiplied with (for a convolution: the pixels
+under the kernel). Rounding to ``W + D`` moves its output by ``D x``: by ``D mean(x)`` on average, which the bias
+takes back (M. Nagel et al., "Data-Free Quantization", 2019, arXiv 1906.04721), and around it by ``tr(D C D')`` with
+the covariance ``C`` of ``x``. Rounding each weight to the nearest integer minimises ``|D|``, not that. Here the
+weights of a row are rounded one after the other, and each error is spread over the weights not yet rounded by the
+inverse of ``C``, which is the best they can do (E. Frantar et al., "GPTQ", 2022, arXiv 2210.17323; "Optimal Brain
+Compression", 2022, arXiv 2208.11580). The result lies on the grid that every target finds by itself: the largest
+weight of a channel keeps its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from optimize import graph
+from optimize.graph import aten
+from optimize.quantization.numerics import TensorFormat, weight_scales
+
+#: Rows longer than this are rounded to nearest: their covariance would not fit, and their errors average out.
+LONGEST_ROW = 2304
+#: Multiply-accumulates of one sample's covariance, divided by the row's length.
+_WORK = 2**17
+#: Share of the mean variance added to every input, so that inputs seen together alone stay apart.
+_DAMPING = 0.01
+#: More of it the fewer columns there are for each weight of a row.
+_UNSEEN = 0.1
+_BLOCK = 128
+
+
+@dataclass
+class InputMoments:
+    """Sums over the columns ``[groups, K, n]`` that a layer's rows of ``K`` weights are multiplied with.
+
+    Attributes:
+        total: Sum of the columns, float64 ``[groups, K]``.
+        products: Sum of their outer products, float64 ``[groups, K, K]``.
+        count: Number of columns.
+    """
+
+    total: torch.Tensor
+    products: torch.Tensor
+    count: int = 0
+
+    @classmethod
+    def of(cls, layer: fx.Node, weight: torch.Tensor) -> InputMoments:
+        """Return empty sums for a layer with ``weight [C_out, ...]``."""
+        groups, length = _groups(layer), weight[0].numel()
+        products = torch.zeros(groups, length, length, dtype=torch.float64)
+        return cls(products.sum(2), products)
+
+    def update(self, columns: torch.Tensor) -> None:
+        """Take in float columns ``[groups, K, n]``."""
+        self.total += columns.double().sum(2)
+        self.products += (columns @ columns.transpose(1, 2)).double()
+        self.count += columns.shape[2]
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Mean column, ``[groups, K]``."""
+        return self.total / max(self.count, 1)
+
+    @property
+    def covariance(self) -> torch.Tensor:
+        """Covariance of the columns, ``[groups, K, K]``."""
+        return self.products / max(self.count, 1) - self.mean[:, :, None] * self.mean[:, None, :]
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A layer's weights on the integer grid.
+
+    Attributes:
+        weight: Multiples of the channel's scale, in the shape and dtype of the layer's weight.
+        moved: What rounding adds to the mean of each output, float64 ``[C_out]``; the bias is to take it back.
+        error: Variance that rounding adds to the outputs, summed over the channels.
+        nearest: The same for rounding to nearest.
+    """
+
+    weight: torch.Tensor
+    moved: torch.Tensor
+    error: float
+    nearest: float
+
+
+def can_round(layer: fx.Node, weight: torch.Tensor) -> bool:
+    """Say whether a layer's rows are of a kind and length that :func:`round_weights` is for."""
+    is_covered = graph.is_call(layer, *graph.CONVOLUTIONS[:2], aten.linear.default)
+    return is_covered and weight.dim() > 1 and weight[0].numel() <= LONGEST_ROW
+
+
+def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return what a layer's rows are multiplied with, ``[groups, K, n]``, at evenly spaced positions of each sample.
+
+    Args:
+        layer: A convolution of one or two axes, or a linear layer.
+        weight: Its weight ``[C_out, ...]``.
+        x: Its input: ``[N, C_in, *S]``, or ``[..., C_in]`` for a linear layer.
+    """
+    length = weight[0].numel()
+    if graph.is_call(layer, aten.linear.default):
+        rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 1 else x[None, None]
+        return _spaced(rows.transpose(1, 2), length).transpose(0, 1).reshape(1, length, -1)
+    if weight.dim() == 3:
+        x, weight = x[:, :, None], weight[:, :, None]
+    stride, padding, dilation = (
+        _pair(cast(Sequence[int], graph.argument(layer, name)), fill)
+        for name, fill in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    patches = functional.unfold(x, weight.shape[2:], dilation=dilation, padding=padding, stride=stride)
+    spaced = _spaced(patches, length)
+    groups = _groups(layer)
+    return spaced.reshape(len(spaced), groups, length, -1).permute(1, 2, 0, 3).reshape(groups, length, -1)
+
+
+def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorFormat) -> Rounded:
+    """Round a layer's weights so that its outputs on the data move least.
+
+    Each output channel gets the better of two roundings, to nearest and with compensation.
+
+    Args:
+        weight: Float weight ``[C_out, ...]``.
+        moments: Of the layer's inputs.
+        form: The integers.
+    """
+    groups = len(moments.total)
+    rows = weight.double().reshape(groups, weight.shape[0] // groups, -1)
+    scales = torch.from_numpy(weight_scales(weight.numpy(), form, 0)).double().reshape(groups, -1, 1)
+    low, high = form.bounds
+    nearest = torch.clamp(torch.round(rows / scales), low, high) * scales
+    covariance = moments.covariance
+    # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
+    damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
+    found = _compensated(rows, scales, covariance, form, damping)
+    errors = [_error(candidate - rows, covariance) for candidate in (nearest, found)]
+    better = (errors[1] < errors[0])[:, :, None]
+    chosen = torch.where(better, found, nearest)
+    moved = ((chosen - rows) @ moments.mean[:, :, None]).reshape(-1)
+    return Rounded(
+        weight=chosen.reshape(weight.shape).to(weight.dtype),
+        moved=moved,
+        error=float(torch.minimum(*errors).sum()),
+        nearest=float(errors[0].sum()),
+    )
+
+
+def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
+    """Return ``d C d'`` of each row, ``[groups, rows]``."""
+    return ((difference @ covariance) * difference).sum(2)
+
+
+def _compensated(
+    rows: torch.Tensor, scales: torch.Tensor, covariance: torch.Tensor, form: TensorFormat, damping: float
+) -> torch.Tensor:
+    """Round rows ``[groups, R, K]`` column by column, the inputs with the largest variance first."""
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    order = torch.argsort(variance, dim=1, descending=True)
+    spread = _inverse_root(_permuted(covariance, order), damping)
+    remaining = torch.gather(rows, 2, order[:, None].expand_as(rows)).clone()
+    ends = _ends(remaining, scales, form)
+    rounded = torch.zeros_like(remaining)
+    length = rows.shape[2]
+    for start in range(0, length, _BLOCK):
+        stop = min(start + _BLOCK, length)
+        errors = torch.zeros(*rows.shape[:2], stop - start, dtype=torch.float64)
+        for index in range(start, stop):
+            column = remaining[:, :, index]
+            value = torch.round(column / scales[:, :, 0]).clamp(*form.bounds)
+            value = torch.where(ends[:, :, index] != 0, ends[:, :, index], value) * scales[:, :, 0]
+            rounded[:, :, index] = value
+            error = (column - value) / spread[:, index, index, None]
+            remaining[:, :, index:stop] -= error[:, :, None] * spread[:, None, index, index:stop]
+            errors[:, :, index - start] = error
+        remaining[:, :, stop:] -= errors @ spread[:, start:stop, stop:]
+    return torch.gather(rounded, 2, torch.argsort(order, dim=1)[:, None].expand_as(rounded))
+
+
+def _ends(rows: torch.Tensor, scales: torch.Tensor, form: TensorFormat) -> torch.Tensor:
+    """Return the integer of the largest weight of each row at its place, zero elsewhere: it defines the scale."""
+    place = rows.abs().argmax(2, keepdim=True)
+    integer = torch.round(torch.gather(rows, 2, place) / scales).clamp(*form.bounds)
+    return torch.zeros_like(rows).scatter_(2, place, integer)
+
+
+def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
+    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped; inputs that never vary count as one."""
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    added = damping * variance.mean(1, keepdim=True) + torch.where(variance <= 0, 1.0, 0.0)
+    lower = torch.linalg.cholesky(covariance + torch.diag_embed(added.clamp_min(1e-12)))
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+
+
+def _permuted(matrices: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    rows = torch.gather(matrices, 1, order[:, :, None].expand_as(matrices))
+    return torch.gather(rows, 2, order[:, None].expand_as(matrices))
+
+
+def _spaced(patches: torch.Tensor, length: int) -> torch.Tensor:
+    """Keep as many positions ``[N, K, n]`` of each sample as the work allows, evenly spaced."""
+    wanted = max(_WORK // length, 16)
+    return patches[:, :, :: -(-patches.shape[2] // wanted)]
+
+
+def _groups(layer: fx.Node) -> int:
+    return 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))
+
+
+def _pair(numbers: Sequence[int], fill: int) -> tuple[int, int]:
+    """Return two numbers for two axes: a missing first axis (1-d convolutions) gets ``fill``."""
+    return (fill, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])

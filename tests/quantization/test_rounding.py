@@ -1,0 +1,120 @@
+"""Rounding with the data in view: on the grid, never worse than to nearest, and the mean error known."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize import graph
+from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
+
+INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
+
+
+def layer_of(module: nn.Module, x: torch.Tensor) -> tuple[optimize.Program, object, torch.Tensor]:
+    program = optimize.capture(module.eval(), (x,))
+    (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
+    weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
+    assert weight is not None
+    return program, layer, weight
+
+
+LAYERS = {
+    "conv": (nn.Conv2d(6, 8, 3, 2, 1), (6, 9, 8)),
+    "grouped": (nn.Conv2d(6, 8, (3, 1), groups=2, dilation=(2, 1)), (6, 9, 8)),
+    "depthwise": (nn.Conv2d(6, 6, 3, padding=1, groups=6), (6, 9, 8)),
+    "conv1d": (nn.Conv1d(6, 8, 5, 2, 2), (6, 20)),
+    "linear": (nn.Linear(12, 5), (12,)),
+    "tokens": (nn.Linear(12, 5), (7, 12)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_columns_times_rows_are_the_layers_outputs(name: str) -> None:
+    module, shape = LAYERS[name]
+    x = torch.randn(3, *shape)
+    _, layer, weight = layer_of(module, x)
+    found = columns(layer, weight, x)
+    groups, length, count = found.shape
+    product = (weight.reshape(groups, -1, length) @ found).reshape(len(weight), count)
+    is_linear = isinstance(module, nn.Linear)
+    bias = module.bias.detach().reshape(-1, *[1] * (0 if is_linear else x.dim() - 2))
+    values = (module(x).detach() - bias).movedim(-1 if is_linear else 1, 0).reshape(len(weight), count)
+    assert torch.allclose(product.sort().values, values.sort().values, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rounded_weights_lie_on_the_grid_and_disturb_less_than_the_nearest(name: str) -> None:
+    module, shape = LAYERS[name]
+    torch.manual_seed(0)
+    mixing = torch.randn(shape[0], shape[0])
+    x = functional.relu(torch.randn(64, *shape) + 1)
+    x = torch.einsum("nc...,cd->nd...", x, mixing) if name != "tokens" else x
+    _, layer, weight = layer_of(module, x)
+    moments = InputMoments.of(layer, weight)
+    moments.update(columns(layer, weight, x))
+    rounded = round_weights(weight, moments, INT8)
+
+    scales = torch.from_numpy(weight_scales(weight.numpy(), INT8, 0))
+    assert torch.allclose(torch.from_numpy(weight_scales(rounded.weight.numpy(), INT8, 0)), scales, rtol=1e-6)
+    integers = rounded.weight / scales.reshape(-1, *[1] * (weight.dim() - 1))
+    assert torch.allclose(integers, integers.round(), atol=1e-3) and integers.abs().max() <= 127.001
+    assert rounded.error <= rounded.nearest * (1 + 1e-9)
+    difference = (rounded.weight - weight).double().reshape(len(moments.total), -1, moments.total.shape[1])
+    disturbance = difference @ columns(layer, weight, x).double()
+    assert torch.allclose(disturbance.mean(2).reshape(-1), rounded.moved, atol=1e-5)
+    assert disturbance.var(2, correction=0).sum().item() == pytest.approx(rounded.error, rel=1e-3, abs=1e-9)
+
+
+def test_constant_and_dead_inputs_are_no_obstacle() -> None:
+    module, shape = LAYERS["depthwise"]
+    x = torch.ones(4, *shape)
+    x[:, 0] = 0
+    _, layer, weight = layer_of(module, x)
+    moments = InputMoments.of(layer, weight)
+    moments.update(columns(layer, weight, x))
+    assert round_weights(weight, moments, INT8).weight.isfinite().all()
+    assert round_weights(torch.zeros_like(weight), moments, INT8).weight.abs().max() == 0
+
+
+def test_long_rows_and_other_layers_are_rounded_to_nearest() -> None:
+    _, layer, weight = layer_of(nn.Conv2d(257, 2, 3), torch.randn(2, 257, 4, 4))
+    assert not can_round(layer, weight)
+    _, layer, weight = layer_of(nn.ConvTranspose2d(3, 2, 3), torch.randn(2, 3, 4, 4))
+    assert not can_round(layer, weight)
+
+
+@pytest.mark.parametrize("name", ["resnet", "repvgg", "mobilenetv3", "vit"])
+def test_compensation_brings_the_deployed_file_nearer(name: str, tmp_path: object) -> None:
+    torch.manual_seed(0)
+    net = REFERENCES[name].build().eval()
+    randomize_batch_norm(net, 0)
+    batches = [REFERENCES[name].inputs(16, seed=seed) for seed in range(4)]
+    program = optimize.FuseConvBN().apply(optimize.capture(net, (batches[0][:2],)))[0]
+    x = REFERENCES[name].inputs(32, seed=9)
+    want = program.run((x,))[0]
+    errors = {}
+    for rounding in ("nearest", "compensated"):
+        step = optimize.QuantizeStatic(calibration=batches, rounding=rounding)
+        quantized, _ = step.apply(program)
+        runner = optimize.export(quantized, "onnx", f"{tmp_path}/{rounding}.onnx").load()
+        errors[rounding] = float((torch.from_numpy(runner(x.numpy())) - want).square().mean())
+    assert errors["compensated"] < 1.05 * errors["nearest"], errors
+
+
+def test_a_weight_that_two_calls_share_stays_shared() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(self.conv(x).relu())
+
+    net, x = Twice().eval(), torch.randn(4, 4, 6, 6)
+    program, _ = optimize.QuantizeStatic(calibration=[x]).apply(optimize.capture(net, (x,)))
+    assert sorted(program.graph_module.state_dict()) == ["conv.bias", "conv.weight"]
+    assert torch.equal(program.graph_module.state_dict()["conv.weight"], net.conv.weight)
