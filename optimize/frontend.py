@@ -89,8 +89,22 @@ def capture_exported(
     with _quiet_export():
         plain = _plain_graph_module(exported.run_decompositions({}).module(check_guards=False))
         program, notes = _freed(plain, tuple(inputs), dynamic_batch)
+    notes += _fixed_sizes(exported)
     specs = exported.call_spec
     return dataclasses.replace(program, in_spec=specs.in_spec, out_spec=specs.out_spec, notes=notes)
+
+
+def _fixed_sizes(exported: torch.export.ExportedProgram) -> list[str]:
+    """Say which sizes the exported graph leaves free that the program does not: all but the batch."""
+    inputs = set(exported.graph_signature.user_inputs)
+    free = [
+        f"dimension {dim} of '{node.name}'"
+        for node in exported.graph.nodes
+        if node.op == "placeholder" and node.name in inputs
+        for dim, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
+        if dim and not isinstance(size, int)
+    ]
+    return [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."] if free else []
 
 
 def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batch: bool) -> tuple[Program, list[str]]:
@@ -211,7 +225,8 @@ def _check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         ) from error
     with torch.no_grad():
         for path, buffer in module.named_buffers():
-            buffer.copy_(state[path])
+            if path in state:  # a module may make its buffers on the first call
+                buffer.copy_(state[path])
 
 
 def _dropped_updates(module: fx.GraphModule) -> list[str]:
@@ -230,7 +245,7 @@ def _dropped_updates(module: fx.GraphModule) -> list[str]:
 
 
 def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    source = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
+    source = private_copy(module)
     for tensor in source.parameters():
         tensor.requires_grad_(False)
     if not source.training:
@@ -238,6 +253,11 @@ def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]
         listed = ", ".join(f"'{path}'" for path in left[:3])
         return source, [f"Left in training mode and captured so: {listed}."] if left else []
     return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
+
+
+def private_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy that shares no tensor with the module, not even weights that its hooks computed."""
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
 
 
 def _computed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -284,10 +304,9 @@ def _export(
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return dynamic shapes in the form torch.export wants: a tuple, or a dict by parameter name."""
-    if not kwargs:
-        return args
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    return dict(bound.arguments)
+    signature = inspect.signature(module.forward)
+    collects = any(entry.kind is entry.VAR_POSITIONAL for entry in signature.parameters.values())
+    return dict(signature.bind(*args, **kwargs).arguments) if kwargs or collects else args
 
 
 def _capture_refusal(error: Exception) -> Refused:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -58,6 +59,20 @@ def origin(node: fx.Node) -> str:
         if path and "@" not in path:
             return str(path).removeprefix("L['self'].")
     return node.name
+
+
+def reads(node: fx.Node) -> int:
+    """Return how often a value is read: a call that takes it twice, such as ``x + x``, counts twice."""
+    count = 0
+
+    def see(source: fx.Node) -> fx.Node:
+        nonlocal count
+        count += source is node
+        return source
+
+    for user in node.users:
+        fx.node.map_arg((user.args, user.kwargs), see)
+    return count
 
 
 def normalize_arguments(node: fx.Node) -> None:
@@ -171,21 +186,38 @@ def own(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> None:
         owner.register_buffer(name, tensor)
 
 
-def store(module: fx.GraphModule, path: str, tensor: torch.Tensor) -> str:
-    """Own a copy of ``tensor`` under ``path``, or a free name next to it when the path is taken; return the path."""
+def store(module: fx.GraphModule, path: str, tensor: torch.Tensor, *, share: bool = False) -> str:
+    """Own a copy of ``tensor`` under ``path``, or a free name next to it when the path is taken; return the path.
+
+    Args:
+        module: The graph's owner.
+        path: Dotted path.
+        tensor: The value.
+        share: Let an equal tensor under one of those names serve as well.
+    """
     owner, _ = place(module, path)
     prefix, _, name = path.rpartition(".")
-    numbered = (f"{name}_{count}" if count else name for count in itertools.count())
-    free = next(candidate for candidate in numbered if not hasattr(owner, candidate))
-    found = f"{prefix}.{free}" if prefix else free
-    own(module, found, tensor.detach().contiguous().clone())
+    names = (f"{name}_{count}" for count in itertools.count(1))
+    numbered = list(itertools.takewhile(lambda candidate: hasattr(owner, candidate), names))
+    taken = [candidate for candidate in (name, *numbered) if hasattr(owner, candidate)]
+    equal = [candidate for candidate in taken if share and _is_equal(getattr(owner, candidate), tensor)]
+    free = name if name not in taken else f"{name}_{len(numbered) + 1}"
+    found = ".".join(filter(None, (prefix, equal[0] if equal else free)))
+    if not equal:
+        own(module, found, tensor.detach().contiguous().clone())
     return found
+
+
+def _is_equal(held: Any, tensor: torch.Tensor) -> bool:
+    is_like = isinstance(held, torch.Tensor) and held.shape == tensor.shape and held.dtype == tensor.dtype
+    return is_like and held.device == tensor.device and torch.equal(held, tensor)
 
 
 def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: torch.Tensor, *, near: str = "") -> None:
     """Give one call its own weight: overwrite in place when nobody else reads it, else store a new one beside it.
 
-    Keeping the path where possible keeps the state-dict keys of the user's model.
+    Calls that shared a weight share what becomes of it where that is equal. Keeping the path where possible keeps the
+    state-dict keys of the user's model.
 
     Args:
         module: The graph's owner.
@@ -200,7 +232,7 @@ def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: tor
     if isinstance(old, fx.Node) and readers == [old] and list(old.users) == [call]:
         remove_attribute(module, path)
     with module.graph.inserting_before(call):
-        replacement = module.graph.get_attr(store(module, path, tensor))
+        replacement = module.graph.get_attr(store(module, path, tensor, share=True))
     set_argument(call, name, replacement)
     if isinstance(old, fx.Node) and old.op == "get_attr" and not old.users:
         module.graph.erase_node(old)
@@ -212,6 +244,24 @@ def move_weight(module: fx.GraphModule, node: fx.Node, path: str) -> str:
     remove_attribute(module, str(node.target))
     node.target = store(module, path, tensor)
     return node.target
+
+
+def release_numbers(module: fx.GraphModule, known: Set[str]) -> None:
+    """Give weights that got a number beside a path that is free by now the path itself.
+
+    Args:
+        module: The graph's owner, without unused weights.
+        known: Paths that are the user's own and stay.
+    """
+    for node in module.graph.nodes:
+        path = str(node.target)
+        plain = re.sub(r"_\d+$", "", path)
+        if node.op != "get_attr" or path in known or plain == path or hasattr(*place(module, plain)):
+            continue
+        readers = [other for other in module.graph.nodes if other.op == "get_attr" and other.target == path]
+        moved = move_weight(module, node, plain)
+        for reader in readers:
+            reader.target = moved
 
 
 def weights_behind(node: fx.Node) -> set[str]:

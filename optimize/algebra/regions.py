@@ -25,6 +25,7 @@ from optimize.program import tensor_value
 
 SUMS = (aten.add.Tensor, aten.sub.Tensor)
 POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+_PRODUCTS = (aten.matmul.default, aten.mm.default)
 _LONGEST_WALK = 32
 _VIEWS = (aten.reshape.default, aten.permute.default, aten.transpose.int, aten.flatten.using_ints)
 
@@ -86,13 +87,13 @@ class Regions:
         """Read a value inside an expression: one that others read too stays a value; a pad is only a way of reading."""
         if not isinstance(node, fx.Node) or not self.layout.holds(tensor_value(node)):
             return None
-        if len(node.users) > 1 and not graph.is_call(node, *padding.OPERATORS[:2]):
+        if graph.reads(node) > 1 and not graph.is_call(node, *padding.OPERATORS[:2]):
             return self._atom(node)
         return self.single(node) or self._atom(node)
 
     def _summands(self, node: fx.Node, sign: int) -> list[Term]:
         """Read a summand: flat when nobody else reads it."""
-        if len(node.users) > 1:
+        if graph.reads(node) > 1:
             terms: Sequence[Term] = (self._atom(node),)
         else:
             terms = self.terms(node)
@@ -116,6 +117,8 @@ class Regions:
             term = self._applied(node, self._convolution(node))
         elif graph.is_call(node, aten.linear.default) and self.layout is Layout.LAST:
             term = self._applied(node, self._linear(node))
+        elif graph.is_call(node, *_PRODUCTS) and self.layout is Layout.LAST:
+            term = self._applied(node, self._product(node))
         elif graph.is_call(node, *POOLS) and self.layout is Layout.FIRST:
             term = self._applied(node, self._pool(node))
         elif graph.is_call(node, *padding.OPERATORS) and self.layout is Layout.FIRST:
@@ -149,7 +152,8 @@ class Regions:
         zero = torch.zeros_like(pair[1])
         parts = tuple(part.scaled(pair[0], zero) for part in inner.parts)
         operator = inner.operator.scaled(*pair, _rounding(node))
-        return inner.then(node, operator, parts=parts, spent=inner.spent + operator.channels * inner.positions)
+        held, spent = inner.held + operator.channels, inner.spent + operator.channels * inner.positions
+        return inner.then(node, operator, parts=parts, held=held, spent=spent)
 
     def _applied(self, node: fx.Node, outer: Affine | None) -> Term | None:
         """Read a leaf: on its input's source where the two are one operator, else on its input."""
@@ -160,17 +164,24 @@ class Regions:
         if inner is None:
             return None
         if graph.is_call(source, *padding.OPERATORS) and source in self.obstacles:
-            self.refusals[node] = self.obstacles[source]
+            self.refusals[node] = f"not merged with what it reads: {self.obstacles[source]}"
         total = affine.composed(outer, inner.operator, self._sizes(inner.source)) if inner.nodes else outer
         if isinstance(total, str):
             if inner.leaves:
-                self.refusals[node] = total
+                self.refusals[node] = f"not merged with what it reads: {total}"
             inner = self._atom(source)
             total = outer
-        weighted = inner.weighted + (not graph.is_call(node, *POOLS))
         positions = self.layout.positions(cast(torch.Tensor, tensor_value(node)))
-        spent = inner.spent + outer.cost * positions
-        return inner.then(node, total, leaves=inner.leaves + 1, weighted=weighted, spent=spent, positions=positions)
+        has_weights = not graph.is_call(node, *POOLS)
+        return inner.then(
+            node,
+            total,
+            leaves=inner.leaves + 1,
+            weighted=inner.weighted + has_weights,
+            spent=inner.spent + outer.cost * positions,
+            held=inner.held + outer.cost * has_weights,
+            positions=positions,
+        )
 
     def _concatenated(self, node: fx.Node) -> Term | None:
         value = cast(torch.Tensor, tensor_value(node))
@@ -210,13 +221,27 @@ class Regions:
 
     def _convolution(self, node: fx.Node) -> Affine | None:
         geometry = [graph.argument(node, name) for name in ("stride", "padding", "dilation")]
-        dims = len(self.layout.sizes(cast(torch.Tensor, tensor_value(node))))
+        weight, value = tensor_value(graph.argument(node, "weight")), cast(torch.Tensor, tensor_value(node))
+        if weight is None or weight.dim() != value.dim():
+            return None  # a convolution of one sample, without a batch
+        dims = weight.dim() - 2
         stride, width, dilation = (_axes(entry, dims) for entry in geometry)
         pads = tuple((side, side) for side in width)
         return self._weighted(node, stride, pads, dilation, graph.argument(node, "groups"))
 
     def _linear(self, node: fx.Node) -> Affine | None:
-        return self._weighted(node, (), (), (), 1)
+        weight = tensor_value(graph.argument(node, "weight"))
+        return self._weighted(node, (), (), (), 1) if weight is not None and weight.dim() == 2 else None
+
+    def _product(self, node: fx.Node) -> Affine | None:
+        """Read ``x @ W`` with a constant matrix."""
+        matrix = graph.constant(self.module, node.args[1])
+        if matrix is None or matrix.dim() != 2:
+            return None
+        kernel = Kernel(
+            matrix.T.shape, lambda: cast(torch.Tensor, graph.constant(self.module, node.args[1], wide=True)).T
+        )
+        return Affine(kernel, torch.zeros(matrix.shape[1], dtype=torch.float64), (), (), (), 1)
 
     def _weighted(
         self,
@@ -240,9 +265,9 @@ class Regions:
         """Read an average pool whose windows all divide by the same number."""
         source = cast(torch.Tensor, tensor_value(cast(fx.Node, node.args[0])))
         result = cast(torch.Tensor, tensor_value(node))
-        if not self.layout.holds(source):
+        dims = POOLS.index(node.target) + 1
+        if not self.layout.holds(source) or source.dim() != dims + 2:
             return None
-        dims = source.dim() - 2
         taps, padding = (_axes(graph.argument(node, name), dims) for name in ("kernel_size", "padding"))
         stride = _axes(graph.argument(node, "stride") or taps, dims)
         divisor = node.args[6] if len(node.args) > 6 else None
@@ -294,7 +319,7 @@ def _obstacle(regions: Regions, node: fx.Node) -> str:
     if node in regions.obstacles:
         return f"{what}: {regions.obstacles[node]}"
     if any(node in term.nodes for term in regions.terms(node)):
-        return f"the value of {what} is used elsewhere too" if len(node.users) > 1 else ""
+        return f"the value of {what} is used elsewhere too" if graph.reads(node) > 1 else ""
     return "" if graph.is_call(node, *_VIEWS) else f"{what} in between is not linear"
 
 

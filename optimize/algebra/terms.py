@@ -15,6 +15,9 @@ from optimize.algebra import affine
 from optimize.algebra.affine import Affine
 from optimize.program import tensor_value
 
+#: A merged kernel has at most so many times the weights of its parts: beyond, reading them takes what was saved.
+MOST_GROWTH = 2
+
 
 class Layout(Enum):
     """Where a value's channels lie."""
@@ -57,6 +60,7 @@ class Term:
         leaves: Convolutions, linear layers, pools and parallel identities it was built from.
         weighted: How many of the leaves have weights.
         spent: Multiply-accumulates of one sample that computing it takes now.
+        held: Weights of the calls it stands for.
         positions: Positions of its value: what an operator's cost is multiplied with.
         parts: The parallel operators that were added up to it.
     """
@@ -69,22 +73,26 @@ class Term:
     leaves: int = 0
     weighted: int = 0
     spent: int = 0
+    held: int = 0
     positions: int = 1
     parts: tuple[Affine, ...] = ()
 
     @property
     def pays(self) -> bool:
-        """Whether one convolution costs no more than what computes the term now."""
-        return self.cost <= self.spent
+        """Whether one operator costs no more than what computes the term now, and has not many more weights."""
+        return self.cost <= self.spent and self.operator.cost <= MOST_GROWTH * self.held
 
     @property
     def cost(self) -> int:
         """Multiply-accumulates of one sample when it is one operator."""
         return self.operator.cost * self.positions
 
-    def too_costly(self, parts: int) -> str:
-        """Return why it stays what it is, compared with multiply-accumulates of its parts."""
-        return f"one operator would cost {self.cost / max(parts, 1):.1f}x the parts"
+    @property
+    def why_not(self) -> str:
+        """Why it does not pay."""
+        if self.cost > self.spent:
+            return f"one operator would cost {self.cost / max(self.spent, 1):.1f}x the parts"
+        return f"one operator would have {self.operator.cost / max(self.held, 1):.1f}x the weights"
 
     def then(self, node: fx.Node, operator: Affine, *, parts: tuple[Affine, ...] = (), **changes: Any) -> Term:
         """Return the term one call further on."""
@@ -132,7 +140,8 @@ def join(terms: Iterable[Term], layout: Layout) -> tuple[list[Group], list[tuple
     settled: list[Group] = []
     for group in groups:
         if len(group.members) > 1 and not group.term.pays:
-            apart.append((group.members[0], group.term.too_costly(group.term.spent)))
+            if group.term.weighted:
+                apart.append((group.members[0], group.term.why_not))
             settled += [Group(term, (term,)) for term in group.members]
         else:
             settled.append(group)
@@ -148,9 +157,9 @@ def _try_add(group: Term, term: Term, layout: Layout) -> Term | str:
     if isinstance(total, str):
         return total
     merged = together([group, term], total)
-    if merged.cost - group.cost > merged.spent - group.spent:
-        return merged.too_costly(group.cost + merged.spent - group.spent)
-    return merged
+    alone = replace(merged, spent=group.cost + merged.spent - group.spent)
+    grows = total.cost > group.operator.cost
+    return alone.why_not if grows and not alone.pays else merged
 
 
 def together(terms: Sequence[Term], total: Affine) -> Term:
@@ -167,6 +176,7 @@ def together(terms: Sequence[Term], total: Affine) -> Term:
         nodes=frozenset().union(*(term.nodes for term in terms)),
         leaves=sum(max(1, term.leaves) for term in terms),
         weighted=sum(term.weighted for term in terms),
+        held=sum(term.held for term in terms),
         spent=sum(term.spent for term in terms) + total.channels * (len(terms) - 1) * terms[0].positions,
         parts=tuple(part for term in terms for part in term.parts),
     )

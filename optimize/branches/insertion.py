@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -13,6 +12,7 @@ from torch import nn
 from optimize.branches import kinds
 from optimize.branches.layers import CONVOLUTIONS, Branches, Conv
 from optimize.errors import Refused
+from optimize.frontend import private_copy
 from optimize.passes.base import Skip
 
 _TRANSPOSED: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -39,7 +39,8 @@ def insert_branches(model: nn.Module, kind: str, *, inputs: torch.Tensor | Seque
         model: The model; it is not touched.
         kind: One of the names above.
         inputs: Example positional arguments (or the only one), a typical batch. The model is run on them once in
-            evaluation mode, and every norm starts from the statistics it meets there. Without them the tracked
+            evaluation mode, and every norm starts from the statistics it meets there (of the last call, where a
+            convolution is called several times). Without them the tracked
             variance starts at 1 and takes some tens of steps to settle.
 
     Raises:
@@ -61,7 +62,7 @@ def insert_branches(model: nn.Module, kind: str, *, inputs: torch.Tensor | Seque
     if not paths:
         listed = "; ".join(f"'{path}': {reason}" for path, reason in list(reasons.items())[:3])
         raise Refused(f"No convolution of the model can take '{kind}' branches.", hint=listed)
-    branched = copy.deepcopy(model)
+    branched = private_copy(model)
     convs = [cast(Conv, branched.get_submodule(path)) for path in paths]
     branched = replaced(branched, {conv: Branches(conv, kinds.build(conv, kind)) for conv in convs})
     if inputs is not None:

@@ -14,7 +14,7 @@ from optimize.branches import kinds
 from optimize.branches.insertion import replaced
 from optimize.branches.layers import Branches, Conv
 from optimize.errors import Refused
-from optimize.frontend import capture
+from optimize.frontend import capture, private_copy
 from optimize.passes.reparameterize import Reparameterize
 
 
@@ -38,7 +38,7 @@ def merge_branches(model: nn.Module) -> nn.Module:
         >>> net.load_state_dict(merged.state_dict(), strict=True)
         <All keys matched successfully>
     """
-    merged = copy.deepcopy(model)
+    merged = private_copy(model)
     blocks = {path: block for path, block in merged.named_modules() if isinstance(block, Branches)}
     if not blocks:
         raise Refused("The model has no branches to merge.", hint="optimize.insert_branches(model, kind) puts them in.")

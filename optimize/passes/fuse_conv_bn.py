@@ -62,9 +62,13 @@ class FuseConvBN(Pass):
     def rewrite(self, program: Program) -> Outcome:
         """Fold until nothing is left to fold: what one fold frees, the next may take."""
         module = program.graph_module
+        known = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
         rewrites: list[Rewrite] = []
         while found := [*_store_computed(module), *_fold_after(module), *_fold_before(module)]:
             rewrites += found
+        if rewrites:
+            graph.remove_unused(module)
+            graph.release_numbers(module, known)
         skips = [
             Skip(graph.origin(norm), "batch_norm", _reason(module, norm))
             for norm in graph.calls(module.graph, aten.batch_norm.default)

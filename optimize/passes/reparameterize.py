@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
+import torch
 from torch import fx
 
 from optimize import graph
@@ -16,9 +17,10 @@ from optimize.algebra import channelwise
 from optimize.algebra.emit import emit
 from optimize.algebra.regions import SUMS, Regions, why_apart
 from optimize.algebra.terms import Layout, Term, join
+from optimize.errors import UsageError, nearest
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
-from optimize.program import Program
+from optimize.program import Program, tensor_value
 from optimize.quantization import outlook
 from optimize.quantization.outlook import MergeOutlook
 from optimize.registry import register_pass
@@ -37,7 +39,8 @@ class Reparameterize(Pass):
     at ``layer1.conv`` becomes ``layer1.conv.weight``. A BatchNorm behind that module is left for ``FuseConvBN``
     while the program keeps its BatchNorms, and merged with it once they are folded.
 
-    When it applies: one convolution costs no more multiply-accumulates than the parts. Skipped, with the reason:
+    When it applies: one operator costs no more multiply-accumulates than the parts and has at most twice their weights.
+    Skipped, with the reason:
     different strides or padding modes, paddings that do not line up, zero padding behind a bias (border pixels), a
     nonlinear operator in between, a value that is used elsewhere, a merged kernel that would cost more, BatchNorm with
     the statistics of the batch, blocks named in ``leave``.
@@ -84,12 +87,31 @@ class Reparameterize(Pass):
                 merging.run()
             written = [entry for merging in merges for entry in reversed(merging.written)]
             if not written:
+                self._check_leave([entry.where for entry in rewrites], merges)
                 skips = [skip for merging in merges for skip in reversed(merging.skips)]
                 return Outcome(tuple(rewrites), tuple(dict.fromkeys(skips)))
             graph.remove_unused(module)  # frees the paths that the merged weights take over
             settled = [entry.settle(module) for entry in written]
             program.merges = (*program.merges, *(entry for entry in settled if entry is not None))
             rewrites += [entry.rewrite for entry in written]
+
+    def _check_leave(self, merged: Sequence[str], merges: Sequence[_Merging]) -> None:
+        """Check that every path of ``leave`` named a block.
+
+        Raises:
+            UsageError: One did not.
+        """
+        left = {home for merging in merges for home in merging.left}
+        for path in self.leave:
+            if not any(_is_within(home, path) for home in left):
+                known = sorted({*merged, *left})
+                raise UsageError(
+                    f"Reparameterize(leave=...): no block of branches is at '{path}'.", hint=nearest(path, known)
+                )
+
+
+def _is_within(home: str, path: str) -> bool:
+    return home == path or home.startswith(f"{path}.")
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,7 @@ class _Merging:
     keeps_norms: bool
     written: list[_Written] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Visit every value from the outputs to the inputs; what a region has taken in is not visited again."""
@@ -144,9 +167,9 @@ class _Merging:
         if self.keeps_norms and self._is_outer_norm(regions, node):
             return frozenset()
         if not term.pays:
-            self._skip(node, term.too_costly(term.spent))
+            self._skip(node, term.why_not)
             return frozenset()
-        if self._is_left(term, node):
+        if self._is_left(term, node) or not self._fits(term, node):
             return frozenset()
         node.replace_all_uses_with(self._write(node, term))
         return term.nodes
@@ -162,7 +185,7 @@ class _Merging:
         reason = why_apart(regions, [*merged, *kept])
         if reason:
             self._skip(node, reason)
-        if not merged or any(self._is_left(term, node) for term in merged):
+        if not merged or any(self._is_left(term, node) or not self._fits(term, node) for term in merged):
             return chain
         values = [(self._write(node, term), 1) for term in merged] + [(term.value, term.sign) for term in kept]
         node.replace_all_uses_with(_total(self.module, node, values))
@@ -188,10 +211,19 @@ class _Merging:
 
     def _is_left(self, term: Term, node: fx.Node) -> bool:
         home = _home(term) or graph.origin(node)
-        left = any(home == path or home.startswith(f"{path}.") for path in self.leave)
-        if left:
+        is_left = any(_is_within(home, path) for path in self.leave)
+        if is_left:
+            self.left.append(home)
             self._skip(node, "left unmerged, as asked")
-        return left
+        return is_left
+
+    def _fits(self, term: Term, node: fx.Node) -> bool:
+        """Say whether the merged weights are numbers of the value's dtype."""
+        dtype = cast(torch.Tensor, tensor_value(node)).dtype
+        fits = all(bool(tensor.to(dtype).isfinite().all()) for tensor in (term.operator.weight, term.operator.bias))
+        if not fits:
+            self._skip(node, f"the merged weights do not fit {str(dtype).removeprefix('torch.')}")
+        return fits
 
     def _is_outer_norm(self, regions: Regions, node: fx.Node) -> bool:
         """Say whether a call only scales a merged block from outside the module that holds the block."""
@@ -210,7 +242,7 @@ def _chain(regions: Regions, node: fx.Node) -> set[fx.Node]:
         entry = open_ends.pop()
         found.add(entry)
         operands = [operand for operand in entry.args[:2] if isinstance(operand, fx.Node)]
-        open_ends += [operand for operand in operands if len(operand.users) == 1 and len(regions.terms(operand)) > 1]
+        open_ends += [operand for operand in operands if graph.reads(operand) == 1 and len(regions.terms(operand)) > 1]
     return found
 
 
@@ -257,7 +289,7 @@ def _keeps_norms(module: fx.GraphModule) -> bool:
     """Say whether the program still has a BatchNorm or scale behind a layer: its keys are those of the user's model."""
     operators = (channelwise.read(module, node) for node in graph.calls(module.graph, *channelwise.OPERATORS))
     sources = [operator.source for operator in operators if operator is not None]
-    return any(graph.is_call(source, *graph.WEIGHTED) and len(source.users) == 1 for source in sources)
+    return any(graph.is_call(source, *graph.WEIGHTED) and graph.reads(source) == 1 for source in sources)
 
 
 def _join(*names: str) -> str:

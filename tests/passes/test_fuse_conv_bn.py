@@ -377,3 +377,25 @@ def test_a_large_mean_before_a_layer_costs_no_precision() -> None:
     folded, _ = optimize.FuseConvBN().apply(program)
     error, scale = output_error(program.run(program.inputs)[0], folded.run(program.inputs)[0])
     assert ops(folded) == {"conv2d": 1} and error / scale < 1e-5
+
+
+def test_layers_that_shared_their_weights_share_the_folded_ones() -> None:
+    class Levels(nn.Module):
+        """One head on three levels of a pyramid."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [self.head(x[..., ::step, ::step]) for step in (1, 2, 4)]
+
+    net = Levels()
+    randomize_batch_norm(net, 0)
+    program = optimize.capture(net.eval(), (torch.randn(2, 8, 16, 16),))
+    folded, _ = optimize.FuseConvBN().apply(program)
+    assert sorted(folded.graph_module.state_dict()) == ["head.0.bias", "head.0.weight"]
+    assert all(
+        torch.allclose(found, want, atol=1e-5)
+        for found, want in zip(folded.run(program.inputs), program.run(program.inputs), strict=True)
+    )

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from torch import nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
+from optimize.errors import UsageError
 from optimize.pipeline import output_error
 from tests import nets
 
@@ -240,3 +243,89 @@ def test_reading_a_long_chain_takes_time_in_proportion() -> None:
     program = optimize.capture(Long().eval(), (torch.randn(2, 2, 3, 3),))
     merged, _ = optimize.Reparameterize().apply(program)
     assert dict(merged.stats().ops) == {"conv2d": 1}
+
+
+class Free(nn.Module):
+    """Whatever a function makes of some layers."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, *self.layers)
+
+
+def operators_left(net: nn.Module, x: torch.Tensor, *, dynamic_batch: bool = True) -> tuple[dict[str, int], str]:
+    """Merge; return what is left and the reasons, after checking that the outputs are the same."""
+    program = optimize.capture(net.eval(), (x,), dynamic_batch=dynamic_batch)
+    merged, outcome = optimize.Reparameterize().apply(program)
+    error, scale = output_error(program.run(program.inputs)[0], merged.run(program.inputs)[0])
+    assert error / scale < 1e-5
+    assert merged.stats().macs <= program.stats().macs
+    return dict(merged.stats().ops), "; ".join(skip.reason for skip in outcome.skips)
+
+
+def test_a_pool_with_a_stride_does_not_blow_up_the_weights() -> None:
+    ops, reasons = operators_left(nn.Sequential(nn.Conv2d(16, 8, 1), nn.AvgPool2d(7)), torch.randn(2, 16, 7, 7))
+    assert ops == {"conv2d": 1, "avg_pool2d": 1} and "49.0x the weights" in reasons
+    depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.AvgPool2d(2))
+    assert operators_left(depthwise, torch.randn(2, 8, 8, 8))[0] == {"conv2d": 1}
+
+
+def test_a_value_that_one_call_reads_twice_is_computed_once() -> None:
+    thrice = Free(lambda x, conv: torch.cat([conv(x)] * 3, 1), nn.Conv2d(3, 4, 3))
+    double = Free(lambda x, conv: (lambda y: torch.cat([y, y], 1))(conv(x)), nn.Conv2d(3, 4, 3))
+    assert operators_left(double, torch.randn(2, 3, 8, 8))[0] == {"conv2d": 1, "cat": 1}
+    assert operators_left(thrice, torch.randn(2, 3, 8, 8))[0]["conv2d"] <= 3
+
+
+def test_doubling_again_and_again_is_read_in_linear_time() -> None:
+    def doubled(x: torch.Tensor, conv: nn.Module) -> torch.Tensor:
+        y = conv(x)
+        for _ in range(40):
+            y = 0.5 * (y + y)
+        return y
+
+    assert operators_left(Free(doubled, nn.Conv2d(3, 4, 1)), torch.randn(2, 3, 4, 4))[0]["conv2d"] == 1
+
+
+def test_layers_on_one_sample_and_vectors_are_left_alone() -> None:
+    first, second = nn.Conv2d(4, 4, 3, bias=False), nn.Conv2d(4, 4, 1)
+    alone = Free(lambda x, a, b: torch.stack([b(a(x[0])), b(a(x[1]))]), first, second)
+    assert operators_left(alone, torch.randn(2, 4, 8, 8), dynamic_batch=False)[0]["conv2d"] == 4
+    vector = Free(
+        lambda x, a: nn.functional.linear(a(x), a.weight[0]) + nn.functional.linear(a(x), a.bias), nn.Linear(6, 6)
+    )
+    assert "linear" in operators_left(vector, torch.randn(2, 5, 6))[0]
+
+
+def test_products_with_constant_matrices_merge_like_linear_layers() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(6, 6)
+            self.down, self.up = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) + (x @ self.down.T @ self.up.T) * 0.5
+
+    assert operators_left(Adapter(), torch.randn(2, 5, 6))[0] == {"linear": 1}
+
+
+def test_merged_weights_that_overflow_are_a_reason_to_stay() -> None:
+    scale, conv = nn.BatchNorm2d(4, eps=0), nn.Conv2d(4, 4, 1)
+    scale.running_var.fill_(1e-6)
+    scale.weight.data.fill_(100)
+    net = Free(lambda x, a, b: a(x * 1e-3) + b(x * 1e-3), conv, scale).half().eval()
+    program = optimize.capture(net, (torch.randn(2, 4, 4, 4).half(),))
+    merged, _ = optimize.Reparameterize().apply(program)
+    assert merged is program or merged.stats().ops["conv2d"] == 1
+    assert merged.run(program.inputs)[0].isfinite().all()
+
+
+def test_a_path_to_leave_that_names_no_block_is_refused() -> None:
+    net = REFERENCES["repvgg"].build()
+    program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
+    with pytest.raises(UsageError, match=r"no block of branches is at 'blocks\.l'\.\nDid you mean 'blocks"):
+        optimize.Reparameterize(leave=("blocks.l",)).apply(program)
