@@ -40,10 +40,9 @@ class Reparameterize(Pass):
     while the program keeps its BatchNorms, and merged with it once they are folded.
 
     When it applies: one operator costs no more multiply-accumulates than the parts and has at most twice their weights.
-    Skipped, with the reason:
-    different strides or padding modes, paddings that do not line up, zero padding behind a bias (border pixels), a
-    nonlinear operator in between, a value that is used elsewhere, a merged kernel that would cost more, BatchNorm with
-    the statistics of the batch, blocks named in ``leave``.
+    Skipped, with the reason: different strides or padding modes, paddings that do not line up, zero padding behind a
+    bias (border pixels), a nonlinear operator in between, a value that is used elsewhere, a merged kernel that would
+    cost more, merged weights that overflow, BatchNorm with the statistics of the batch, blocks named in ``leave``.
 
     What it costs: nothing at run time. A merged kernel can be harder to quantize (X. Chu et al., 2022, arXiv
     2212.01593): ``program.merges`` says how much, and what to do.
