@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from optimize.branches import merge_branches as merge_branches
     from optimize.frontend import capture as capture
     from optimize.passes import (
+        AbsorbBias as AbsorbBias,
+    )
+    from optimize.passes import (
         CastBF16 as CastBF16,
     )
     from optimize.passes import (
         CastFP16 as CastFP16,
+    )
+    from optimize.passes import (
+        EqualizeChannels as EqualizeChannels,
     )
     from optimize.passes import (
         FuseBNSign as FuseBNSign,
@@ -32,16 +38,25 @@ if TYPE_CHECKING:
         PruneWeights as PruneWeights,
     )
     from optimize.passes import (
+        QuantizeAware as QuantizeAware,
+    )
+    from optimize.passes import (
         QuantizeDynamic as QuantizeDynamic,
     )
     from optimize.passes import (
         QuantizeStatic as QuantizeStatic,
     )
     from optimize.passes import (
+        QuantizeWeights as QuantizeWeights,
+    )
+    from optimize.passes import (
         Reparameterize as Reparameterize,
     )
     from optimize.passes import (
         Script as Script,
+    )
+    from optimize.passes import (
+        SmoothActivations as SmoothActivations,
     )
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
@@ -64,11 +79,16 @@ _HOMES = {
             "Reparameterize",
             "QuantizeStatic",
             "QuantizeDynamic",
+            "QuantizeAware",
+            "QuantizeWeights",
             "CastFP16",
             "CastBF16",
             "PruneChannels",
             "PruneWeights",
             "Script",
+            "AbsorbBias",
+            "EqualizeChannels",
+            "SmoothActivations",
         ),
         "optimize.passes",
     ),

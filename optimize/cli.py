@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from optimize.report.model import Report
 
 INTERRUPTED = 130
+#: Passes in front of QuantizeStatic; each is kept where calibration data says that it helps.
+PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
 
 
 class _Group(click.Group):
@@ -80,10 +82,16 @@ def cli() -> None:
 )
 @click.option(
     "--int8",
-    metavar="[=static|dynamic]",
-    type=click.Choice(["static", "dynamic"]),
-    help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU.",
+    metavar="[=static|dynamic|weights]",
+    type=click.Choice(["static", "dynamic", "weights"]),
+    help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU, weights for large Linear and Embedding.",
 )
+@click.option(
+    "--recover",
+    is_flag=True,
+    help="With --int8: shift and scale channels before, where held-out samples gain by it. Takes minutes.",
+)
+@click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
 @click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
 @click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
 @click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
@@ -91,6 +99,17 @@ def cli() -> None:
 @click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
 @click.option(
     "--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free."
+)
+@click.option(
+    "--max-drop",
+    metavar="POINTS",
+    help="Points of the metric (needs --eval) that INT8 may cost: layers go back to float until the file keeps that.",
+)
+@click.option("--min-sqnr", metavar="DB", type=float, help="The same without labels: dB that the outputs must keep.")
+@click.option(
+    "--layer-timing/--no-layer-timing",
+    default=True,
+    help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
 def run(model: str, **options: Any) -> None:
@@ -186,11 +205,95 @@ def _show_change(program: Program, variant: Variant, title: str, options: dict[s
         comparison.show_reasons([Step.of(step) for step in variant.steps], merges, whole=options["whole"])
 
 
+@cli.command()
+@click.argument("model")
+@click.option("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
+@click.option("--calib", metavar="DATA", help="Calibration data, as for INT8; synthesised where none is given.")
+@click.option("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("sensitivity"),
+    show_default=True,
+    help="Folder for sensitivity.json and sensitivity.html.",
+)
+@click.option("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
+@click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name.")
+@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample.")
+@click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
+@click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
+@click.option("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
+def sensitivity(model: str, **options: Any) -> None:
+    """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
+    from optimize.job import Job
+    from optimize.recipe import parse
+    from optimize.report import sensitivity as shown
+    from optimize.report.console import Phases
+    from optimize.sensitivity import analyse
+
+    passes = [*_fusing(fuse=options["fuse"], reparameterize=options["fuse"]), {"name": "QuantizeStatic", "options": {}}]
+    data = {"calib": options["calib"], "eval": options["evaluate"], "input_shape": options["input_shape"]}
+    content = {"passes": passes, "targets": [options["target"]], "threads": options["threads"], **data}
+    job = Job(
+        source=model,
+        recipe=parse({key: value for key, value in content.items() if value}, source="options"),
+        factory=options["factory"],
+        trust=options["trust"],
+        preprocessing={name: options[name] for name in ("mean", "std") if options[name]},
+        command=shlex.join(["optimize", *sys.argv[1:]]),
+    )
+    with Phases(quiet=options["quiet"]) as phases:
+        found = analyse(job, phases.update)
+    shown.show(found)
+    click.echo(f"\nSensitivity {shown.write(found, options['out'])}")
+
+
+@cli.command()
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--layers", is_flag=True, help="Compare every value both ONNX files compute, and find where it goes wrong."
+)
+@click.option("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
+@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
+@click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
+@click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
+@click.option("--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]")
+@click.option("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write a .html page, an .svg plot or a .json file, too.")
+@click.option("--trust", is_flag=True, help="Run the code that pickles in the files name.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
+def compare(first: str, second: str, **options: Any) -> None:
+    """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples."""
+    from optimize.measure import layers, sides
+    from optimize.measure.feed import open_feed
+    from optimize.report import layers as shown
+    from optimize.report.console import Phases
+
+    if options["out"]:
+        shown.check_name(options["out"], layers=options["layers"])
+    opened = sides.aligned(*(sides.open_side(source, trust=options["trust"]) for source in (first, second)))
+    preprocessing = {name: options[name] for name in ("mean", "std") if options[name]}
+    feed = open_feed(*opened, data=options["data"], input_shape=options["input_shape"], preprocessing=preprocessing)
+    limit = layers.THRESHOLD_DB if options["threshold"] is None else options["threshold"]
+    with Phases(quiet=options["quiet"]) as phases:
+        found = layers.compare(*opened, feed, layers=options["layers"], threshold_db=limit, progress=phases.update)
+    record = shown.FileComparison.of(*opened, feed, found, shlex.join(["optimize", *sys.argv[1:]]))
+    shown.show(record, worst_first=options["worst_first"])
+    if options["out"]:
+        shown.write(record, options["out"])
+        click.echo(f"\nComparison {options['out']}")
+    sys.exit(1 if options["threshold"] is not None and found.is_below else 0)
+
+
 def exit_code(report: Report) -> int:
-    """Return 4 when a target was unavailable (no file was made), 1 when an artifact failed, else 0."""
+    """Return 4 when a target was unavailable (no file was made), 1 when one failed or misses the bound, else 0."""
     if any(row.status == "not_run" and row.path is None for row in report.rows):
         return 4
-    return 1 if any(row.status == "failed" for row in report.rows) else 0
+    missed = any(row.bound is not None and not row.bound.met for row in report.rows)
+    return 1 if missed or any(row.status == "failed" for row in report.rows) else 0
 
 
 def main() -> None:
@@ -229,13 +332,17 @@ def _recipe(options: dict[str, Any]) -> Recipe:
         "eval": options["evaluate"],
         "input_shape": options["input_shape"],
         "threads": options["threads"],
+        "max_drop": options["max_drop"],
+        "min_sqnr": options["min_sqnr"],
     }
     content: dict[str, Any] = {"passes": flags}
     if options["recipe_file"]:
         if flags:
             raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
         content = read(options["recipe_file"]).model_dump(exclude_defaults=True)
-    recipe = parse({**content, **{key: value for key, value in overrides.items() if value}}, source="options")
+    chosen = {key: value for key, value in overrides.items() if value or value == 0}
+    timing = {} if options["layer_timing"] else {"layer_timing": False}
+    recipe = parse({**content, **chosen, **timing}, source="options")
     if not recipe.targets:
         raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
     return recipe
@@ -246,8 +353,11 @@ def _pass_entries(options: dict[str, Any]) -> list[dict[str, Any]]:
     reparameterize = options["fuse"] if options["reparam"] is None else options["reparam"]
     asked = [
         (options["prune"], "PruneChannels", {"ratio": options["prune"]}),
+        *((options["int8"] == "static" and options["recover"], name, {}) for name in PREPARING),
         (options["int8"] == "static", "QuantizeStatic", {}),
         (options["int8"] == "dynamic", "QuantizeDynamic", {}),
+        (options["int8"] == "weights", "QuantizeWeights", {}),
+        (options["int4"], "QuantizeWeights", {"bits": 4}),
         (options["fp16"], "CastFP16", {}),
         (options["bf16"], "CastBF16", {}),
         (options["jit"], "Script", {}),

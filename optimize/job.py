@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from optimize.errors import OptimizeError
+from optimize.errors import OptimizeError, UsageError
+from optimize.measure.bound import Bound
 from optimize.passes.base import Pass
 from optimize.pipeline import Step
 from optimize.program import Program
@@ -47,6 +48,24 @@ class Job:
     evaluate: Any = None
     command: str = ""
 
+    def __post_init__(self) -> None:
+        """Check that what is asked of the answers can be judged.
+
+        Raises:
+            UsageError: Points of a metric are bounded, and there are no labels.
+        """
+        if self.recipe.max_drop is not None and self.recipe.eval is None and self.evaluate is None:
+            raise UsageError(
+                f"--max-drop {self.recipe.max_drop:g} is in points of the metric and needs labelled data (--eval).",
+                hint="Without labels ask for a signal to noise ratio of the outputs: --min-sqnr 30 (dB).",
+            )
+
+    @property
+    def bound(self) -> Bound | None:
+        """What every quantized file must keep; None when nothing is asked."""
+        found = Bound(self.recipe.max_drop, self.recipe.min_sqnr)
+        return found if found.option else None
+
     def passes(self, calibration: Any) -> list[Pass]:
         """Return the passes, those that take data with the calibration data."""
         if self.given_passes is not None:
@@ -74,7 +93,7 @@ class Variant:
     """One program to export: in float, or in the precision of one pass.
 
     Attributes:
-        precision: ``float32``, ``int8``, ``int8-dynamic``, ``float16`` or ``bfloat16``.
+        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
         program: The program.
         steps: The passes that made it from the program before (the shared ones belong to the float variant).
     """

@@ -1,11 +1,13 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, no clones or copies, no assertions, no updates of buffers.
+for ``view``, slices for the parts of a split weight, no clones or copies, no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import cast
 
 from torch import fx
@@ -65,6 +67,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
+    elif node.target is operator.getitem:
+        _normalize_part_of_weight(node)
     elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
         node.replace_all_uses_with(cast(fx.Node, node.args[0]))
         module.graph.erase_node(node)
@@ -76,6 +80,18 @@ def _same_form(first: fx.Node, second: fx.Node) -> bool:
     """Say whether two values have one shape and dtype."""
     one, two = first.meta["val"], second.meta["val"]
     return str(one.shape) == str(two.shape) and one.dtype == two.dtype
+
+
+def _normalize_part_of_weight(node: fx.Node) -> None:
+    """Write a part of a split weight, as attention packs its projections, as a slice: a constant like any other."""
+    source, index = cast(tuple[fx.Node, int], node.args)
+    if not graph.is_call(source, aten.split.Tensor, aten.split_with_sizes.default):
+        return
+    weight, dim = cast(fx.Node, graph.argument(source, "self")), cast(int, graph.argument(source, "dim"))
+    if weight.op == "get_attr":
+        ends = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
+        node.target = aten.slice.Tensor
+        node.args = (weight, dim, ends[index], ends[index + 1], 1)
 
 
 def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:

@@ -38,8 +38,9 @@ class Program:
         quantization: What static or dynamic quantization decided; placed when a target lowers the program.
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
         notes: What capture had to say, for the report.
-        applied: The lossy passes that changed it, so that none is applied twice.
+        applied: The passes that changed it and are applied once: lossy ones, and those that decide by data.
         merges: What merging branches did to the INT8 prospects of each merged weight; for the quantizer to use.
+        unquantized: The program as it was before its quantization plan: same node names, weights not yet rounded.
     """
 
     graph_module: fx.GraphModule
@@ -53,6 +54,7 @@ class Program:
     notes: list[str] = field(default_factory=list)
     applied: tuple[Any, ...] = ()
     merges: tuple[MergeOutlook, ...] = ()
+    unquantized: Program | None = field(default=None, repr=False)
 
     @property
     def graph(self) -> fx.Graph:
@@ -79,9 +81,9 @@ class Program:
 
     @property
     def precision(self) -> str:
-        """``int8``, ``int8-dynamic``, or the narrowest float type among the weights."""
+        """The quantization plan's (such as ``int8``), or the narrowest float type among the weights."""
         if self.quantization is not None:
-            return "int8" if self.quantization.mode == "static" else "int8-dynamic"
+            return self.quantization.precision
         weights = (*self.graph_module.parameters(), *self.graph_module.buffers())
         types = {_dtype(tensor) for tensor in weights}
         return next((name for name in ("bfloat16", "float16", "float32", "float64") if name in types), "float32")

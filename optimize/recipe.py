@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from optimize import registry
 from optimize.errors import Refused, UsageError, nearest
@@ -54,6 +54,10 @@ class Recipe(BaseModel):
         eval: Labelled data, given alike.
         input_shape: Shape of one sample, such as ``3,224,224``, where no data and no file says it.
         threads: Compute threads while measuring.
+        max_drop: Points of the metric that a quantized file may lose: layers are given back to float until it keeps
+            that. ``30dB`` means ``min_sqnr: 30``.
+        min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
+        layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,6 +68,20 @@ class Recipe(BaseModel):
     eval: str | None = None
     input_shape: str | None = None
     threads: int = 1
+    max_drop: float | None = Field(default=None, ge=0)
+    min_sqnr: float | None = None
+    layer_timing: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decibels(cls, content: Any) -> Any:
+        """Read ``max_drop: 30dB`` as ``min_sqnr: 30``."""
+        drop = content.get("max_drop") if isinstance(content, Mapping) else None
+        if not isinstance(drop, str) or not drop.lower().rstrip().endswith("db"):
+            return content
+        if content.get("min_sqnr") is not None:
+            raise ValueError(f"max_drop '{drop}' and min_sqnr ask the same; give one of them")
+        return {**content, "max_drop": None, "min_sqnr": drop.strip()[:-2]}
 
     @field_validator("passes", mode="before")
     @classmethod
@@ -108,7 +126,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     >>> parse({"pases": []})
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe: unknown key 'pases'.
-    Did you mean 'passes'? Known: calib, eval, input_shape, passes, targets, threads.
+    Did you mean 'passes'? Known: calib, eval, input_shape, layer_timing, max_drop, min_sqnr, passes, targets, threads.
     """
     if not isinstance(content, Mapping):
         raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")
@@ -136,6 +154,9 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     """
     cls = registry.find_pass(entry.name)
     fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
+    for field in dataclasses.fields(cls):
+        if field.name in fields and field.name not in entry.options and field.default is dataclasses.MISSING:
+            raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
         if option not in fields:
             raise UsageError(f"{source}: {entry.name} has no option '{option}'.", hint=nearest(option, fields))

@@ -11,7 +11,7 @@ import torch
 
 from optimize import registry
 from optimize.datasets import CALIBRATION_BATCH, CalibrationBatches, Datasets, open_datasets
-from optimize.errors import Refused, TargetUnavailable, VerificationFailed
+from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed
 from optimize.files import staging
 from optimize.job import Export, Job, Variant
 from optimize.measure import environment
@@ -23,10 +23,11 @@ from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.quantization.synthetic import synthesize
-from optimize.recipe import Recipe
+from optimize.recipe import parse
 from optimize.report import write
 from optimize.report.assemble import assemble
 from optimize.report.model import Report
+from optimize.search import Search
 from optimize.targets.base import Artifact
 
 JUDGED_BATCH = 64
@@ -40,6 +41,9 @@ def optimize(
     targets: str | Sequence[str] = ("onnx",),
     evaluate: Any = None,
     out: str | Path = "optimized",
+    max_drop: float | str | None = None,
+    min_sqnr: float | None = None,
+    layer_timing: bool = True,
     threads: int = 1,
     factory: str | None = None,
     trust: bool = False,
@@ -53,6 +57,10 @@ def optimize(
         targets: Name or names of targets.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
         out: Folder for the artifacts, ``report.json``, ``report.md`` and ``report.html``.
+        max_drop: Points of the metric on ``evaluate`` that an INT8 file may lose: layers are given back to float until
+            it keeps that. ``"30dB"`` is ``min_sqnr=30``.
+        min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
+        layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         threads: Compute threads while measuring.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
@@ -63,7 +71,9 @@ def optimize(
     Raises:
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
-    recipe = Recipe(targets=(targets,) if isinstance(targets, str) else tuple(targets), threads=threads)
+    names = (targets,) if isinstance(targets, str) else tuple(targets)
+    asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
+    recipe = parse({"targets": names, "threads": threads, **asked}, source="optimize.optimize")
     given = Job(
         model, recipe, inputs, Path(out), factory=factory, trust=trust, given_passes=tuple(passes), evaluate=evaluate
     )
@@ -92,7 +102,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         registry.find_target(target)
     subject = open_program(job, tell)
     datasets = open_datasets(job.recipe, subject.program, evaluate=job.evaluate, preprocessing=job.preprocessing)
-    calibration = _calibration(job, subject.program, datasets, tell)
+    calibration = calibration_data(job, subject.program, datasets, tell)
     variants = transform(subject.program, job.passes(calibration), tell)
     with staging(job.out) as folder:
         stem = _stem(job.source)
@@ -102,6 +112,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
             for variant in variants
         ]
         baseline = registry.find_target("eager").export(subject.program, folder / "baseline.eager.pt2")
+        exports = Search(job, subject.program, baseline, datasets, tell).refine(variants, exports)
         machine = environment.current()
         timings, qualities = _measure(job, baseline, exports, subject.program, datasets, tell)
         baseline.path.unlink()
@@ -112,7 +123,9 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
 
 
 def transform(program: Program, passes: Sequence[Pass], progress: Progress | None = None) -> list[Variant]:
-    """Run the shared passes once, then each precision pass on its own; return the variants, float first.
+    """Run the shared passes once, then each precision pass with those that prepare for it; return the variants.
+
+    The float variant is the first.
 
     Raises:
         UsageError: The passes are in an impossible order.
@@ -120,22 +133,40 @@ def transform(program: Program, passes: Sequence[Pass], progress: Progress | Non
     """
     tell = progress or silent
     Pipeline(passes)  # refuses a wrong order before anything runs
+    chains = _chains(passes)
     shared = [entry for entry in passes if entry.stage < Stage.PRECISION]
     script = [entry for entry in passes if entry.stage is Stage.SCRIPT]
     base = Pipeline(shared).run(program, on_step=lambda entry: tell(entry.name, 0.0))
     compiled = Pipeline(script).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
     variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
-    for entry in passes:
-        if entry.stage is Stage.PRECISION:
-            trace = Pipeline([entry]).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
-            if trace.program is base.program:  # nothing to rewrite: the step says why, and there is no file to add
-                variants[0] = replace(variants[0], steps=(*variants[0].steps, *trace.steps))
-            else:
-                variants.append(Variant(trace.program.precision, trace.program, trace.steps))
+    for chain in chains:
+        trace = Pipeline(chain).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
+        if not trace.steps[-1].outcome.rewrites:  # the step says why, and there is no file to add
+            variants[0] = replace(variants[0], steps=(*variants[0].steps, trace.steps[-1]))
+        else:
+            variants.append(Variant(trace.program.precision, trace.program, trace.steps))
     return variants
 
 
-def _calibration(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Any:
+def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
+    """Return each precision pass behind the passes that prepare for it.
+
+    Raises:
+        UsageError: A pass prepares for none.
+    """
+    chains: list[list[Pass]] = [[]]
+    for entry in passes:
+        if entry.stage is Stage.PRECISION:
+            chains[-1].append(entry)
+            if not entry.prepares:
+                chains.append([])
+    if chains[-1]:
+        names = ", ".join(entry.name for entry in chains[-1])
+        raise UsageError(f"{names}: no precision pass follows.", hint="Put QuantizeStatic behind, or leave it out.")
+    return chains[:-1]
+
+
+def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Any:
     """Return the calibration data, synthesised where none was given and a pass needs some."""
     if not job.needs_calibration:
         return ()
@@ -178,7 +209,8 @@ def _drop_failed(exports: Sequence[Export], report: Report) -> None:
     """Remove the files that do not run: nobody shall deploy them."""
     for entry, row in zip(exports, report.rows, strict=True):
         if row.status == "failed" and entry.artifact is not None:
-            entry.artifact.path.unlink(missing_ok=True)
+            for file in registry.find_target(entry.target).files(entry.artifact.path):
+                file.unlink(missing_ok=True)
 
 
 def _stem(source: str | Path | torch.nn.Module) -> str:

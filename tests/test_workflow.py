@@ -33,6 +33,7 @@ def test_the_python_call_does_the_whole_line(tmp_path: Path) -> None:
         targets=["onnx"],
         evaluate=[(x, labels)],
         out=tmp_path / "out",
+        layer_timing=False,  # which layers are faster in float is the machine's affair
     )
     assert [(row.target, row.precision, row.status) for row in report.rows] == [
         ("onnx", "float32", "measured"),

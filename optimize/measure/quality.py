@@ -10,7 +10,7 @@ import numpy as np
 from optimize.errors import VerificationFailed
 from optimize.measure.accuracy import Accuracy, AccuracyMeter, Metric, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
-from optimize.measure.fleet import Fleet, Session, WorkerFailed
+from optimize.measure.fleet import Session, WorkerFailed
 
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
@@ -56,11 +56,11 @@ class _Judge:
         return Quality(self.agreement.result(), self.accuracy.result())
 
 
-def judge(fleet: Fleet, batches: Iterable[Batch], *, metric: Metric | None = None) -> tuple[Quality, ...]:
+def judge(fleet: Iterable[Session], batches: Iterable[Batch], *, metric: Metric | None = None) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
 
     Args:
-        fleet: The loaded artifacts, the baseline first.
+        fleet: The sessions of the loaded artifacts, the baseline first.
         batches: Flat inputs and labels; read once.
         metric: The user's own metric in place of accuracy.
 

@@ -83,11 +83,13 @@ class Pass(ABC):
         stage: When it may run.
         exactness: What it promises.
         tolerance: For ``ROUNDING``: the largest error allowed, relative to the largest output.
+        prepares: Whether it only makes a program ready for the precision pass behind it, and belongs to its variant.
     """
 
     stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.EXACT
     tolerance: ClassVar[float] = 0.0
+    prepares: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -101,21 +103,24 @@ class Pass(ABC):
     def apply(self, program: Program) -> tuple[Program, Outcome]:
         """Run on a clone; return the new program, or the given one untouched when nothing was rewritten.
 
-        A lossy pass is applied once: the same pass with the same options leaves its own result alone.
+        A pass that is lossy or decides by data is applied once: the same one with the same options leaves its own
+        result alone.
 
         Raises:
             Refused: The pass cannot run on this program.
         """
-        lossy = self.exactness is Exactness.LOSSY
-        if lossy and self in program.applied:
+        once = self.exactness is Exactness.LOSSY or self.prepares
+        if once and self in program.applied:
             return program, Outcome(notes=(f"{self.name} was applied already, with the same options.",))
         changed = program.clone()
         outcome = self.rewrite(changed)
         if not outcome.rewrites:
             return program, outcome
         changed.refresh()
-        applied = (*changed.applied, self) if lossy else changed.applied
-        return dataclasses.replace(changed, source=None, applied=applied), outcome
+        applied = (*changed.applied, self) if once else changed.applied
+        planned = changed.quantization is not None and program.quantization is None
+        unquantized = program if planned else changed.unquantized
+        return dataclasses.replace(changed, source=None, applied=applied, unquantized=unquantized), outcome
 
     @classmethod
     def summary(cls) -> str:

@@ -44,15 +44,17 @@ class QuantizeDynamic(Pass):
         """Write the quantization plan onto the program."""
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
-        layers, skips = [], []
+        layers, skips, left = [], [], {}
         for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
             reason = _reason_to_skip(program, node)
             if reason:
                 skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
+                left[node.name] = reason
             else:
                 layers.append(node)
         if layers:
-            program.quantization = Quantization("dynamic", frozenset(node.name for node in layers))
+            names = frozenset(node.name for node in layers)
+            program.quantization = Quantization("dynamic", names, left_float=left)
         rewrites = tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to dynamic int8") for node in layers)
         return Outcome(rewrites, tuple(skips))
 

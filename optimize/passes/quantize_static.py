@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import fx
@@ -13,15 +15,17 @@ from optimize import graph
 from optimize.errors import UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
-from optimize.quantization.calibrate import learn_ranges, observe
+from optimize.quantization import cache
+from optimize.quantization.auto import choose_ranges
+from optimize.quantization.batches import FlatBatches
+from optimize.quantization.calibrate import Observations, observe, watch
+from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import TensorFormat
-from optimize.quantization.observers import Calibrator
-from optimize.quantization.plan import Calibration, Quantization
-from optimize.quantization.rounding import InputMoments, Rounded, can_round, columns, round_weights
+from optimize.quantization.plan import Calibration, Quantization, Range
+from optimize.quantization.rounding import Rounded
+from optimize.quantization.simulation import USUAL
+from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.registry import find_target, register_pass
-
-#: Samples that weights are rounded for: covariances settle long before ranges do.
-ROUNDING_SAMPLES = 64
 
 
 @register_pass
@@ -37,17 +41,21 @@ class QuantizeStatic(Pass):
     When it applies: convolutions, transposed convolutions and linear layers with a constant weight. Skipped, with the
     reason: layers whose weight is computed at run time, recurrent layers (use ``QuantizeDynamic``).
 
-    What it costs: one pass over the calibration data for the extrema, one for the histograms, one over its first 64
-    samples for the covariance of each layer's inputs (``K x K`` for rows of ``K`` weights); memory is independent of
-    the number of samples.
+    What it costs: one pass over the calibration data, in memory that does not grow with it (a histogram a value, and of
+    the first 64 samples the covariance of each layer's inputs, ``K x K`` for rows of ``K`` weights); for ``auto`` some
+    hundred single-sample runs of parts of the program.
 
     Attributes:
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``.
         target: Name of the one target the ranges are for; empty for any. Decides the format that clipping is
             weighed against.
-        calibrator: ``mse`` clips rare outliers where that lowers the mean squared error; ``minmax`` never clips.
+        calibrator: Rule for the ranges (``quantization/calibrators.py``); ``auto`` chooses for each tensor by the error
+            it causes further on.
         rounding: ``compensated`` rounds weights so that the layers' outputs on the data move least, and takes the mean
             of what is left out of the bias; ``nearest`` rounds each weight by itself.
+        bits: Integers of the weights, 2 to 8; fewer than 8 are stored in the same type and show what they cost.
+        until_settled: Stop reading when ranges have stopped growing.
+        cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
 
     Example:
         >>> import torch, optimize
@@ -68,15 +76,27 @@ class QuantizeStatic(Pass):
 
     calibration: Iterable[Any] = field(repr=False, compare=False)
     target: str = ""
-    calibrator: Calibrator = "mse"
+    calibrator: Calibrator = "auto"
     rounding: Literal["compensated", "nearest"] = "compensated"
+    bits: int = 8
+    until_settled: bool = False
+    cache: str = ""
 
     def __post_init__(self) -> None:
-        if iter(self.calibration) is self.calibration:
+        try:
+            ends_after_one_pass = iter(self.calibration) is self.calibration
+        except TypeError as error:
+            kind = type(self.calibration).__name__
+            raise UsageError(f"Calibration data must be batches of inputs; got {kind}.", hint="Pass a list.") from error
+        if ends_after_one_pass:
             raise UsageError(
                 "Calibration data must be re-iterable: it is read several times, and a generator ends after one pass.",
                 hint="Pass a list of batches, a DataLoader, or an object whose __iter__ starts anew.",
             )
+        if self.calibrator not in get_args(Calibrator):
+            raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
+        if self.bits not in range(2, 9):
+            raise UsageError(f"bits={self.bits}: weights have 2 to 8 bits.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Write the quantization plan onto the program."""
@@ -85,102 +105,70 @@ class QuantizeStatic(Pass):
         layers, skips = choose_layers(program)
         if not layers:
             return Outcome(skips=tuple(skips), notes=("No layer was found that static INT8 is for.",))
-        ranges, samples = learn_ranges(
-            program,
-            _Batches(self.calibration, len(program.inputs)),
-            calibrator=self.calibrator,
-            form=self._activation_format(),
-        )
+        batches = FlatBatches(program, self.calibration)
+        weights = WeightRounding(program, layers if self.rounding == "compensated" else ())
+        observations, notes = self._observe(program, batches, weights)
+        names = frozenset(node.name for node in layers)
         program.quantization = Quantization(
             mode="static",
-            layers=frozenset(node.name for node in layers),
-            ranges=ranges,
+            layers=names,
+            ranges=self._ranges(program, names, observations, batches),
             calibration=Calibration(
                 source=getattr(self.calibration, "name", type(self.calibration).__name__),
-                samples=samples,
+                samples=observations.samples,
                 calibrator=self.calibrator,
                 synthetic=bool(getattr(self.calibration, "synthetic", False)),
             ),
+            bits=self.bits,
         )
-        spared = self._compensate(program, layers) if self.rounding == "compensated" else {}
-        rewrites = tuple(
-            Rewrite(graph.origin(node), f"{graph.op_name(node)} to int8{spared.get(node, '')}") for node in layers
+        rounded = weights.apply(self._weight_format(), lambda share: self._tell("round weights", share))
+        rewrites = tuple(Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers)
+        return Outcome(rewrites, tuple(skips), notes)
+
+    def _observe(
+        self, program: Program, batches: FlatBatches, weights: WeightRounding
+    ) -> tuple[Observations, tuple[str, ...]]:
+        """Return what the values of the program look like, from the cache if it knows; weights see samples anyway."""
+        if not self.cache:
+            return watch(program, batches, also=weights.see, until_settled=self.until_settled), ()
+        folder, key = Path(self.cache), cache.fingerprint(program, batches)
+        known = None if self.until_settled else cache.load(folder, key)
+        if known is not None:
+            observe(program, batches.first(SAMPLES), weights.see)
+            return known, (f"What calibration saw was read from the cache ({key[:12]}).",)
+        observations = watch(program, batches, also=weights.see, until_settled=self.until_settled)
+        if not self.until_settled:
+            cache.save(folder, key, observations)
+        return observations, ()
+
+    def _ranges(
+        self, program: Program, layers: frozenset[str], observations: Observations, batches: FlatBatches
+    ) -> dict[str, Range]:
+        form = self._activation_format()
+        if self.calibrator != "auto":
+            return observations.ranges(self.calibrator, form)
+        return choose_ranges(
+            program, layers, observations, batches, form, lambda share: self._tell("choose ranges", share)
         )
-        return Outcome(rewrites, tuple(skips))
 
-    def _compensate(self, program: Program, layers: Sequence[fx.Node]) -> dict[fx.Node, str]:
-        """Put the weights on the integer grid so that the layers' outputs on the data move least; say by how much."""
-        module = program.graph_module
-        weights = {layer: graph.constant(module, graph.argument(layer, "weight")) for layer in layers}
-        chosen = {
-            layer: weight
-            for layer, weight in weights.items()
-            if weight is not None and can_round(layer, weight) and _is_own(layer)
-        }
-        moments = {layer: InputMoments.of(layer, weight) for layer, weight in chosen.items()}
-        readers: dict[fx.Node, list[fx.Node]] = {}
-        for layer in chosen:
-            readers.setdefault(layer.args[0], []).append(layer)  # type: ignore[arg-type]
+    def _what(self, layer: fx.Node, rounded: Rounded | None) -> str:
+        spared = ""
+        if rounded is not None:
+            spared = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
+        return f"{graph.op_name(layer)} to int{self.bits}{spared}"
 
-        def see(node: fx.Node, value: torch.Tensor) -> None:
-            for layer in readers.get(node, ()):
-                moments[layer].update(columns(layer, chosen[layer], value))
-
-        observe(program, _first(_Batches(self.calibration, len(program.inputs)), ROUNDING_SAMPLES), see)
-        spared = {}
-        for layer, weight in chosen.items():
-            rounded = round_weights(weight, moments[layer], self._weight_format())
-            spared[layer] = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
-            _write(module, layer, rounded)
-        return spared
+    def _tell(self, phase: str, share: float) -> None:
+        """Tell how far a phase is, where the data came with somebody to tell."""
+        progress = getattr(self.calibration, "progress", None)
+        if progress is not None:
+            progress(phase, share)
 
     def _activation_format(self) -> TensorFormat:
-        if self.target:
-            return find_target(self.target).numerics.activation
-        return TensorFormat("uint8", symmetric=False)
+        return find_target(self.target).numerics.activation if self.target else USUAL.activation
 
     def _weight_format(self) -> TensorFormat:
-        if self.target:
-            return find_target(self.target).numerics.weight
-        return TensorFormat("int8", symmetric=True, per_channel=True)
-
-
-def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:
-    """Give a layer its rounded weight, and a bias that takes back what rounding adds to the mean."""
-    bias, near = graph.constant(module, graph.argument(layer, "bias")), graph.bias_path(layer)
-    moved = -rounded.moved if bias is None else bias.double() - rounded.moved
-    graph.replace_weight(module, layer, "weight", rounded.weight)
-    graph.replace_weight(module, layer, "bias", moved.to(rounded.weight.dtype), near=near)
-
-
-def _is_own(layer: fx.Node) -> bool:
-    """Say whether no other call reads the layer's weight or bias."""
-    parameters = [graph.argument(layer, name) for name in ("weight", "bias")]
-    return all(len(node.users) == 1 for node in parameters if node is not None)
-
-
-def _first(batches: Iterable[Sequence[torch.Tensor]], samples: int) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield batches until that many samples were seen."""
-    seen = 0
-    for batch in batches:
-        if seen >= samples:
-            return
-        yield batch
-        seen += int(batch[0].shape[0]) if batch[0].dim() else 1
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """Any calibration source as re-iterable batches of flat inputs; labels that follow the inputs are dropped."""
-
-    source: Iterable[Any]
-    count: int
-
-    def __iter__(self) -> Iterator[Sequence[torch.Tensor]]:
-        for batch in self.source:
-            inputs = getattr(batch, "inputs", batch)
-            flat = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-            yield flat[: self.count] if len(flat) == self.count + 1 else flat
+        form = find_target(self.target).numerics.weight if self.target else USUAL.weight
+        return form if self.bits == 8 else dataclasses.replace(form, bits=self.bits)
 
 
 def choose_layers(program: Program) -> tuple[list[fx.Node], list[Skip]]:

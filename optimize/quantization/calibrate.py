@@ -1,26 +1,76 @@
-"""Learn the range of every value of a program from calibration data, in bounded memory."""
+"""Watch every value of a program over calibration data: once through the data, in bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
+from optimize import graph
 from optimize.errors import Refused
-from optimize.graph import origin
+from optimize.graph import aten
 from optimize.program import Program, tensor_value
+from optimize.quantization.batches import check, samples_of
+from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import TensorFormat
-from optimize.quantization.observers import Calibrator, Extrema, Histogram
+from optimize.quantization.observers import Statistics
 from optimize.quantization.plan import Range
+from optimize.quantization.simulation import PERMUTATIONS, is_clip_at_zero
 
 Batches = Iterable[Sequence[torch.Tensor]]
+See = Callable[[fx.Node, torch.Tensor], None]
+
+_EVERYTHING = (-math.inf, math.inf)
+#: The interval beyond which a function is flat, to within half a step of 8 bits.
+_SATURATION: Mapping[object, tuple[float, float]] = {
+    aten.hardswish.default: (-3.0, math.inf),
+    aten.hardsigmoid.default: (-3.0, 3.0),
+    aten.sigmoid.default: (-8.0, 8.0),
+    aten.tanh.default: (-4.0, 4.0),
+}
+#: Extrema that grow by less than this share have settled.
+_SETTLED = 0.01
+#: Samples without growth, and their share of all seen, after which ranges have settled.
+_QUIET_SAMPLES, _QUIET_SHARE = 64, 0.5
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What calibration saw of a program.
+
+    Attributes:
+        values: Statistics of each float value by node name, in execution order.
+        samples: Samples seen.
+    """
+
+    values: Mapping[str, Statistics] = field(default_factory=dict)
+    samples: int = 0
+
+    def merge(self, other: Observations) -> Observations:
+        """Return what was seen of both data sets together: the same, bit for bit, as one look at all of it."""
+        names = [*self.values, *(name for name in other.values if name not in self.values)]
+        empty = Statistics()
+        merged = {name: self.values.get(name, empty).merge(other.values.get(name, empty)) for name in names}
+        return Observations(merged, self.samples + other.samples)
+
+    def ranges(self, calibrator: str, form: TensorFormat) -> dict[str, Range]:
+        """Return the range of each value by one rule (``calibrators.RULES``)."""
+        rule = RULES[calibrator]
+        # Values with the same statistics (a tensor and its reshaped self) are worked out once.
+        known: dict[int, Range] = {}
+        for statistics in self.values.values():
+            if id(statistics) not in known:
+                known[id(statistics)] = rule(statistics, form)
+        return {name: known[id(statistics)] for name, statistics in self.values.items()}
 
 
 class _Observation(fx.Interpreter):
     """Runs the graph and shows every float value that is not a weight to a callback."""
 
-    def __init__(self, module: fx.GraphModule, see: Callable[[fx.Node, torch.Tensor], None]) -> None:
+    def __init__(self, module: fx.GraphModule, see: See) -> None:
         super().__init__(module)
         self.see = see
 
@@ -31,52 +81,72 @@ class _Observation(fx.Interpreter):
         return result
 
 
-def learn_ranges(
-    program: Program, batches: Batches, *, calibrator: Calibrator, form: TensorFormat
-) -> tuple[dict[str, Range], int]:
-    """Return the range of every float value by node name, and the number of samples seen.
-
-    The data is read once for the extrema and, for ``mse``, once more for the histograms; nothing of it is kept.
+def watch(program: Program, batches: Batches, *, also: See | None = None, until_settled: bool = False) -> Observations:
+    """Run the program over the data once and return the statistics of every float value.
 
     Args:
         program: A float program.
-        batches: Re-iterable batches of flat inputs.
-        calibrator: ``minmax`` keeps everything seen; ``mse`` clips where that lowers the mean squared error.
-        form: The activation format that ``mse`` weighs clipping against rounding for.
+        batches: Batches of flat inputs.
+        also: Shown every value too.
+        until_settled: Stop when no extremum has grown by 1 % over the last 64 samples and the last half of the data.
+
+    Returns:
+        The statistics; a value that is infinite inside the program (a mask before a softmax) has none.
+
+    Raises:
+        Refused: There is no data, or a value is not a number, or an input or output is infinite (the message names the
+            layer).
+    """
+    seen: dict[str, Statistics] = {}
+    infinite: set[int] = set()
+    axes = {node.name: sample_axis(node) for node in program.graph.nodes}
+
+    def see(node: fx.Node, value: torch.Tensor) -> None:
+        source = _same_values(node)
+        if source is not None and source.name in seen:
+            seen[node.name] = seen[source.name]
+        elif not _take_in(seen.setdefault(node.name, Statistics()), node, value, axes[node.name]):
+            infinite.add(id(seen[node.name]))
+        if also is not None:
+            also(node, value)
+
+    settling = _Settling(seen) if until_settled else None
+    samples = observe(program, batches, see, enough=settling.reached if settling else None)
+    if samples == 0:
+        raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
+    return Observations({name: entry for name, entry in seen.items() if id(entry) not in infinite}, samples)
+
+
+def learn_ranges(
+    program: Program, batches: Batches, *, calibrator: str, form: TensorFormat
+) -> tuple[dict[str, Range], int]:
+    """Return the range of every float value by node name, by one rule, and the number of samples seen.
 
     Raises:
         Refused: There is no data, or a value is not finite (the message names the layer).
     """
-    extrema: dict[str, Extrema] = {}
-
-    def see_extrema(node: fx.Node, value: torch.Tensor) -> None:
-        try:
-            extrema.setdefault(node.name, Extrema()).update(value)
-        except Refused as error:
-            raise Refused(
-                f"Calibration met a value that is not finite at '{origin(node)}' ({node.name}).",
-                hint="Look for NaN or infinity in the calibration data, or for an overflow in the model.",
-            ) from error
-
-    samples = observe(program, batches, see_extrema)
-    if samples == 0:
-        raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
-    if calibrator == "minmax":
-        return {name: seen.range() for name, seen in extrema.items()}, samples
-    histograms = {name: Histogram(seen) for name, seen in extrema.items()}
-    observe(program, batches, lambda node, value: histograms[node.name].update(value))
-    return {name: histogram.least_squares_range(form) for name, histogram in histograms.items()}, samples
+    observations = watch(program, batches)
+    return observations.ranges(calibrator, form), observations.samples
 
 
-def observe(program: Program, batches: Batches, see: Callable[[fx.Node, torch.Tensor], None]) -> int:
-    """Run the program over the data and show every float value to ``see``; return the number of samples."""
+def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[int], bool] | None = None) -> int:
+    """Run the program over the data and show every float value to ``see``; return the number of samples.
+
+    Args:
+        program: A float program.
+        batches: Batches of flat inputs.
+        see: Called with each node and its value.
+        enough: Asked after each batch, with the samples seen, whether to stop.
+    """
     observation = _Observation(program.graph_module, see)
     samples = 0
     with torch.inference_mode():
         for batch in batches:
-            flat = program.flatten(tuple(batch))
+            flat = check(program, batch)
             observation.run(*flat, enable_io_processing=False)
-            samples += int(flat[0].shape[0]) if flat and flat[0].dim() else 1
+            samples += samples_of(program, flat)
+            if enough is not None and enough(samples):
+                break
     return samples
 
 
@@ -84,3 +154,60 @@ def is_float_value(node: fx.Node) -> bool:
     """Say whether a node carries one floating-point tensor."""
     value = tensor_value(node)
     return value is not None and value.is_floating_point()
+
+
+def sample_axis(node: fx.Node) -> int | None:
+    """Return the first free axis of a value, the one that counts samples; 0 where none is free."""
+    value = tensor_value(node)
+    if value is None or value.dim() == 0:
+        return None
+    free = [axis for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+    return free[0] if free else 0
+
+
+@dataclass
+class _Settling:
+    """Whether the extrema have stopped growing."""
+
+    seen: Mapping[str, Statistics]
+    marks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    grown_at: int = 0
+
+    def reached(self, samples: int) -> bool:
+        for name, statistics in self.seen.items():
+            low, high = self.marks.get(name, (0.0, 0.0))
+            slack = _SETTLED * (statistics.high - statistics.low)
+            if statistics.low < low - slack or statistics.high > high + slack:
+                self.marks[name], self.grown_at = (statistics.low, statistics.high), samples
+        quiet = samples - self.grown_at
+        return quiet >= _QUIET_SAMPLES and quiet >= _QUIET_SHARE * samples
+
+
+def _take_in(statistics: Statistics, node: fx.Node, value: torch.Tensor, axis: int | None) -> bool:
+    """Update statistics with a value; return False where it is infinite inside the program."""
+    rows = value[None] if axis is None or value.dim() == 0 else value.movedim(axis, 0)
+    try:
+        statistics.update(rows, count=not _is_clipped(node))
+    except Refused as error:
+        is_inside = node.op != "placeholder" and all(user.op != "output" for user in node.users)
+        if is_inside and not value.isnan().any():
+            return False
+        raise Refused(
+            f"Calibration met a value that is not finite at '{graph.origin(node)}' ({node.name}).",
+            hint="Look for NaN or infinity in the calibration data and the weights, or for an overflow in the model.",
+        ) from error
+    return True
+
+
+def _same_values(node: fx.Node) -> fx.Node | None:
+    """Return the value that a node holds in another order or shape, or None."""
+    if graph.is_call(node, *PERMUTATIONS):
+        source = node.args[0]
+        return source if isinstance(source, fx.Node) else None
+    return None
+
+
+def _is_clipped(node: fx.Node) -> bool:
+    """Say whether all that reads a value is a clip at zero: no runtime stores the value before it as integers."""
+    users = list(node.users)
+    return len(users) == 1 and is_clip_at_zero(users[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -54,17 +55,39 @@ class Quantization:
     """INT8 decisions of a program, independent of the target.
 
     Attributes:
-        mode: ``static`` (activation ranges are learned) or ``dynamic`` (ranges are taken at run time).
+        mode: ``static`` (activation ranges are learned), ``dynamic`` (ranges are taken at run time) or ``weights``
+            (weights alone are integers, activations stay in float).
         layers: Names of the weighted nodes to quantize.
-        ranges: Range of each float value, keyed by node name (inputs included); empty when dynamic.
-        calibration: Where the ranges came from; None when dynamic.
+        ranges: Range of each float value, keyed by node name (inputs included); empty unless static.
+        calibration: Where the ranges came from; None unless static.
+        left_float: Weighted nodes kept in float on purpose, by name, with the reason as a sentence without a full stop.
+        bits: Integers of the weights: 8, or fewer levels in the same storage type.
+        group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
     """
 
-    mode: Literal["static", "dynamic"]
+    mode: Literal["static", "dynamic", "weights"]
     layers: frozenset[str]
     ranges: Mapping[str, Range] = field(default_factory=dict)
     calibration: Calibration | None = None
+    left_float: Mapping[str, str] = field(default_factory=dict)
+    bits: int = 8
+    group: int = 0
+
+    def without(self, layers: Mapping[str, str]) -> Quantization:
+        """Return the plan with these layers given back to float.
+
+        Args:
+            layers: Node names, with the reason.
+        """
+        left = {**self.left_float, **layers}
+        return dataclasses.replace(self, layers=self.layers - left.keys(), left_float=left)
+
+    @property
+    def precision(self) -> str:
+        """Name of the precision: ``int8``, ``int8-dynamic``, ``int8-weights`` or ``int4-weights``."""
+        return f"int{self.bits}" if self.mode == "static" else f"int{self.bits}-{self.mode}"
 
     def text(self) -> str:
         """Return one stable line for golden files."""
-        return f"{self.mode} int8 of {len(self.layers)} layers, {len(self.ranges)} ranges"
+        kept = f", {len(self.left_float)} in float" if self.left_float else ""
+        return f"{self.mode} int{self.bits} of {len(self.layers)} layers, {len(self.ranges)} ranges{kept}"

@@ -12,6 +12,7 @@ weight of a channel keeps its place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,11 +24,14 @@ from torch.nn import functional
 from optimize import graph
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.observers import spacing
 
 #: Rows longer than this are rounded to nearest: their covariance would not fit, and their errors average out.
 LONGEST_ROW = 2304
 #: Multiply-accumulates of one sample's covariance, divided by the row's length.
 _WORK = 2**17
+#: Positions of a sample that are looked at, at most: neighbours say much the same.
+_POSITIONS = 256
 #: Share of the mean variance added to every input, so that inputs seen together alone stay apart.
 _DAMPING = 0.01
 #: More of it the fewer columns there are for each weight of a row.
@@ -40,13 +44,16 @@ class InputMoments:
     """Sums over the columns ``[groups, K, n]`` that a layer's rows of ``K`` weights are multiplied with.
 
     Attributes:
-        total: Sum of the columns, float64 ``[groups, K]``.
-        products: Sum of their outer products, float64 ``[groups, K, K]``.
+        total: Sum of the columns without the shift, float64 ``[groups, K]``.
+        products: Sum of their outer products without the shift, float64 ``[groups, K, K]``.
+        shift: Mean of the first columns seen, float32 ``[groups, K]``: taken off before squares are, which would else
+            hide a small variance about a large mean, and make that of a constant anything but zero.
         count: Number of columns.
     """
 
     total: torch.Tensor
     products: torch.Tensor
+    shift: torch.Tensor
     count: int = 0
 
     @classmethod
@@ -54,23 +61,33 @@ class InputMoments:
         """Return empty sums for a layer with ``weight [C_out, ...]``."""
         groups, length = _groups(layer), weight[0].numel()
         products = torch.zeros(groups, length, length, dtype=torch.float64)
-        return cls(products.sum(2), products)
+        return cls(products.sum(2), products, products.sum(2).float())
 
     def update(self, columns: torch.Tensor) -> None:
         """Take in float columns ``[groups, K, n]``."""
-        self.total += columns.double().sum(2)
-        self.products += (columns @ columns.transpose(1, 2)).double()
+        if self.count == 0:
+            self.shift = columns.double().mean(2).float()
+        columns = columns - self.shift[:, :, None]
+        # A power of two keeps squares of very large and very small numbers within float32.
+        unit = 2.0 ** min(max(math.frexp(float(columns.abs().max()))[1], -100), 100)
+        scaled = columns / unit
+        self.total += columns.sum(2, dtype=torch.float64)
+        self.products += (scaled @ scaled.transpose(1, 2)).double() * unit**2
         self.count += columns.shape[2]
 
     @property
     def mean(self) -> torch.Tensor:
         """Mean column, ``[groups, K]``."""
-        return self.total / max(self.count, 1)
+        return self.shift + self._mean
 
     @property
     def covariance(self) -> torch.Tensor:
         """Covariance of the columns, ``[groups, K, K]``."""
-        return self.products / max(self.count, 1) - self.mean[:, :, None] * self.mean[:, None, :]
+        return self.products / max(self.count, 1) - self._mean[:, :, None] * self._mean[:, None, :]
+
+    @property
+    def _mean(self) -> torch.Tensor:
+        return self.total / max(self.count, 1)
 
 
 @dataclass(frozen=True)
@@ -105,19 +122,27 @@ def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tens
         x: Its input: ``[N, C_in, *S]``, or ``[..., C_in]`` for a linear layer.
     """
     length = weight[0].numel()
+    most = max(min(_WORK // length, _POSITIONS), 16)
     if graph.is_call(layer, aten.linear.default):
         rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 1 else x[None, None]
-        return _spaced(rows.transpose(1, 2), length).transpose(0, 1).reshape(1, length, -1)
-    if weight.dim() == 3:
-        x, weight = x[:, :, None], weight[:, :, None]
+        return rows[:, :: spacing(rows.shape[1], most)].reshape(1, -1, length).transpose(1, 2)
+    patches, axes = _patches(layer, weight, x), weight.dim() - 2
+    places = patches.shape[2 : 2 + axes]
+    step = spacing(math.prod(places), most)
+    chosen = torch.unravel_index(torch.arange(0, math.prod(places), step), places)
+    spaced = patches[:, :, *chosen].unflatten(1, (_groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
+    return spaced.movedim((0, 3), (-2, -1)).reshape(_groups(layer), length, -1)
+
+
+def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a view of what is under the kernel at each position of the output, ``[N, C_in, *S_out, *kernel]``."""
     stride, padding, dilation = (
-        _pair(cast(Sequence[int], graph.argument(layer, name)), fill)
-        for name, fill in (("stride", 1), ("padding", 0), ("dilation", 1))
+        cast(Sequence[int], graph.argument(layer, name)) for name in ("stride", "padding", "dilation")
     )
-    patches = functional.unfold(x, weight.shape[2:], dilation=dilation, padding=padding, stride=stride)
-    spaced = _spaced(patches, length)
-    groups = _groups(layer)
-    return spaced.reshape(len(spaced), groups, length, -1).permute(1, 2, 0, 3).reshape(groups, length, -1)
+    x = functional.pad(x, [amount for each in reversed(padding) for amount in (each, each)])
+    for axis, size in enumerate(weight.shape[2:]):
+        x = x.unfold(2 + axis, (size - 1) * dilation[axis] + 1, stride[axis])
+    return x[(..., *(slice(None, None, each) for each in dilation))]
 
 
 def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorFormat) -> Rounded:
@@ -190,10 +215,14 @@ def _ends(rows: torch.Tensor, scales: torch.Tensor, form: TensorFormat) -> torch
 
 
 def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped; inputs that never vary count as one."""
+    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped and in units of its mean variance.
+
+    Inputs that never vary count as one.
+    """
     variance = covariance.diagonal(dim1=1, dim2=2)
-    added = damping * variance.mean(1, keepdim=True) + torch.where(variance <= 0, 1.0, 0.0)
-    lower = torch.linalg.cholesky(covariance + torch.diag_embed(added.clamp_min(1e-12)))
+    mean = variance.mean(1)[:, None, None]
+    added = damping + torch.where(variance <= 0, 1.0, 0.0)
+    lower = torch.linalg.cholesky(covariance / torch.where(mean > 0, mean, 1.0) + torch.diag_embed(added))
     return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
@@ -202,16 +231,5 @@ def _permuted(matrices: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return torch.gather(rows, 2, order[:, None].expand_as(matrices))
 
 
-def _spaced(patches: torch.Tensor, length: int) -> torch.Tensor:
-    """Keep as many positions ``[N, K, n]`` of each sample as the work allows, evenly spaced."""
-    wanted = max(_WORK // length, 16)
-    return patches[:, :, :: -(-patches.shape[2] // wanted)]
-
-
 def _groups(layer: fx.Node) -> int:
     return 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))
-
-
-def _pair(numbers: Sequence[int], fill: int) -> tuple[int, int]:
-    """Return two numbers for two axes: a missing first axis (1-d convolutions) gets ``fill``."""
-    return (fill, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize import registry
 from optimize.errors import TargetUnavailable
+from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
@@ -49,7 +49,7 @@ def assemble(
     """
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
-    rows = tuple(_row(entry, measured, job.out) for entry in exports)
+    rows = tuple(_row(entry, measured, job) for entry in exports)
     change = compare(subject.program, variants[0].program)
     about = (*subject.warnings, *subject.program.notes, *warnings, *_about_passes(variants))
     return Report(
@@ -64,7 +64,7 @@ def assemble(
         trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
         merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
         graph=change,
-        warnings=(*about, *timings.warnings, *_about_rows(rows)),
+        warnings=(*_about_rows(rows), *about, *timings.warnings),
     )
 
 
@@ -78,20 +78,25 @@ def _model(subject: Subject, baseline: Artifact, stats: Stats) -> Model:
     )
 
 
-def _row(entry: Export, measured: Iterator[tuple], out: Path) -> Row:
+def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     """Return the row of one export; the artifact's path is where it lies once the run is over."""
     if entry.artifact is None:
         status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
         return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
     available = registry.find_target(entry.target).available()
-    row = (
-        Row.measured(entry.artifact, *next(measured))
-        if available.run
-        else Row.not_run(entry.artifact, f"not run: {available.reason}")
-    )
+    if available.run:
+        timing, quality = next(measured)
+        row = Row.measured(entry.artifact, timing, quality).model_copy(update={"bound": _checked(job, entry, quality)})
+    else:
+        row = Row.not_run(entry.artifact, f"not run: {available.reason}")
     if row.status == "failed":  # a file that does not run is not kept
         return row.model_copy(update={"path": None})
-    return row.model_copy(update={"path": str((out / entry.artifact.path.name).resolve())})
+    return row.model_copy(update={"path": str((job.out / entry.artifact.path.name).resolve())})
+
+
+def _checked(job: Job, entry: Export, quality: Quality) -> BoundCheck | None:
+    """Return whether a file keeps what was asked; float32 has nothing to give back."""
+    return None if job.bound is None or entry.precision == "float32" else job.bound.check(quality)
 
 
 def _describe(spec: object) -> str:
@@ -122,10 +127,10 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
 
 
 def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
-    """Say which artifacts disagree with the original, and which are slower than their own target's float one."""
+    """Say which artifacts miss what was asked, are slower than their own target's float one, or disagree."""
     for row in rows:
-        if row.agreement is not None and row.agreement.sqnr_db < DISAGREES_DB:
-            yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
+        if row.bound is not None and not row.bound.met:
+            yield f"{row.name} does not keep what was asked: {row.bound.wanted}; found {row.bound.found}."
     floats = {row.target: row for row in rows if row.precision == "float32" and row.latency}
     for row in rows:
         plain = floats.get(row.target)
@@ -134,3 +139,6 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
         times = row.latency.median_s / plain.latency.median_s
         if times >= NOTABLY_SLOWER and row.latency.ci_low_s > plain.latency.ci_high_s:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
+    for row in rows:
+        if row.agreement is not None and row.agreement.sqnr_db < DISAGREES_DB:
+            yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."

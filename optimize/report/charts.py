@@ -81,7 +81,7 @@ class Tradeoff:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
     """A linear map from ``low..high`` to ``start..end``; logarithmic axes map logarithms."""
 
     low: float
@@ -90,6 +90,7 @@ class _Scale:
     end: float
 
     def __call__(self, value: float) -> float:
+        """Return where a value stands."""
         part = (value - self.low) / ((self.high - self.low) or 1.0)
         return round(self.start + part * (self.end - self.start), 2)
 
@@ -105,7 +106,7 @@ def distributions(report: Report) -> Distributions | None:
     bounds = [np.percentile(_logs(taken), (0.5, 99.5)) for _, _, taken in rows]
     low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
     margin = max(0.04 * (high - low), 0.02)
-    scale = _Scale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
+    scale = Scale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
     height = max((HEIGHT - 28) / len(rows), 40.0)
     lanes = tuple(
         _lane(row, taken, hue, scale, round(height * (index + 1), 2), height)
@@ -126,8 +127,8 @@ def tradeoff(report: Report) -> Tradeoff | None:
     logs = [math.log10(taken.median_s) for _, _, taken, _ in rows]
     qualities = [quality for *_, quality in rows]
     pad = max(0.08 * (max(qualities) - min(qualities)), 0.25)
-    x = _Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, WIDTH - RIGHT)
-    y = _Scale(min(qualities) - pad, max(qualities) + pad, HEIGHT - 40, 24)
+    x = Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, WIDTH - RIGHT)
+    y = Scale(min(qualities) - pad, max(qualities) + pad, HEIGHT - 40, 24)
     front = pareto(list(zip(logs, qualities, strict=True)))
     points = [
         _point(row, hue, x(logs[index]), y(quality), index in front)
@@ -135,7 +136,7 @@ def tradeoff(report: Report) -> Tradeoff | None:
     ]
     title, unit = ("Accuracy", "%") if _has_accuracy(report) else ("SQNR", "dB")
     line = _steps([(x(logs[index]), y(qualities[index])) for index in front])
-    return Tradeoff(HEIGHT, title, unit, _log_ticks(x), _linear_ticks(y), tuple(_apart(points)), line)
+    return Tradeoff(HEIGHT, title, unit, _log_ticks(x), linear_ticks(y), tuple(_apart(points)), line)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -169,7 +170,7 @@ def _quality(report: Report, row: Row) -> float | None:
     return min(row.agreement.sqnr_db, 150.0) if row.agreement else None
 
 
-def _lane(row: Row, taken: Latency, hue: int, scale: _Scale, base: float, height: float) -> Lane:
+def _lane(row: Row, taken: Latency, hue: int, scale: Scale, base: float, height: float) -> Lane:
     median = scale(math.log10(taken.median_s))
     right = median < WIDTH / 2
     return Lane(
@@ -191,7 +192,7 @@ def _logs(taken: Latency) -> np.ndarray:
     return np.log10(np.asarray(taken.samples_s))
 
 
-def _outline(logs: np.ndarray, scale: _Scale, base: float, peak: float) -> str:
+def _outline(logs: np.ndarray, scale: Scale, base: float, peak: float) -> str:
     """Return the path of a Gaussian kernel density estimate ``peak`` units high."""
     low, high = np.percentile(logs, (0.5, 99.5))
     quartiles = np.percentile(logs, (25, 75))
@@ -244,7 +245,7 @@ def _steps(corners: Sequence[tuple[float, float]]) -> str:
     return path + "".join(f" H{x} V{y}" for x, y in corners[1:])
 
 
-def _log_ticks(scale: _Scale) -> tuple[Tick, ...]:
+def _log_ticks(scale: Scale) -> tuple[Tick, ...]:
     """Return about three to eight ticks at 1, 2 and 5 times powers of ten (seconds)."""
     powers = range(math.floor(scale.low), math.ceil(scale.high) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)), tuple(i / 10 for i in range(10, 100))):
@@ -256,7 +257,8 @@ def _log_ticks(scale: _Scale) -> tuple[Tick, ...]:
     return tuple(Tick(scale(math.log10(value)), _short_seconds(value)) for value in thinned)
 
 
-def _linear_ticks(scale: _Scale) -> tuple[Tick, ...]:
+def linear_ticks(scale: Scale) -> tuple[Tick, ...]:
+    """Return at most seven ticks at round numbers."""
     span = scale.high - scale.low
     power = 10.0 ** math.floor(math.log10(span))
     step = next(power * part for part in (0.1, 0.2, 0.5, 1, 2, 5, 10) if span / (power * part) <= 6)

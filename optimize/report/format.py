@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from optimize.measure.accuracy import SHARES
+
 MISSING = "–"
 EQUAL_DB = 200.0
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -167,7 +169,7 @@ def plain(text: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Say whether a metric is a share of one."""
-    return metric in ("top1", "pixel_accuracy")
+    return metric in SHARES
 
 
 def _decimals(value: float) -> int:

@@ -16,7 +16,7 @@ _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028
 
 def render(report: Report) -> str:
     """Return the page; every text from outside is escaped."""
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         report=report,
         plural=form.plural,
         missing=form.MISSING,
@@ -30,12 +30,12 @@ def render(report: Report) -> str:
 
 def render_comparison(comparison: Comparison, title: str) -> str:
     """Return a page with two graphs side by side and their figures."""
-    return _template("comparison.html.j2").render(title=title, **_drawn(comparison))
+    return template("comparison.html.j2").render(title=title, **_drawn(comparison))
 
 
 def render_drawing(comparison: Comparison, title: str) -> str:
     """Return two graphs side by side as an SVG file."""
-    return _template("graph.svg.j2").render(title=title, **_drawn(comparison) | {"alone": True})
+    return template("graph.svg.j2").render(title=title, **_drawn(comparison) | {"alone": True})
 
 
 def _drawn(comparison: Comparison) -> dict[str, object]:
@@ -49,7 +49,8 @@ def _drawn(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def _template(name: str) -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """Return a template of this folder; every text it is given is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -9,6 +9,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
+from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
@@ -55,7 +56,7 @@ class Row(Record):
     Attributes:
         target: Name of the target.
         path: The file; None when none was written.
-        precision: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int8-dynamic``.
+        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
         status: ``measured``, ``not_run`` (written, or not even that, and not executable here) or ``failed``.
         reason: Why it was not measured, empty otherwise.
         size_bytes: Size of the file, external data included.
@@ -68,6 +69,7 @@ class Row(Record):
         coverage: What runs in INT8; None for a float artifact.
         notes: What else there is to say.
         versions: Packages that wrote it, by name.
+        bound: Whether it keeps what was asked of its answers; None when nothing was, and for float32.
     """
 
     target: str
@@ -85,6 +87,7 @@ class Row(Record):
     coverage: Coverage | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
+    bound: BoundCheck | None = None
 
     @property
     def name(self) -> str:

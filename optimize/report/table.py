@@ -234,9 +234,15 @@ def coverage_summary(row: Row) -> str:
         return ""
     left = len(row.coverage.left_float)
     placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
-    return (
-        f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {form.plural(left, 'operator')} left in float"
-    )
+    quantized = form.plural(len(row.coverage.quantized), "layer")
+    return f"{quantized} {placed}, {form.plural(left, 'operator')} left in float{_bound(row)}"
+
+
+def _bound(row: Row) -> str:
+    """Return what was asked of a row's answers and what it does, empty where nothing was."""
+    if row.bound is None:
+        return ""
+    return f"; {row.bound.wanted} {'kept' if row.bound.met else 'MISSED'}: {row.bound.found}"
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:

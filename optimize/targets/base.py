@@ -90,8 +90,8 @@ class Artifact:
         path: The file.
         inputs: What it takes, in order.
         outputs: What it returns, in order (flat).
-        precision: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int8-dynamic``.
-        sha256: Hash of the file, hexadecimal.
+        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
+        sha256: Hash of the file (and of the weights after it, where they are a file of their own), hexadecimal.
         size_bytes: Size of the file (external data included).
         out_spec: How flat outputs become what the module returned: ``torch.utils._pytree.treespec_dumps``.
         versions: Packages that wrote it, by name.
@@ -168,6 +168,10 @@ class Target(ABC):
     def available(self) -> Availability:
         """Say whether this backend can export and run here, without importing it where that can be avoided."""
 
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Return the files an artifact at ``path`` consists of, ``path`` first."""
+        return (path,)
+
     @abstractmethod
     def export(self, program: Program, path: Path) -> Artifact:
         """Lower the program and write it to ``path`` (to a temporary name first, then renamed).
@@ -186,7 +190,10 @@ class Target(ABC):
         """
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digest(*paths: Path) -> str:
+    """Return the SHA-256 of a file, or of several one after another, hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()

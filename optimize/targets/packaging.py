@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize.targets.base import Artifact, Coverage, TensorSpec, file_digest
+from optimize.registry import find_target
+from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec, file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +29,15 @@ def describe(
     """Return the artifact of a file just written, with the program's inputs and outputs."""
     from torch.utils import _pytree as pytree
 
+    files = find_target(target).files(path)
     return Artifact(
         target=target,
         path=path,
         inputs=input_specs(program),
         outputs=output_specs(program, output_names),
         precision=precision,
-        sha256=file_digest(path),
-        size_bytes=path.stat().st_size,
+        sha256=file_digest(*files),
+        size_bytes=sum(file.stat().st_size for file in files),
         out_spec=pytree.treespec_dumps(program.out_spec),
         versions=dict(versions),
         in_spec=pytree.treespec_dumps(program.in_spec),
@@ -61,6 +63,15 @@ def output_specs(program: Program, names: Sequence[str] = ()) -> tuple[TensorSpe
         shape = tuple(size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape)
         specs.append(TensorSpec(names[index] if names else f"output_{index}", shape, dtype_name(value)))
     return tuple(specs)
+
+
+def planned_floats(program: Program) -> tuple[FloatLayer, ...]:
+    """Return what the quantization plan itself leaves in float, with its reasons."""
+    from optimize import graph
+
+    reasons = program.quantization.left_float if program.quantization is not None else {}
+    nodes = [node for node in program.graph.nodes if node.name in reasons]
+    return tuple(FloatLayer(graph.origin(node), graph.op_name(node), reasons[node.name]) for node in nodes)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

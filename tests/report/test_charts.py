@@ -62,7 +62,7 @@ def test_pareto_front() -> None:
     [(-3.0, -0.9, ["1 ms", "10 ms", "100 ms"]), (-5.0, -3.9, ["10 µs", "30 µs", "100 µs"])],
 )
 def test_axis_labels(low: float, high: float, labels: list[str]) -> None:
-    assert [tick.label for tick in charts._log_ticks(charts._Scale(low, high, 0, 100))] == labels
+    assert [tick.label for tick in charts._log_ticks(charts.Scale(low, high, 0, 100))] == labels
 
 
 def test_labels_of_points_that_lie_close_stand_on_no_mark(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""ONNX for ONNX Runtime on CPU: float, static INT8, dynamic INT8."""
+"""ONNX for ONNX Runtime on CPU: float, static INT8, dynamic INT8, integer weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Onnx(Target):
     """Writes an ONNX file that any ONNX runtime opens, and runs it with ONNX Runtime on CPU.
 
     Static INT8 is placed where ONNX Runtime fuses it into integer kernels (``policy.ONNX_RUNTIME``); the coverage is
-    read from the graph it really runs. Dynamic INT8 covers linear layers and LSTMs.
+    read from the graph it really runs. Products with a bias behind them (transformers) are ONNX Runtime's own
+    ``MatMulIntegerToFloat``; else the file is standard ONNX. Dynamic INT8 covers linear layers and LSTMs, integer
+    weights linear layers and embeddings, with operators that ONNX Runtime alone has.
     """
 
     name = "onnx"
@@ -46,13 +48,13 @@ class Onnx(Target):
         """Write the program as one ONNX file with a free batch.
 
         Raises:
-            Refused: ONNX lacks an operator of the program, the weights exceed 2 GiB, or no layer can run in INT8.
+            Refused: ONNX lacks an operator of the program, the weights exceed 2 GiB, or no layer can run in integers.
         """
         from optimize.targets.onnx.export import save, to_onnx
         from optimize.targets.packaging import describe
 
         model, value_names = to_onnx(program)
-        placed = _quantize(program, model, value_names)
+        placed = place(program, model, value_names)
         save(model, path)
         coverage, notes = _verified(path, placed)
         return describe(
@@ -76,25 +78,40 @@ class Onnx(Target):
         return OnnxRunner(artifact, threads=threads)
 
 
-def _quantize(program: Program, model: ir.Model, value_names: dict[str, str]) -> Coverage | None:
-    """Write the program's INT8 plan into the model; None when it has none."""
+def place(program: Program, model: ir.Model, value_names: dict[str, str]) -> Coverage | None:
+    """Write the program's INT8 plan into its ONNX model, in place; None when it has none.
+
+    Args:
+        program: The program, whose plan it is.
+        model: What ``to_onnx`` returned.
+        value_names: Likewise.
+
+    Raises:
+        Refused: No layer can run in INT8.
+    """
     from optimize.targets.onnx.dynamic import quantize_dynamic
-    from optimize.targets.onnx.quantize import quantize_onnx
-    from optimize.targets.onnx.rewrites import rewrite_for_integers
+    from optimize.targets.onnx.shielding import shield_float_layers
+    from optimize.targets.onnx.static import quantize_static
+    from optimize.targets.onnx.weight_only import quantize_weights
+    from optimize.targets.packaging import planned_floats
 
     plan, policy = program.quantization, onnx_runtime()
     if plan is None:
         return None
-    if plan.mode == "dynamic":
+    if plan.mode == "weights":
+        placed = quantize_weights(model, program)
+    elif plan.mode == "dynamic":
         placed = quantize_dynamic(model, plan, policy.numerics.weight)
     else:
-        layers = plan.layers | rewrite_for_integers(model)
-        placed = quantize_onnx(model, value_names, replace(plan, layers=layers), policy)
+        placed = quantize_static(model, value_names, plan, policy)
+        shield_float_layers(model)
     if not placed.quantized:
         reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
         raise Refused(
             f"No layer can run in INT8 on {policy.runtime}: {reasons}.", hint="Leave --int8 out for this target."
         )
+    if plan.mode != "static":
+        placed = replace(placed, left_float=(*placed.left_float, *planned_floats(program)))
     return placed
 
 

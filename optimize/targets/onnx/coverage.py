@@ -22,7 +22,9 @@ _LAYER_KERNELS = frozenset(
         "DynamicQuantizeMatMul", "DynamicQuantizeLSTM",
     }
 )  # fmt: skip
-_BORDERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+#: Kernels that read integer weights and give floats.
+_WEIGHT_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized"})
+_BORDERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ReorderInput", "ReorderOutput"})
 _SHAPES = MOVES | {"Shape", "Concat", "Cast", "Constant", "ConstantOfShape", "NhwcMaxPool"}
 
 
@@ -37,7 +39,7 @@ def read_coverage(path: Path, placed: Coverage) -> Coverage:
         TargetUnavailable: ONNX Runtime is not installed, or cannot run the file.
     """
     nodes = _optimized_nodes(path)
-    integer = {_layer(node.name) for node in nodes if node.op_type in _LAYER_KERNELS}
+    integer = {_layer(node.name) for node in nodes if node.op_type in _LAYER_KERNELS | _WEIGHT_KERNELS}
     unfused = [
         FloatLayer(name, _executed(name, nodes), "ONNX Runtime did not fuse it into an integer kernel")
         for name in placed.quantized
@@ -88,7 +90,8 @@ def _between(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         elif before & set(node.output):
             before.update(node.input)
             free = node.op_type in _BORDERS or node.op_type in _SHAPES or stored & set(node.output)
-            if after & set(node.input) and not free:
+            is_layer = node.name.endswith("_nchwc")  # in another layout; it is listed under its own name
+            if after & set(node.input) and not free and not is_layer:
                 found.append(node)
     return found[::-1]
 

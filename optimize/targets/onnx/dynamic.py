@@ -1,7 +1,8 @@
 """Dynamic INT8 for ONNX Runtime: int8 weights, activations quantized at run time with the range of the batch at hand.
 
 A matrix product becomes ``DynamicQuantizeLinear``, ``MatMulInteger`` and a product of the scales, which ONNX Runtime
-runs as one ``DynamicQuantizeMatMul``; an LSTM becomes its own operator ``DynamicQuantizeLSTM``. It has none for GRU.
+runs as one ``DynamicQuantizeMatMul``; an LSTM becomes its own operator ``DynamicQuantizeLSTM``. It has none for GRU,
+which is written out (``gru``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from optimize.quantization.numerics import TensorFormat, quantize, weight_scales
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx.export import ORIGIN
+from optimize.targets.onnx.gru import reason_for_float, write_gru
 from optimize.targets.onnx.nodes import add, constant, is_float, replace, store, tidy
 
 CONTRIB = "com.microsoft"
@@ -41,6 +43,8 @@ def quantize_dynamic(model: ir.Model, quantization: Quantization, form: TensorFo
         done.append(str(node.name))
         if node.op_type == "LSTM":
             _lstm(model.graph, node, form)
+        elif node.op_type == "GRU":
+            write_gru(model.graph, node)
         else:
             _product(model.graph, node, form)
     if any(node.domain == CONTRIB for node in model.graph):
@@ -50,6 +54,8 @@ def quantize_dynamic(model: ir.Model, quantization: Quantization, form: TensorFo
 
 
 def _reason_for_float(node: ir.Node) -> str:
+    if node.op_type == "GRU":
+        return reason_for_float(node)
     if node.op_type not in ("MatMul", "Gemm", "LSTM"):
         return f"ONNX Runtime has no dynamic INT8 {node.op_type}"
     if not is_float(node.inputs[0]):

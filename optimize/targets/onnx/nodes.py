@@ -13,6 +13,9 @@ PERMUTATIONS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatt
 #: Operators that move or select values without changing them: their output is within their input's range.
 MOVES = PERMUTATIONS | {"Slice", "Gather", "Expand", "MaxPool", "SpaceToDepth", "Split", "Tile"}
 
+#: Written on a value: its readers answer the same for everything below this number.
+FLOOR = "optimize.floor"
+
 
 def moves(node: ir.Node) -> bool:
     """Say whether a node moves or selects values (``Resize`` does when it takes the nearest one)."""

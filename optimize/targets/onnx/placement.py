@@ -9,13 +9,13 @@ not count: the integers are stored after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
-from optimize.quantization.plan import Range
+from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.onnx.export import ORIGIN
 from optimize.targets.onnx.nodes import constant, is_float, moves, name_of, readers, scalar
@@ -47,17 +47,17 @@ class Decision:
     left_float: list[FloatLayer] = field(default_factory=list)
 
 
-def decide(graph: ir.Graph, wanted: Iterable[str], ranges: Mapping[str, Range], policy: Placement) -> Decision:
+def decide(graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement) -> Decision:
     """Choose what runs on integers.
 
     Args:
         graph: A float graph whose nodes carry the program node they came from.
-        wanted: Program nodes to quantize.
+        plan: The layers to quantize and those left in float on purpose, by program node.
         ranges: Ranges by ONNX value name.
         policy: The runtime's row.
     """
     decision = Decision()
-    _choose_layers(graph, set(wanted), ranges, policy, decision)
+    _choose_layers(graph, plan, ranges, policy, decision)
     born = _born(graph, ranges, policy, decision)
     _keep_wanted(graph, born, policy, decision)
     for node in (*decision.layers, *decision.operators):
@@ -90,20 +90,20 @@ def integer_inputs(node: ir.Node) -> list[ir.Value]:
 
 
 def _choose_layers(
-    graph: ir.Graph, wanted: set[str], ranges: Mapping[str, Range], policy: Placement, decision: Decision
+    graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement, decision: Decision
 ) -> None:
-    found = set()
+    found, asked = set(), plan.layers | plan.left_float.keys()
     for node in graph:
         name = node.metadata_props.get(ORIGIN, "")
-        if node.op_type not in _WEIGHTED or name not in wanted or constant(node.inputs[1]) is None:
+        if node.op_type not in _WEIGHTED or name not in asked or constant(node.inputs[1]) is None:
             continue
         found.add(name)
-        reason = _reason_for_float(node, ranges, policy)
+        reason = plan.left_float.get(name) or _reason_for_float(node, ranges, policy)
         if reason:
             decision.left_float.append(FloatLayer(str(node.name), node.op_type, reason))
         else:
             decision.layers.append(node)
-    for name in sorted(wanted - found):
+    for name in sorted(plan.layers - found):
         decision.left_float.append(
             FloatLayer(name, "", "the exporter did not keep it as one node with a constant weight")
         )

@@ -74,6 +74,21 @@ TENSORRT = Placement(
     group_multiple=4,
 )
 
+#: OpenVINO on CPU. Its compiler moves quantization through the graph by itself and fuses it into the kernel before, so
+#: only the inputs of weighted layers are quantized, and the shortcut into an Add, which the convolution that feeds the
+#: Add computes. More would be executed as it is written. Biases are added in float, after the products are scaled.
+OPENVINO = Placement(
+    runtime="OpenVINO",
+    numerics=Numerics(
+        activation=TensorFormat("uint8", symmetric=False),
+        weight=TensorFormat("int8", symmetric=True, per_channel=True),
+        bias="float",
+    ),
+    layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    one_scale=_MOVES,
+    residual=True,
+)
+
 
 def onnx_runtime() -> Placement:
     """Return the ONNX Runtime row for this host: 7-bit weights where the CPU adds pairs of products in 16 bits.
@@ -81,10 +96,19 @@ def onnx_runtime() -> Placement:
     Without VNNI, ``vpmaddubsw`` saturates: two products of an 8-bit unsigned and an 8-bit signed number exceed 16 bits.
     ONNX Runtime calls the remedy ``reduce_range``; on hosts with VNNI it only loses accuracy.
     """
+    return _for_this_host(ONNX_RUNTIME)
+
+
+def openvino() -> Placement:
+    """Return the OpenVINO row for this host: 7-bit weights without VNNI, for its kernels saturate there too."""
+    return _for_this_host(OPENVINO)
+
+
+def _for_this_host(row: Placement) -> Placement:
     if multiplies_in_32_bits():
-        return ONNX_RUNTIME
-    weight = dataclasses.replace(ONNX_RUNTIME.numerics.weight, bits=7)
-    return dataclasses.replace(ONNX_RUNTIME, numerics=dataclasses.replace(ONNX_RUNTIME.numerics, weight=weight))
+        return row
+    weight = dataclasses.replace(row.numerics.weight, bits=7)
+    return dataclasses.replace(row, numerics=dataclasses.replace(row.numerics, weight=weight))
 
 
 @cache

@@ -36,12 +36,12 @@ def quantize_onnx(
     """
     calibrated = {value_names[node]: known for node, known in quantization.ranges.items() if node in value_names}
     ranges = infer_ranges(model.graph, calibrated)
-    decision = decide(model.graph, quantization.layers, ranges, policy)
-    form = policy.numerics.activation
+    decision = decide(model.graph, quantization, ranges, policy)
+    form, weight_form = policy.numerics.activation, _narrowed(policy.numerics.weight, quantization.bits)
     parameters = {value: scale_and_zero_point(known, form) for value, known in decision.values.items()}
     scales = {layer: parameters[layer.inputs[0]][0] for layer in decision.layers}  # type: ignore[index]
     for layer in decision.layers:
-        _write_weight(model.graph, layer, scales[layer], policy)
+        _write_weight(model.graph, layer, scales[layer], weight_form, policy)
     for value, entry in parameters.items():
         _write_activation(model.graph, value, entry, form, decision)
     tidy(model)
@@ -85,13 +85,20 @@ def _write_rescaled(graph: ir.Graph, node: ir.Node, integers: ir.Value, scale: f
     ir.convenience.replace_all_uses_with(old, real)
 
 
-def _write_weight(graph: ir.Graph, layer: ir.Node, activation_scale: float, policy: Placement) -> None:
+def _narrowed(form: TensorFormat, bits: int) -> TensorFormat:
+    """Return the format with no more levels than that; the storage type stays."""
+    return dataclasses.replace(form, bits=min(form.bits, bits))
+
+
+def _write_weight(
+    graph: ir.Graph, layer: ir.Node, activation_scale: float, form: TensorFormat, policy: Placement
+) -> None:
     """Store a layer's weight as int8 (and its bias as int32 where the runtime wants that) with a DQ."""
     source = layer.inputs[1]
     weight = constant(source)
     assert source is not None and weight is not None
     bias = _bias(layer, policy)
-    axis, form = _channels(layer, policy.numerics.weight)
+    axis, form = _channels(layer, form)
     scales = weight_scales(weight, form, axis)
     if bias is not None:
         # The product of the scales is the bias's: a tiny one would make a large bias overflow.

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.nodes import PERMUTATIONS, constant, moves, name_of, scalar
+from optimize.targets.onnx.nodes import FLOOR, PERMUTATIONS, constant, moves, name_of, scalar
 
 _UNIT = Range(0.0, 1.0)
 _FIXED = {"Sigmoid": _UNIT, "HardSigmoid": _UNIT, "Softmax": _UNIT, "Tanh": Range(-1.0, 1.0)}
@@ -24,18 +24,22 @@ def infer_ranges(graph: ir.Graph, calibrated: Mapping[str, Range]) -> dict[str, 
         calibrated: Ranges by ONNX value name.
     """
     ranges = dict(calibrated)
-    for node in graph:
-        for output in node.outputs:
-            if name_of(output) in ranges:
-                continue
-            found = _rule(node, ranges)
-            if found is not None:
-                ranges[name_of(output)] = found
+    # First, because a rule may be wide: a pool's output is within its input's range, and mostly far within.
     for node in reversed(list(graph)):
         source = node.inputs[0] if node.op_type in PERMUTATIONS else None
         if source is not None and name_of(source) not in ranges and name_of(node.outputs[0]) in ranges:
             ranges[name_of(source)] = ranges[name_of(node.outputs[0])]
+    for node in graph:
+        for output in node.outputs:
+            found = ranges.get(name_of(output)) or _rule(node, ranges)
+            if found is not None:
+                ranges[name_of(output)] = _above_floor(output, found)
     return ranges
+
+
+def _above_floor(value: ir.Value, known: Range) -> Range:
+    floor = value.metadata_props.get(FLOOR)
+    return known if floor is None else Range(max(known.low, float(floor)), known.high)
 
 
 def range_of(value: ir.Value | None, ranges: Mapping[str, Range]) -> Range | None:

@@ -92,8 +92,9 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     from optimize.targets.tensorrt.conformance import check
 
     plan = program.quantization
-    if plan is not None and plan.mode == "dynamic":
-        raise Refused("TensorRT has no dynamic INT8.", hint="Use --int8=static, or --fp16.")
+    if plan is not None and plan.mode != "static":
+        kind = "dynamic INT8" if plan.mode == "dynamic" else f"file with {plan.precision}"
+        raise Refused(f"TensorRT has no {kind}.", hint="Use --int8=static, or --fp16.")
     model, value_names = to_onnx(program)
     placed = None if plan is None else quantize_onnx(model, value_names, plan, POLICY)
     if placed is not None and not placed.quantized:

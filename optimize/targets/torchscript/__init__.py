@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from optimize.program import Program
+    from optimize.quantization.plan import Quantization
 
 
 @register_target
@@ -49,7 +50,7 @@ class TorchScript(Target):
             scripted = _compile(program)
         else:
             scripted, coverage = _compile_int8(program)
-            notes = _int8_notes()
+            notes = _int8_notes(program.quantization)
         _save(scripted, path)
         versions = self.available().version
         return packaging.describe(
@@ -93,16 +94,22 @@ def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lowered = lower(program)
-        scripted = torch.jit.freeze(compile_graph(lowered.module), optimize_numerics=False)
+        kept = list(lowered.packed_at_load)
+        scripted = torch.jit.freeze(compile_graph(lowered.module), preserved_attrs=kept, optimize_numerics=False)
     return scripted, coverage(lowered, scripted)
 
 
-def _int8_notes() -> list[str]:
+def _int8_notes(plan: Quantization) -> list[str]:
     import torch
 
     from optimize.targets.torchscript.packing import has_vnni
 
     version = torch.__version__.split("+")[0]
+    if plan.mode == "weights":
+        return [
+            f"Layers with integer weights use private operators of torch {version}: pin that release where the file "
+            "runs. They multiply in bfloat16."
+        ]
     notes = [
         f"INT8 was lowered and checked with torch {version}, engine '{torch.backends.quantized.engine}': pin that "
         "release where the file runs. Its quantized tensor types print a deprecation warning there."

@@ -22,6 +22,14 @@ from optimize.targets.torchscript.packing import quantize_weight, weight_format
 
 quantized = torch.ops.quantized
 
+#: Products of two activations, as in attention.
+_PRODUCTS = (
+    aten.scaled_dot_product_attention.default,
+    aten.matmul.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+)
+
 
 def pack_dynamic(program: Program, plan: Quantization) -> tuple[dict[fx.Node, list[Any]], tuple[FloatLayer, ...]]:
     """Pack the weights of every layer of the plan: one object a linear layer, one a cell of a recurrent layer."""
@@ -32,6 +40,8 @@ def pack_dynamic(program: Program, plan: Quantization) -> tuple[dict[fx.Node, li
             packed[node] = _pack(program, plan, node)
         except Refused as refusal:
             left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    for node in graph.calls(program.graph, *_PRODUCTS):
+        left.append(FloatLayer(graph.origin(node), graph.op_name(node), "both its inputs are computed at run time"))
     return packed, tuple(left)
 
 
@@ -61,7 +71,7 @@ def _pack(program: Program, plan: Quantization, node: fx.Node) -> list[Any]:
     if node.target is not aten.linear.default and node.target not in graph.RECURRENT:
         raise Refused("a convolution is slower with ranges taken at run time")
     if node.name not in plan.layers:
-        raise Refused("the quantization plan leaves it in float")
+        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target is aten.linear.default:
         weight, bias = (_constant(program, graph.argument(node, name)) for name in ("weight", "bias"))
         return [_pack_matrix(weight, bias)]

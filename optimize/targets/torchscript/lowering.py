@@ -8,6 +8,7 @@ A clip at zero costs nothing: the range of its producer starts at zero, and an u
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
 from optimize.targets.torchscript.kernels import KERNELS, quantized
 from optimize.targets.torchscript.packing import ACTIVATION
 from optimize.targets.torchscript.placement import Placement, is_float, place
+from optimize.targets.torchscript.weight_only import pack_weights
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,13 @@ class Lowered:
         module: The graph on ATen and quantized operators; packed weights are its attributes.
         quantized: Paths of the layers that run in integers.
         left_float: What runs in float, with the reason.
+        packed_at_load: Submodules that pack their weights when the file is loaded.
     """
 
     module: fx.GraphModule
     quantized: tuple[str, ...]
     left_float: tuple[FloatLayer, ...]
+    packed_at_load: tuple[str, ...] = ()
 
 
 def lower(program: Program) -> Lowered:
@@ -51,7 +55,7 @@ def lower(program: Program) -> Lowered:
     plan = program.quantization
     if plan is None:
         raise Refused("The program is not quantized.", hint="Run QuantizeStatic or QuantizeDynamic first (--int8).")
-    lowered = _static(program, plan) if plan.mode == "static" else _dynamic(program, plan)
+    lowered = {"static": _static, "dynamic": _dynamic, "weights": _weights}[plan.mode](program, plan)
     if not lowered.quantized:
         reasons = "; ".join(sorted({layer.reason for layer in lowered.left_float}))
         raise Refused(f"No layer of the program can run in INT8 with TorchScript: {reasons or 'it has none'}.")
@@ -89,7 +93,7 @@ class _Copy:
     def finish(self) -> fx.GraphModule:
         """Return the graph with its output, without what nobody reads."""
         self.graph.output(tuple(self.value(value) for value in self.program.outputs))
-        self.graph.eliminate_dead_code()
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         return fx.GraphModule(self.attributes, self.graph, class_name="Program")
 
 
@@ -164,14 +168,36 @@ def _static(program: Program, plan: Quantization) -> Lowered:
 
 def _dynamic(program: Program, plan: Quantization) -> Lowered:
     packed, left = pack_dynamic(program, plan)
+
+    def emit(copy: _Copy, node: fx.Node) -> fx.Node:
+        values = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed[node])]
+        return emit_dynamic(copy.graph, node, values, copy.value)
+
+    return Lowered(_rewritten(program, packed, emit), tuple(map(graph.origin, packed)), left)
+
+
+def _weights(program: Program, plan: Quantization) -> Lowered:
+    modules, left = pack_weights(program)
+    names = {node: f"{node.name}_integers" for node in modules}
+
+    def emit(copy: _Copy, node: fx.Node) -> fx.Node:
+        copy.attributes[names[node]] = modules[node]
+        source = graph.argument(node, "input" if node.target is aten.linear.default else "indices")
+        return copy.graph.call_module(names[node], (copy.value(source),))
+
+    return Lowered(_rewritten(program, modules, emit), tuple(map(graph.origin, modules)), left, tuple(names.values()))
+
+
+def _rewritten(
+    program: Program, layers: Container[fx.Node], emit: Callable[[_Copy, fx.Node], fx.Node]
+) -> fx.GraphModule:
+    """Return a copy of a program whose layers are what ``emit`` writes, everything else in float."""
     copy = _Copy(program)
     for node in program.graph.nodes:
         if node.op == "placeholder":
             copy.floats[node] = copy.graph.node_copy(node)
-        elif node in packed:
-            values = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed[node])]
-            copy.floats[node] = emit_dynamic(copy.graph, node, values, copy.value)
+        elif node in layers:
+            copy.floats[node] = emit(copy, node)
         elif node.op == "call_function":
             copy.floats[node] = copy.graph.node_copy(node, copy.value)
-    names = tuple(graph.origin(node) for node in packed)
-    return Lowered(copy.finish(), names, left)
+    return copy.finish()

@@ -88,7 +88,7 @@ def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Map
     if graph.is_call(node, *graph.RECURRENT):
         raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
     if node.name not in plan.layers:
-        raise Refused("the quantization plan leaves it in float")
+        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if not {node, graph.argument(node, "input")} <= ranges.keys():
         raise Refused("no range was learned for it")
     packed = pack(program.graph_module, node)

@@ -83,8 +83,13 @@ def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
             values = [copies[value] for value in node.args[0]]
             plain.output(values[0] if len(values) == 1 else tuple(values))
         else:
-            copies[node] = _translated(node, plain, copies) if node.op == "call_function" else plain.node_copy(node)
+            copy = _translated if node.op == "call_function" else _copied
+            copies[node] = copy(node, plain, copies)
     return fx.GraphModule(module, plain, class_name="Program")
+
+
+def _copied(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    return plain.node_copy(node, copies.__getitem__)
 
 
 def _translated(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -1,0 +1,108 @@
+"""How far one value of two files is apart, over all samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from optimize.measure.agreement import CAP_DB
+
+#: Fewer channels than this are appended to fill a step of an integer kernel.
+MOST_APPENDED = 16
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a value of the second file is from that of the first one, over all samples.
+
+    Attributes:
+        sqnr_db: ``10 log10(sum y² / sum (y - y')²)``, within ±200: 200 for equal values, -200 where an element is
+            finite in one file only.
+        signal_power: Mean of ``y²`` over the elements that are finite in both.
+        noise_power: Mean of ``(y - y')²`` over them.
+        max_abs_error: Largest ``|y - y'|`` of them.
+        first_range: Smallest and largest finite element in the first file; None where there is none.
+        second_range: The same in the second file.
+        not_finite: Elements that are NaN or infinite in one file and something else in the other.
+    """
+
+    sqnr_db: float
+    signal_power: float
+    noise_power: float
+    max_abs_error: float
+    first_range: tuple[float, float] | None
+    second_range: tuple[float, float] | None
+    not_finite: int
+
+
+@dataclass
+class DistanceMeter:
+    """Adds up the distance of one value, a batch at a time; memory does not grow with the samples.
+
+    Attributes:
+        fits: Whether all batches were arrays of one shape in both files; those that are not are not counted.
+    """
+
+    fits: bool = True
+    _signal: float = 0.0
+    _noise: float = 0.0
+    _count: int = 0
+    _max_abs_error: float = 0.0
+    _not_finite: int = 0
+    _ranges: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def update(self, expected: np.ndarray, found: np.ndarray) -> None:
+        """Add one batch of the value, from the first file and from the second one."""
+        if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
+            self.fits = False  # a sequence or a map
+            return
+        expected, found = _without_appended(expected, found)
+        if expected.shape != found.shape:
+            self.fits = False
+            return
+        want, got = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
+        finite = np.isfinite(want) & np.isfinite(got)
+        # Equal infinities, such as masked logits, and NaN on both sides are agreement.
+        self._not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
+        difference = want[finite] - got[finite]
+        self._signal += float(np.square(want[finite]).sum())
+        self._noise += float(np.square(difference).sum())
+        self._count += difference.size
+        self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
+        for side, values in enumerate((want, got)):
+            self._widen(side, values[np.isfinite(values)])
+
+    def result(self) -> Distance:
+        """Return the distance over all batches."""
+        count = max(self._count, 1)
+        return Distance(
+            sqnr_db=self._sqnr_db(),
+            signal_power=self._signal / count,
+            noise_power=self._noise / count,
+            max_abs_error=self._max_abs_error,
+            first_range=self._ranges.get(0),
+            second_range=self._ranges.get(1),
+            not_finite=self._not_finite,
+        )
+
+    def _widen(self, side: int, values: np.ndarray) -> None:
+        if values.size:
+            low, high = self._ranges.get(side, (math.inf, -math.inf))
+            self._ranges[side] = min(low, float(values.min())), max(high, float(values.max()))
+
+    def _sqnr_db(self) -> float:
+        if self._not_finite or (self._noise and not self._signal):
+            return -CAP_DB
+        if not self._noise:
+            return CAP_DB
+        return min(max(10.0 * math.log10(self._signal / self._noise), -CAP_DB), CAP_DB)
+
+
+def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out channels (``[N, C, ...]``) that one file appends so that a multiple of them fits integer kernels."""
+    if one.ndim != other.ndim or one.ndim < 3 or abs(one.shape[1] - other.shape[1]) >= MOST_APPENDED:
+        return one, other
+    channels = min(one.shape[1], other.shape[1])
+    return one[:, :channels], other[:, :channels]

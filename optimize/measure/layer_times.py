@@ -1,0 +1,122 @@
+"""Seconds of each layer in float and in INT8, in the target's own runtime on this machine, runs of both interleaved."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optimize.errors import UsageError
+from optimize.measure.fleet import Progress, silent
+from optimize.targets.base import Artifact
+
+if TYPE_CHECKING:
+    from optimize.targets.onnx.profile import ProfiledSession
+
+#: The target whose runtime tells the time of each layer.
+TARGETS = ("onnx",)
+#: Runs of each file: rounds of short blocks, fewer where the budget ends before.
+_ROUNDS, _RUNS, _LEAST_ROUNDS = 24, 5, 4
+_BUDGET_S = 4.0
+#: A layer is slower in INT8 when it is by this much, in both halves of the rounds.
+SLOWER_RATIO, SLOWER_S = 1.1, 2e-6
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """What one layer costs in two files; conversions around it and what follows it up to the next layer count to it.
+
+    Attributes:
+        float_s: Seconds of one run in the float file.
+        int8_s: Seconds of one run in the INT8 file.
+        is_slower: Whether INT8 took longer by more than the noise, twice.
+    """
+
+    float_s: float
+    int8_s: float
+    is_slower: bool = False
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that INT8 saves; negative where it costs some."""
+        return self.float_s - self.int8_s
+
+
+def require_layer_times(target: str) -> None:
+    """Check that a target's runtime tells the time of each layer.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if target not in TARGETS:
+        raise UsageError(
+            f"The time of each layer cannot be measured on the target '{target}'.",
+            hint=f"Use --to {TARGETS[0]}: ONNX Runtime names the layer of every kernel it times.",
+        )
+
+
+def layer_times(
+    plain: Artifact,
+    quantized: Artifact,
+    layers: Collection[str],
+    inputs: Sequence[np.ndarray],
+    *,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> dict[str, LayerTime]:
+    """Return the times of every layer, and under an empty name those of what serves no layer.
+
+    Args:
+        plain: The float file.
+        quantized: The INT8 file of the same program.
+        layers: Paths of the weighted layers.
+        inputs: Flat inputs of one run.
+        threads: Threads inside one operator.
+        progress: Told how much is done.
+
+    Raises:
+        UsageError: The target's runtime does not tell the time of each layer.
+        TargetUnavailable: The runtime is not installed, or cannot run a file.
+    """
+    from optimize.targets.onnx.profile import ProfiledSession
+
+    require_layer_times(plain.target)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        sessions = []
+        for index, artifact in enumerate((plain, quantized)):
+            place = Path(folder) / str(index)
+            place.mkdir()
+            sessions.append(ProfiledSession(artifact.path, layers, place, threads=threads))
+        _run_rounds(sessions, inputs, progress)
+        real, integer = (session.finish() for session in sessions)
+    return {name: _time(real[name], integer[name]) for name in (*layers, "") if name in real and name in integer}
+
+
+def _run_rounds(sessions: Sequence[ProfiledSession], inputs: Sequence[np.ndarray], progress: Progress) -> None:
+    start = time.monotonic()
+    for done in range(_ROUNDS):
+        for session in sessions if done % 2 else sessions[::-1]:
+            session.run(inputs, _RUNS)
+        spent = (time.monotonic() - start) / _BUDGET_S
+        progress("time layers", min(1.0, max((done + 1) / _ROUNDS, spent)))
+        if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
+            return
+
+
+def _time(real: np.ndarray, integer: np.ndarray) -> LayerTime:
+    """Return the times from samples ``[runs]`` of both files; the first round is warm-up."""
+    real, integer = real[_RUNS:], integer[_RUNS:]
+    halves = [(_middle(real[half::2]), _middle(integer[half::2])) for half in (0, 1)]
+    slower = all(b >= SLOWER_RATIO * a and b - a >= SLOWER_S for a, b in halves)
+    return LayerTime(_middle(real), _middle(integer), slower)
+
+
+def _middle(samples: np.ndarray) -> float:
+    """Return the mean of the middle half: robust like a median, and finer than the profiler's microseconds."""
+    ordered, quarter = np.sort(samples), len(samples) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())

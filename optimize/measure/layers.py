@@ -1,0 +1,334 @@
+"""How far two files of one model are apart, at their outputs and at every value both compute, and where that begins.
+
+A value below the threshold is where something *goes wrong*, with two exceptions. Errors travel: a value computed from a
+wrong one *follows*. And a file may express a value differently (a line folded into a convolution, scales moved from one
+layer to the next): then what is computed from it is about as near as what it is computed from, and it *recovers*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from optimize.errors import Refused
+from optimize.measure.agreement import CAP_DB
+from optimize.measure.distance import Distance, DistanceMeter
+from optimize.measure.feed import Feed
+from optimize.measure.fleet import Progress, silent
+from optimize.measure.sides import OnnxSide, Side
+
+if TYPE_CHECKING:
+    from optimize.targets.onnx.values import Shared
+
+#: Below this a value holds more than a hundredth of its power in errors.
+THRESHOLD_DB = 20.0
+#: Samples that outputs are compared on, and the values between (one sample of a chunk of values is held at a time).
+OUTPUT_SAMPLES, LAYER_SAMPLES = 256, 32
+_CHUNK = 64
+#: A value recovers when it is this much farther than what it is computed from, and what is computed from it is this
+#: much nearer again and has lost no more than this in between ...
+_RECOVERED_DB = 10.0
+#: ... which counts as this where it is nearer than INT8 gets anyway.
+_INTEGER_DB = 40.0
+
+State = Literal["ok", "wrong", "follows", "recovers"]
+_EMULATED = (
+    "Values between inputs and outputs were computed operator by operator, with QuantizeLinear and DequantizeLinear as "
+    "they stand; deployed, the runtime fuses them into integer kernels. The outputs are those of the unmodified files."
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of both unmodified files."""
+
+    name: str
+    distance: Distance
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One value that both files compute.
+
+    Attributes:
+        name: Its name before quantization, in the first file.
+        layer: The node that computes it: in files of this package the module's path.
+        op: That node's operator in the second file.
+        basis: What tells that the two values are one (``optimize.targets.onnx.values``).
+        stored: Whether the second file stores it as integers.
+        distance: How far apart the files are.
+        input_db: Smallest SQNR of the compared values it is computed from, looking through those that recover; None
+            where they are equal.
+        state: ``wrong`` (below the threshold, and nothing it is computed from is wrong); ``follows`` (below it, and
+            computed from a value that goes wrong or follows); ``recovers`` (far off, and what is computed from it is
+            not: the file expresses this value differently); ``ok``.
+    """
+
+    name: str
+    layer: str
+    op: str
+    basis: Literal["output", "name", "layer", "position"]
+    stored: bool
+    distance: Distance
+    input_db: float | None
+    state: State
+
+    @property
+    def drop_db(self) -> float | None:
+        """How much worse it is than the worst value it is computed from; None where those are equal."""
+        return None if self.input_db is None else self.input_db - self.distance.sqnr_db
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What a comparison found.
+
+    Attributes:
+        outputs: One an output, in order.
+        top1: Share of samples whose largest logit is the same; None where the first output is not ``[N, C >= 2]``.
+        samples: Samples the outputs were compared on.
+        threshold_db: What a value must reach.
+        tensors: One a shared value, in order of execution; empty where layers were not compared.
+        layer_samples: Samples those were compared on.
+        notes: What to know about the figures.
+    """
+
+    outputs: tuple[Output, ...]
+    top1: float | None
+    samples: int
+    threshold_db: float
+    tensors: tuple[Tensor, ...] = ()
+    layer_samples: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> list[Tensor]:
+        """The values that go wrong, in order of execution."""
+        return [tensor for tensor in self.tensors if tensor.state == "wrong"]
+
+    @property
+    def first_wrong(self) -> Tensor | None:
+        """The first of them."""
+        return next(iter(self.wrong), None)
+
+    @property
+    def is_below(self) -> bool:
+        """Whether an output is below the threshold, or a value is and does not recover."""
+        states = {tensor.state for tensor in self.tensors}
+        return bool(states & {"wrong", "follows"}) or any(
+            output.distance.sqnr_db < self.threshold_db for output in self.outputs
+        )
+
+    def drops(self, count: int) -> list[Tensor]:
+        """Return the values that lose most against their inputs, the largest loss first; not those that recover."""
+        losing = [tensor for tensor in self.tensors if (tensor.drop_db or 0) > 0 and tensor.state != "recovers"]
+        return sorted(losing, key=lambda tensor: -(tensor.drop_db or 0))[:count]
+
+
+def compare(
+    first: Side,
+    second: Side,
+    feed: Feed,
+    *,
+    layers: bool = False,
+    threshold_db: float = THRESHOLD_DB,
+    progress: Progress = silent,
+) -> Distances:
+    """Compare two files of one model on the same samples; the first one is taken for the truth.
+
+    Args:
+        first: An opened file.
+        second: Another one, its inputs aligned with the first one's.
+        feed: Samples.
+        layers: Compare every value both compute, too.
+        threshold_db: SQNR below which a value goes wrong.
+        progress: Told how far it is.
+
+    Raises:
+        Refused: The files are not of one model, cannot be run, or ``layers`` is asked of other files than ONNX.
+    """
+    if layers:
+        _require_onnx(first, second)
+    outputs, top1, samples = _outputs(first, second, feed, progress)
+    if not layers:
+        return Distances(outputs, top1, samples, threshold_db)
+    assert isinstance(first, OnnxSide) and isinstance(second, OnnxSide)
+    pairs, distances, others, read = _between(first, second, feed, progress)
+    tensors = _tensors(second, pairs, distances, threshold_db)
+    notes = [_EMULATED, *_fused_note(outputs, tensors, threshold_db)]
+    if others:
+        notes.append(f"Not compared, because the shapes differ: {', '.join(others)}.")
+    if any(tensor.basis == "position" for tensor in tensors):
+        notes.append("No name is the same in both files: layers were matched by their place among the weighted ones.")
+    return Distances(outputs, top1, samples, threshold_db, tensors, read, tuple(notes))
+
+
+def _require_onnx(first: Side, second: Side) -> None:
+    for side in (first, second):
+        if not isinstance(side, OnnxSide):
+            raise Refused(
+                f"Layers can be compared between two ONNX files; '{side.path}' is a file of kind '{side.kind}'.",
+                hint="Leave --layers out, or write it as ONNX first: optimize MODEL --to onnx.",
+            )
+
+
+def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple[tuple[Output, ...], float | None, int]:
+    """Compare the outputs of the unmodified files; return them with the top-1 agreement and the number of samples."""
+    meters: list[DistanceMeter] = []
+    same, samples, ranked = 0, 0, False
+    for arrays in feed.batches(OUTPUT_SAMPLES):
+        want, got = first.run(arrays), second.run(arrays)
+        _check_outputs(first, second, want, got)
+        meters = meters or [DistanceMeter() for _ in want]
+        for meter, one, other in zip(meters, want, got, strict=True):
+            meter.update(one, other)
+        ranked = want[0].ndim == 2 and want[0].shape[1] >= 2
+        same += int((want[0].argmax(1) == got[0].argmax(1)).sum()) if ranked else 0
+        samples += len(arrays[0])
+        progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
+    if not samples:
+        raise Refused(f"'{feed.name}' gives no samples.")
+    names = first.output_names or [f"output_{index}" for index in range(len(meters))]
+    outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
+    return tuple(outputs), same / samples if ranked else None, samples
+
+
+def _check_outputs(first: Side, second: Side, want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:
+    shapes = [[list(np.shape(array)) for array in outputs] for outputs in (want, got)]
+    if shapes[0] != shapes[1]:
+        raise Refused(
+            f"The files do not return the same outputs: '{first.path}' returns {', '.join(map(str, shapes[0]))}, "
+            f"'{second.path}' returns {', '.join(map(str, shapes[1]))}.",
+            hint="Compare two files of one model.",
+        )
+
+
+def _between(
+    first: OnnxSide, second: OnnxSide, feed: Feed, progress: Progress
+) -> tuple[list[Shared], list[Distance], list[str], int]:
+    """Read every shared value, a chunk at a time.
+
+    Returns:
+        The values that fit with their distances, the names of those that do not, and the number of samples.
+    """
+    from optimize.targets.onnx.values import shared
+
+    pairs, samples = shared(first.values, second.values), 0
+    meters = [DistanceMeter() for _ in pairs]
+    for start in range(0, len(pairs), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        samples = sum(_read(first, second, pairs[chunk], meters[chunk], feed))
+        progress("compare layers", min(1.0, (start + _CHUNK) / len(pairs)))
+    kept = [index for index, meter in enumerate(meters) if meter.fits]
+    others = [pair.name for pair, meter in zip(pairs, meters, strict=True) if not meter.fits]
+    if others and len(others) >= sum(pairs[index].basis != "output" for index in kept):
+        raise Refused(
+            f"'{first.path}' and '{second.path}' are not files of one network: {len(others)} of the {len(pairs)} "
+            f"values that should be one have different shapes ('{others[0]}', for example).",
+            hint="Leave --layers out to compare outputs alone.",
+        )
+    return [pairs[index] for index in kept], [meters[index].result() for index in kept], others, samples
+
+
+def _read(
+    first: OnnxSide, second: OnnxSide, pairs: Sequence[Shared], meters: Sequence[DistanceMeter], feed: Feed
+) -> Iterator[int]:
+    """Put the samples through both files and update the meters; yield the number of samples of each batch."""
+    one, other = first.reader([pair.first for pair in pairs]), second.reader([pair.second for pair in pairs])
+    for arrays in feed.batches(LAYER_SAMPLES):
+        for meter, want, got in zip(meters, one(arrays), other(arrays), strict=True):
+            meter.update(want, got)
+        yield len(arrays[0])
+
+
+def _tensors(
+    second: OnnxSide, pairs: Sequence[Shared], distances: Sequence[Distance], threshold_db: float
+) -> tuple[Tensor, ...]:
+    from optimize.targets.onnx import values
+
+    places = {pair.second: index for index, pair in enumerate(pairs)}
+    inputs = [[places[value] for value in values.sources(pair.second, places)] for pair in pairs]
+    ends = {index for index, pair in enumerate(pairs) if pair.basis == "output"}
+    levels = [distance.sqnr_db for distance in distances]
+    found, entries = states(levels, inputs, ends, threshold_db)
+    tensors = []
+    for index, (pair, state) in enumerate(zip(pairs, found, strict=True)):
+        node, named = values.producer(pair.second), values.producer(pair.first)
+        tensors.append(
+            Tensor(
+                name=pair.name,
+                layer=(named and named.name) or (node and node.name) or pair.name,
+                op=node.op_type if node is not None else "Input",
+                basis=pair.basis,
+                stored=values.is_stored(pair.second),
+                distance=distances[index],
+                input_db=entries[index] if entries[index] < CAP_DB else None,
+                state=state,
+            )
+        )
+    return tuple(tensors)
+
+
+def states(
+    levels: Sequence[float], inputs: Sequence[Sequence[int]], ends: set[int], threshold_db: float
+) -> tuple[list[State], list[float]]:
+    """Say of every value whether it goes wrong, follows one that did, or recovers (the module docstring says how).
+
+    Args:
+        levels: SQNR of each value (dB), in order of execution.
+        inputs: For each value the places of those it is computed from, all before it.
+        ends: Places of the outputs, which nobody recovers from.
+        threshold_db: SQNR below which a value is not ok.
+
+    Returns:
+        The state of each value, and the worst SQNR of what it is computed from, looking through values that recover.
+
+    >>> states([45, 8, 9, 12], [[], [0], [1], [2]], {3}, 20)
+    (['ok', 'wrong', 'follows', 'follows'], [200.0, 45, 8, 9])
+    >>> states([45, 8, 9, 40], [[], [0], [1], [2]], {3}, 20)
+    (['ok', 'recovers', 'recovers', 'ok'], [200.0, 45, 45, 45])
+    """
+    behind = _behind(levels, inputs, ends, threshold_db)
+    found: list[State] = []
+    entries: list[float] = []
+    for place, sources in enumerate(inputs):
+        passed = (entries[source] if found[source] == "recovers" else levels[source] for source in sources)
+        entries.append(min(passed, default=CAP_DB))
+        level, kept = levels[place], min(entries[place], _INTEGER_DB) - _RECOVERED_DB
+        if level < threshold_db and any(found[source] in ("wrong", "follows") for source in sources):
+            found.append("follows")
+        elif level <= kept and behind[place] >= max(threshold_db, level + _RECOVERED_DB, kept):
+            found.append("recovers")
+        else:
+            found.append("ok" if level >= threshold_db else "wrong")
+    return found, entries
+
+
+def _behind(
+    levels: Sequence[float], inputs: Sequence[Sequence[int]], ends: set[int], threshold_db: float
+) -> Mapping[int, float]:
+    """Return for each value the worst SQNR where values are above the threshold again behind it; its own at an end."""
+    behind = {place: levels[place] if place in ends else math.inf for place in range(len(levels))}
+    for place in reversed(range(len(levels))):
+        if math.isinf(behind[place]):  # nobody reads it
+            behind[place] = levels[place]
+        passed = levels[place] if levels[place] >= threshold_db else behind[place]
+        for source in inputs[place]:
+            behind[source] = min(behind[source], passed)
+    return behind
+
+
+def _fused_note(outputs: Sequence[Output], tensors: Sequence[Tensor], threshold_db: float) -> Iterator[str]:
+    """Say when the deployed file is wrong and its operators one by one are not: then the kernels are to blame."""
+    alone = {tensor.name: tensor.distance.sqnr_db for tensor in tensors if tensor.basis == "output"}
+    for output in outputs:
+        deployed, unfused = output.distance.sqnr_db, alone.get(output.name, -CAP_DB)
+        if deployed < threshold_db <= unfused:
+            yield (
+                f"'{output.name}' is at {deployed:.1f} dB in the deployed file and at {unfused:.1f} dB operator by "
+                "operator: the runtime's fused kernels differ."
+            )

@@ -1,0 +1,59 @@
+"""SmoothQuant: channels of a normalised activation made equally wide, against the layers that read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from optimize import graph
+from optimize.passes.base import Exactness, Skip
+from optimize.passes.recovery import Recovery
+from optimize.program import Program
+from optimize.quantization import links
+from optimize.quantization.attempts import Attempt, Seen, migrations
+from optimize.quantization.links import Link
+from optimize.registry import register_pass
+
+#: The exponents that the paper searches.
+EXPONENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+
+@register_pass
+@dataclass(frozen=True)
+class SmoothActivations(Recovery):
+    """Move outlier channels behind a normalisation into the weights of the layers that read it.
+
+    A few channels of a transformer's activations are up to a hundred times as wide as the others, which then share what
+    is left of 256 integers. Dividing the normalisation's weight and bias by ``s`` and multiplying the layers' columns
+    by it leaves the outputs as they are.
+
+    When it applies: layer, RMS, group and batch normalisations that layers alone read (queries, keys and values count
+    as one reader or as three). Skipped, with the reason: normalisations that a sum reads too, or without a weight.
+
+    What it costs: four passes over at most 64 samples, and quantizing the program two or four times in simulation.
+
+    Example:
+        >>> import torch, optimize
+        >>> net = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)).eval()
+        >>> with torch.no_grad():
+        ...     _ = net[0].weight.copy_(torch.logspace(-3, 0, 8)), net[1].weight.div_(torch.logspace(-3, 0, 8))
+        >>> data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+        >>> program, outcome = SmoothActivations(data).apply(optimize.capture(net, (data[0],)))
+        >>> len(outcome.rewrites)
+        1
+
+    Source: G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
+    2022, arXiv 2211.10438.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.EXACT
+
+    def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
+        """Return the values between a normalisation and layers."""
+        found, others = links.find(program, links.NORMS, links.SCALES_PASS)
+        skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
+        return found, tuple(skips)
+
+    def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
+        """Return scales for the exponents of the paper."""
+        return migrations(program.graph_module, link, seen, EXPONENTS)

@@ -1,0 +1,262 @@
+"""Tries scales and shifts a channel on the layers that read a value, and keeps what loses least on samples held out.
+
+All channels of an activation share one step, that of the widest; each output channel of a weight has a step of its own.
+``x' = (x - shift) / scale``, with the weights' columns times ``scale``, moves width from the one to the other. The call
+before loses nothing: its weights' steps, one an output channel, move along. So each value is decided by itself, by what
+its readers' outputs lose when input and weights are rounded. The mean of the loss is not counted: a bias takes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.program import Program
+from optimize.quantization.calibrate import Batches, observe
+from optimize.quantization.calibrators import mse
+from optimize.quantization.links import Link, Reader, by_input, channel_axis, rewrite, scaled_columns
+from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.observers import Statistics
+from optimize.quantization.simulation import USUAL, round_weight
+
+#: A channel narrower than this share of the widest is left as it is.
+DEAD = 1e-6
+#: A change must spare this share of a reader's noise: less is a draw of the rounding.
+WORTH = 0.05
+
+
+@dataclass
+class Channels:
+    """Extrema of one value channel by channel, float64 ``[C]``."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def update(self, rows: torch.Tensor) -> None:
+        """Take in values ``[C, n]``."""
+        low, high = torch.aminmax(rows, dim=1)
+        self.low, self.high = torch.minimum(self.low, low.double()), torch.maximum(self.high, high.double())
+
+    @property
+    def width(self) -> torch.Tensor:
+        """Largest magnitude."""
+        return torch.maximum(-self.low, self.high)
+
+
+#: What each value looked like: that of a link's maker, what a clip clips, what a layer reads.
+Seen = dict[fx.Node, Channels]
+
+
+@dataclass
+class _Loss:
+    """What rounding adds to the outputs of one reader.
+
+    Attributes:
+        attempt: How its input is written.
+        reader: The layer.
+        statistics: Of its input after scale and shift.
+        errors: Sums an output channel of the error, float64 ``[C_out]``.
+        squares: The same of its square.
+        outputs: Sum of the outputs' squares.
+        count: Values a channel.
+    """
+
+    attempt: Attempt
+    reader: Reader
+    statistics: Statistics = field(default_factory=Statistics)
+    errors: torch.Tensor | float = 0.0
+    squares: torch.Tensor | float = 0.0
+    outputs: float = 0.0
+    count: int = 0
+
+    @property
+    def share(self) -> float:
+        """The variance added, as a share of the outputs' power."""
+        added = torch.as_tensor(self.squares - self.errors**2 / max(self.count, 1)).sum()
+        return float(added) / max(self.outputs, 1e-30)
+
+    def moved(self, value: torch.Tensor) -> torch.Tensor:
+        """Return what the reader would read in place of ``value``."""
+        shape = [1] * value.dim()
+        shape[channel_axis(self.reader.layer, self.reader.value)] = -1
+        numbers = (self.attempt.shift, self.attempt.scale)
+        shift, scale = (each[self.reader.channels].reshape(shape).float() for each in numbers)
+        return ((value - shift) / scale).clamp_min(self.attempt.floor)
+
+    def add(self, exact: torch.Tensor, found: torch.Tensor) -> None:
+        """Take in outputs without and with rounding."""
+        axis = channel_axis(self.reader.layer, self.reader.layer)
+        error = (found - exact).movedim(axis, 0).flatten(1).double()
+        self.errors, self.squares = self.errors + error.sum(1), self.squares + error.square().sum(1)
+        self.outputs += float(exact.double().square().sum())
+        self.count += error.shape[1]
+
+
+@dataclass
+class Attempt:
+    """One way to write a link.
+
+    Attributes:
+        link: The link.
+        scale: Divides the channels, float64 ``[C]``.
+        shift: Taken off them before, float64 ``[C]``.
+        floor: Smallest value that a clip on the way leaves, after scale and shift.
+        losses: What its readers lose.
+    """
+
+    link: Link
+    scale: torch.Tensor
+    shift: torch.Tensor
+    floor: float = -math.inf
+    losses: list[_Loss] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.losses = [_Loss(self, reader) for reader in self.link.readers]
+
+    @classmethod
+    def nothing(cls, link: Link) -> Attempt:
+        """Return the link as it is."""
+        ones = torch.ones(link.channels, dtype=torch.float64)
+        return cls(link, ones, torch.zeros_like(ones))
+
+    def write(self, module: fx.GraphModule) -> None:
+        """Write the link this way."""
+        rewrite(module, self.link, self.scale, self.shift)
+
+    @property
+    def noise(self) -> float:
+        """Variance added to the readers' outputs, as a share of their power."""
+        return sum(loss.share for loss in self.losses)
+
+
+Propose = Callable[[Link, Seen], list[Attempt]]
+
+
+def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequence[float]) -> list[Attempt]:
+    """Return the scales ``width^a / max|W|^(1 - a)`` of a link for some ``a``, the largest of them 1.
+
+    ``a = 1/2`` makes activation and weights equally wide, ``a = 1`` all channels of the activation.
+
+    Args:
+        module: The graph's owner.
+        link: The link.
+        seen: What its values look like.
+        exponents: The ``a`` to try.
+    """
+    width, columns = torch.zeros(2, link.channels, dtype=torch.float64)
+    for reader in link.readers:
+        weight = graph.constant(module, graph.argument(reader.layer, "weight"), wide=True)
+        assert weight is not None
+        largest = by_input(reader.layer, weight).abs().amax((1, 3)).flatten()
+        columns.scatter_reduce_(0, reader.channels, largest, "amax")
+        width.scatter_reduce_(0, reader.channels, seen[reader.value].width, "amax")
+    live = (width > DEAD * width.max()) & (columns > DEAD * columns.max())
+    if int(live.sum()) < 2:
+        return []
+    attempts = []
+    for exponent in exponents:
+        scale = torch.ones_like(width)
+        scale[live] = width[live] ** exponent / columns[live] ** (1 - exponent)
+        scale[live] /= scale[live].max()
+        attempts.append(Attempt(link, scale, torch.zeros_like(scale)))
+    return attempts
+
+
+def best_attempts(
+    program: Program,
+    links: Sequence[Link],
+    propose: Propose,
+    learn: Batches,
+    judge: Batches,
+) -> list[tuple[Attempt, float]]:
+    """Return for each link that gains the attempt that loses least, and the share of the noise it leaves.
+
+    Args:
+        program: A float program.
+        links: Some of its links.
+        propose: Makes attempts from what the values look like.
+        learn: Batches that extrema and ranges are learned from.
+        judge: Batches that the noise is measured on.
+    """
+    seen = _extrema(program, links, learn)
+    attempts = {link.maker: [Attempt.nothing(link), *propose(link, seen)] for link in links}
+    tried: dict[fx.Node, list[_Loss]] = {}
+    for loss in (loss for each in attempts.values() if len(each) > 1 for attempt in each for loss in attempt.losses):
+        tried.setdefault(loss.reader.value, []).append(loss)
+    _learn(program, tried, learn)
+    _measure(program, tried, judge)
+    chosen = []
+    for now, *others in attempts.values():
+        best = min(others, key=lambda attempt: attempt.noise, default=now)
+        if best.noise < (1 - WORTH) * now.noise:
+            chosen.append((best, best.noise / now.noise))
+    return chosen
+
+
+def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
+    axes = {reader.value: channel_axis(reader.layer, reader.value) for link in links for reader in link.readers}
+    axes |= {link.maker: link.axis for link in links}
+    seen: Seen = {}
+
+    def see(node: fx.Node, value: torch.Tensor) -> None:
+        if node in axes:
+            rows = value.movedim(axes[node], 0).flatten(1)
+            if not bool(rows.isfinite().all()):
+                raise Refused(
+                    f"Calibration met a value that is not finite at '{graph.origin(node)}' ({node.name}).",
+                    hint="Look for NaN or infinity in the calibration data, or for an overflow in the model.",
+                )
+            if node not in seen:
+                unseen = torch.full((len(rows),), torch.inf, dtype=torch.float64)
+                seen[node] = Channels(unseen, -unseen)
+            seen[node].update(rows)
+
+    observe(program, batches, see)
+    return seen
+
+
+def _learn(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Batches) -> None:
+    """Fill in the statistics that ranges are made from."""
+
+    def see(node: fx.Node, value: torch.Tensor) -> None:
+        for loss in tried.get(node, ()):
+            loss.statistics.update(loss.moved(value))
+
+    observe(program, batches, see)
+
+
+def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Batches) -> None:
+    """Add up what rounding does to the readers' outputs."""
+    steps, weights, rounded = {}, {}, {}
+    for loss in (loss for each in tried.values() for loss in each):
+        layer = loss.reader.layer
+        weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
+        assert weight is not None
+        steps[id(loss)] = scale_and_zero_point(mse(loss.statistics, USUAL.activation), USUAL.activation)
+        weights[layer] = weight
+        scaled = scaled_columns(layer, weight, loss.attempt.scale[loss.reader.channels].float())
+        rounded[id(loss)] = round_weight(scaled, USUAL.weight, 0)
+
+    def see(node: fx.Node, value: torch.Tensor) -> None:
+        exact: dict[fx.Node, torch.Tensor] = {}
+        for loss in tried.get(node, ()):
+            layer = loss.reader.layer
+            if layer not in exact:
+                exact[layer] = _apply(layer, value, weights[layer])
+            bounds = USUAL.activation.bounds
+            integers = torch.fake_quantize_per_tensor_affine(loss.moved(value), *steps[id(loss)], *bounds)
+            loss.add(exact[layer], _apply(layer, integers, rounded[id(loss)]))
+
+    observe(program, batches, see)
+
+
+def _apply(layer: fx.Node, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return a layer's outputs for another input and weight, without its bias."""
+    result: torch.Tensor = layer.target(value, weight, None, *layer.args[3:])  # type: ignore[operator]
+    return result

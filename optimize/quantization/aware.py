@@ -1,0 +1,234 @@
+"""A quantized program that can be trained: the forward pass does what integers do, and gradients pass rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program, tensor_value
+from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.plan import Range
+from optimize.quantization.simulation import PERMUTATIONS, USUAL, channel_axis, stored_values
+from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_integer, largest_step
+
+Steps = Literal["learned", "frozen"]
+
+#: Operators whose output runtimes store with the scale of their input.
+_SAME_SCALE = (*PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
+#: What operators call the weights that training moves; other constants, such as statistics, stay.
+_TRAINED = ("weight", "bias", "params")
+
+
+class QuantizedModule(nn.Module):
+    """Takes and returns what the captured module did; its parameters are the float weights and the integers' steps.
+
+    Args:
+        program: A program with a static plan; it is not touched until :meth:`adopt`.
+        steps: ``learned`` trains the steps of weights and activations; ``frozen`` keeps the activations' as calibrated
+            and those of weights where the largest of a channel is the largest integer.
+    """
+
+    def __init__(self, program: Program, steps: Steps = "learned") -> None:
+        super().__init__()
+        plan = program.quantization
+        assert plan is not None
+        self._program, self._plan = program.clone(), plan
+        self._high = largest_integer(plan.bits)
+        self.body = self._program.graph_module
+        for path in _trained_paths(self.body):
+            self.body.get_parameter(path).requires_grad_(True)
+        learns = steps == "learned"
+        self._leaders = _leaders(self._program, tied=learns)
+        self._ends: dict[str, tuple[int, int]] = {}
+        self.activation_steps = nn.ModuleDict({name: self._start(name) for name in {*self._leaders.values()}})
+        self.activation_steps.requires_grad_(learns)
+        self._own = _own_weights(self._program, plan.layers)
+        self.weight_steps = nn.ModuleDict()
+        for layer in self._own if learns else ():
+            self.weight_steps[self._own[layer]] = self._start_of_weight(layer)
+        self._run = _Run(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on what the captured module took; return what it returned."""
+        flat = self._program.flatten(args, kwargs)
+        outputs = self._run.run(*flat, enable_io_processing=False)
+        return pytree.tree_unflatten(list(outputs), self._program.out_spec)
+
+    def adopt(self, program: Program) -> None:
+        """Write the trained weights, as the integers stand for them, and ranges onto the program this was made from.
+
+        A weight that other calls read too, or that is computed from others, is written in float: targets round it.
+
+        Raises:
+            Refused: Training left a weight or a step that is not finite.
+        """
+        for name, value in self.state_dict().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise Refused(f"Training left '{name}' not finite.", hint="Lower the learning rate.")
+        with torch.no_grad():
+            for layer in self._own:
+                weight = self.body.get_parameter(_path(layer))
+                weight.copy_(self.rounded_weight(layer, weight))
+            for path, value in self.body.named_parameters():
+                program.graph_module.get_parameter(path).copy_(value)
+        program.quantization = dataclasses.replace(self._plan, ranges={**self._plan.ranges, **self.ranges()})
+
+    def ranges(self) -> dict[str, Range]:
+        """Return the range of every value that is rounded here, by node name."""
+        return {node.name: self._range(node) for node in self._program.graph.nodes if node.name in self._leaders}
+
+    def rounded(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the value of a node as integers store it, or as it is where they do not."""
+        leader = self._leaders.get(name)
+        return value if leader is None else fake_quantize(value, self.activation_steps[leader](), *self._ends[leader])
+
+    def rounded_weight(self, layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
+        """Return a layer's weight on the grid that targets find: a learned step never outgrows the largest weight."""
+        step = largest_step(weight, _axis(layer), self._high)
+        name = self._own.get(layer, "")
+        step = torch.minimum(self.weight_steps[name](), step) if name in self.weight_steps else step.detach()
+        return fake_quantize(weight, step, -self._high, self._high)
+
+    def quantizes(self, node: fx.Node) -> bool:
+        """Say whether a node is a layer of the plan."""
+        return node.name in self._plan.layers
+
+    def _start(self, name: str) -> Step:
+        """Return the step of the values that share this one's, and note the integers they reach."""
+        members = [self._plan.ranges[member] for member, leader in self._leaders.items() if leader == name]
+        interval = members[0]
+        for other in members[1:]:
+            interval = interval.union(other)
+        scale, zero_point = scale_and_zero_point(interval, USUAL.activation)
+        low, high = USUAL.activation.bounds
+        self._ends[name] = (low - zero_point, high - zero_point)
+        node = next(node for node in self._program.graph.nodes if node.name == name)
+        return Step(torch.tensor(scale), _features(node), high)
+
+    def _start_of_weight(self, layer: fx.Node) -> Step:
+        weight = self.body.get_parameter(_path(layer)).detach()
+        start = closest_step(weight, _axis(layer), self._high)
+        return Step(start, weight.numel() // start.numel(), self._high)
+
+    def _range(self, node: fx.Node) -> Range:
+        leader = self._leaders[node.name]
+        step, (low, high) = self.activation_steps[leader]().item(), self._ends[leader]
+        return Range(low * step, min(high * step, _bound(node)))
+
+
+def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
+    """Clip each weight of the named layers, in place, to what so few integers stand for with the least squared error.
+
+    Where the largest weight decides, two or three bits leave most weights at zero, and training cannot bring them back.
+    """
+    high = largest_integer(bits)
+    for layer in _own_weights(program, layers):
+        weight = program.graph_module.get_parameter(_path(layer))
+        end = closest_step(weight.detach(), _axis(layer), high) * high
+        with torch.no_grad():
+            weight.copy_(torch.minimum(torch.maximum(weight, -end), end))
+
+
+class _Run(fx.Interpreter):
+    """Runs the graph with the module's rounding."""
+
+    def __init__(self, owner: QuantizedModule) -> None:
+        super().__init__(owner.body)
+        # Kept in a list: a module that holds itself through an attribute could not be saved or walked.
+        self._owner = [owner]
+
+    def run_node(self, n: fx.Node) -> Any:
+        owner = self._owner[0]
+        if graph.is_call(n, *graph.WEIGHTED) and owner.quantizes(n):
+            (value, weight, *others), keywords = self.fetch_args_kwargs_from_env(n)
+            rounded = owner.rounded_weight(n, weight)
+            result = n.target(value, rounded, *others, **keywords)  # type: ignore[operator]
+        else:
+            result = super().run_node(n)
+        return owner.rounded(result, n.name)
+
+
+def _trained_paths(module: fx.GraphModule) -> set[str]:
+    """Return the paths of the floating-point weights behind arguments that operators call weight or bias."""
+    found: set[str] = set()
+    for call in module.graph.nodes:
+        if isinstance(call.target, torch._ops.OpOverload):
+            names = [entry.name for entry in call.target._schema.arguments if entry.name in _TRAINED]
+            fx.node.map_arg([graph.argument(call, name) for name in names], lambda node: found.update(_leaves(node)))
+    return {path for path in found if graph.attribute(module, path).is_floating_point()}
+
+
+def _leaves(node: fx.Node) -> set[str]:
+    """Return the paths of the weights that a constant is computed from; none for a value computed from inputs."""
+    found, waiting, seen = set(), [node], set[fx.Node]()
+    while waiting:
+        current = waiting.pop()
+        if current.op == "placeholder":
+            return set()
+        if current.op == "get_attr":
+            found.add(str(current.target))
+        waiting.extend(source for source in current.all_input_nodes if source not in seen)
+        seen.update(current.all_input_nodes)
+    return found
+
+
+def _own_weights(program: Program, names: Collection[str]) -> dict[fx.Node, str]:
+    """Return those of the layers whose weight none but them reads, all alike, with the name of its step."""
+    readers: dict[str, list[fx.Node]] = {}
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            readers.setdefault(str(node.target), []).extend(node.users)
+    own: dict[fx.Node, str] = {}
+    for path, users in readers.items():
+        if all(node.name in names and _path(node) == path for node in users) and len({*map(_axis, users)}) == 1:
+            own.update(dict.fromkeys(users, users[0].name))
+    return own
+
+
+def _path(layer: fx.Node) -> str:
+    """Return where a layer's weight is stored; empty where it is computed."""
+    weight = graph.argument(layer, "weight")
+    return str(weight.target) if weight.op == "get_attr" else ""
+
+
+def _axis(layer: fx.Node) -> int | None:
+    """Return the axis of a layer's weight that counts its scales; None where the groups of a layer share that axis."""
+    grouped = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
+    return None if grouped else channel_axis(layer)
+
+
+def _leaders(program: Program, *, tied: bool) -> dict[str, str]:
+    """Return each value that is stored as integers, with the one whose step it takes: itself unless ``tied``."""
+    plan = program.quantization
+    assert plan is not None
+    stored = stored_values(program, plan.layers)
+    leaders: dict[str, str] = {}
+    for node in program.graph.nodes:
+        if node in stored and node.name in plan.ranges:
+            source = str(node.args[0]) if tied and graph.is_call(node, *_SAME_SCALE) else ""
+            leaders[node.name] = leaders.get(source, node.name)
+    return leaders
+
+
+def _features(node: fx.Node) -> int:
+    """Return how many numbers of one sample a value holds."""
+    value = tensor_value(node)
+    assert value is not None
+    return math.prod(size for size in value.shape[1:] if isinstance(size, int))
+
+
+def _bound(node: fx.Node) -> float:
+    """Return where a clip cuts a value off: a range beyond it would be taken for that of what is clipped."""
+    name = "max_val" if graph.is_call(node, aten.hardtanh.default) else "max"
+    is_clip = graph.is_call(node, aten.hardtanh.default, aten.clamp.default)
+    bound = graph.argument(node, name) if is_clip else None
+    return math.inf if bound is None else float(bound)

@@ -1,0 +1,142 @@
+"""Calibration data as a program takes it: checked, flat, and cut the same way however it was given.
+
+Batches are put together and cut to ``CHUNK`` samples, so that neither memory nor results depend on how the data came:
+one tensor of 2,048 samples, or 2,048 of one. A program whose batch is fixed gets its data as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from optimize.errors import Refused
+from optimize.program import Program
+
+Flat = tuple[torch.Tensor, ...]
+#: Samples of one forward pass.
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class FlatBatches:
+    """Any calibration source as re-iterable batches of flat inputs; labels that follow the inputs are dropped.
+
+    Attributes:
+        program: What takes the inputs.
+        source: Yields tensors, sequences of tensors, mappings of keyword arguments, or objects with ``inputs``.
+    """
+
+    program: Program
+    source: Iterable[Any]
+    _axes: tuple[int | None, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_axes", batch_axes(self.program))
+
+    def __iter__(self) -> Iterator[Flat]:
+        """Yield batches of ``CHUNK`` samples, the last one smaller; those of a fixed batch as they are.
+
+        Raises:
+            Refused: A batch is not what the program takes; the message counts from 1.
+        """
+        checked = (self._checked(number, batch) for number, batch in enumerate(self.source, start=1))
+        if self.program.batch is None:
+            yield from checked
+            return
+        waiting: list[Flat] = []
+        for flat in filter(self._samples, checked):
+            if waiting and not self._fit(waiting[0], flat):
+                yield from self._cut(waiting, CHUNK)
+                waiting = []
+            waiting.append(flat)
+            if sum(map(self._samples, waiting)) >= CHUNK:
+                parts = self._cut(waiting, CHUNK)
+                waiting = [] if self._samples(parts[-1]) == CHUNK else [parts.pop()]
+                yield from parts
+        if waiting:
+            yield from self._cut(waiting, CHUNK)
+
+    def first(self, samples: int) -> Iterator[Flat]:
+        """Yield batches with that many samples in all, or as many as there are."""
+        seen = 0
+        for flat in self:
+            if seen >= samples:
+                return
+            part = flat if self.program.batch is None else self._cut([flat], samples - seen)[0]
+            yield part
+            seen += self._samples(part)
+
+    def singles(self, samples: int) -> Iterator[Flat]:
+        """Yield that many samples one by one; whole batches where the program's batch is fixed."""
+        for flat in self.first(samples):
+            yield from [flat] if self.program.batch is None else self._cut([flat], 1)
+
+    def _checked(self, number: int, batch: Any) -> Flat:
+        inputs = getattr(batch, "inputs", batch)
+        try:
+            if isinstance(inputs, Mapping):
+                return self.program.flatten((), inputs)
+            flat = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            return check(self.program, flat[:-1] if len(flat) == len(self._axes) + 1 else flat)
+        except (Refused, TypeError) as error:
+            what = error.what if isinstance(error, Refused) else str(error)
+            raise Refused(
+                f"Calibration batch {number} does not fit the model: {what}",
+                hint="Give batches of what the model was captured with: a tensor, or a tuple of one for each input.",
+            ) from error
+
+    def _samples(self, flat: Flat) -> int:
+        return samples_of(self.program, flat)
+
+    def _fit(self, one: Flat, other: Flat) -> bool:
+        """Say whether two batches can be one: equal sizes but for the samples, equal inputs without samples."""
+        for left, right, axis in zip(one, other, self._axes, strict=True):
+            if axis is None and not torch.equal(left, right):
+                return False
+            if axis is not None and left.select(axis, 0).shape != right.select(axis, 0).shape:
+                return False
+        return True
+
+    def _cut(self, batches: Sequence[Flat], size: int) -> list[Flat]:
+        """Return several batches as batches of ``size`` samples, the last one smaller."""
+        parts: list[Sequence[torch.Tensor]] = []
+        count = -(-sum(map(self._samples, batches)) // size)
+        for values, axis in zip(zip(*batches, strict=True), self._axes, strict=True):
+            joined = values[0] if axis is None or len(values) == 1 else torch.cat(values, axis)
+            parts.append([joined] * count if axis is None else joined.split(size, axis))
+        return list(zip(*parts, strict=True))
+
+
+def batch_axes(program: Program) -> tuple[int | None, ...]:
+    """Return the axis of each input that counts samples; None where there is none, or where the batch is fixed."""
+    batch = next((name for dims in program.dynamic for name in dims.values()), None)
+    return tuple(next((axis for axis, name in dims.items() if name == batch), None) for dims in program.dynamic)
+
+
+def samples_of(program: Program, flat: Sequence[torch.Tensor]) -> int:
+    """Return how many samples flat inputs hold; of a fixed batch the size of the first axis."""
+    for value, axis in zip(flat, batch_axes(program), strict=True):
+        if axis is not None:
+            return int(value.shape[axis])
+    return next((int(value.shape[0]) for value in flat if value.dim()), 1)
+
+
+def check(program: Program, flat: Sequence[Any]) -> Flat:
+    """Return flat inputs that are what the program takes.
+
+    Raises:
+        Refused: Number, shape, dtype or batch size differ.
+    """
+    if len(flat) != len(program.inputs):
+        raise Refused(f"The program takes {len(program.inputs)} input(s) {program.input_names}; got {len(flat)}.")
+    args, kwargs = pytree.tree_unflatten(list(flat), program.in_spec)
+    checked = program.flatten(args, kwargs)
+    axes = zip(checked, batch_axes(program), strict=True)
+    sizes = {int(value.shape[axis]) for value, axis in axes if axis is not None}
+    if len(sizes) > 1:
+        raise Refused(f"The inputs hold different numbers of samples: {sorted(sizes)}.")
+    return checked

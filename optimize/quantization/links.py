@@ -1,0 +1,270 @@
+"""Links: values whose channels may be scaled or shifted, because what makes them and all that reads them takes it back.
+
+With positive numbers ``s``, one a channel, ``W2 f(W1 x + b1) = (W2 diag(s)) f(diag(1/s) (W1 x + b1))`` for every ``f``
+that keeps channels apart and is positively homogeneous: ReLU, leaky ReLU, pools, a product with a gate. Without ``f``
+channels may be shifted too: ``W2 (y + c) + b2 = W2 y + (W2 c + b2)``, where no padding stands in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.algebra import carrying
+from optimize.algebra.channelwise import Channelwise
+from optimize.graph import aten
+from optimize.program import Program, tensor_value
+
+LAYERS = (*graph.CONVOLUTIONS, aten.linear.default)
+#: Normalisations that end with a scale and a shift a channel.
+NORMS = (aten.layer_norm.default, aten.batch_norm.default, aten.group_norm.default, aten.rms_norm.default)
+#: Calls on which a positive scale a channel has the same effect before and after.
+HOMOGENEOUS = (
+    aten.relu.default, aten.leaky_relu.default, aten.max_pool1d.default, aten.max_pool2d.default,
+    aten.avg_pool1d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default,
+)  # fmt: skip
+#: What a scale a channel passes without changing the result.
+SCALES_PASS = (*HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
+#: What a shift a channel passes without changing the result.
+SHIFTS_PASS = (aten.mean.dim, aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.select.int)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads a link's value.
+
+    Attributes:
+        layer: The convolution or linear layer.
+        channels: Which of the link's channels each of its input channels is, int64 ``[C_in]``.
+    """
+
+    layer: fx.Node
+    channels: torch.Tensor
+
+    @property
+    def value(self) -> fx.Node:
+        """The layer's input."""
+        return cast(fx.Node, graph.argument(self.layer, "input"))
+
+
+@dataclass(frozen=True)
+class Link:
+    """A value and all that it becomes before layers read it.
+
+    Attributes:
+        maker: The layer or normalisation whose rows make its channels.
+        axis: The axis of the maker's result that its channels lie on.
+        channels: How many.
+        readers: The layers that read it.
+        clips: Calls on the way that are passed only where the data says that they may be.
+    """
+
+    maker: fx.Node
+    axis: int
+    channels: int
+    readers: tuple[Reader, ...]
+    clips: tuple[fx.Node, ...] = ()
+
+
+@dataclass
+class _Search:
+    """Follows a value to its readers.
+
+    Attributes:
+        module: The graph's owner.
+        through: Calls that are passed.
+        clips: Calls that are passed and remembered.
+        values: The values seen, which all carry the link's channels.
+        readers: The layers found.
+        clipped: The clips passed.
+        obstacle: Why the value is no link, empty where it is one.
+    """
+
+    module: fx.GraphModule
+    through: Collection[Any]
+    clips: Collection[Any]
+    values: list[fx.Node] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    clipped: list[fx.Node] = field(default_factory=list)
+    obstacle: str = ""
+
+    def follow(self, operator: Channelwise) -> None:
+        """Visit all that reads ``operator.source``; its numbers are the channels, counted from 1."""
+        self.values.append(operator.source)
+        if graph.reads(operator.source) != len(operator.source.users):
+            self.obstacle = "a call reads it twice"
+        for user in operator.source.users:
+            if self.obstacle:
+                return
+            if graph.is_call(user, *LAYERS) and graph.argument(user, "input") is operator.source:
+                self._read(user, operator)
+                continue
+            following = self._passed(user, operator)
+            if following is not None:
+                self.follow(following)
+            elif not self.obstacle:
+                self.obstacle = f"{graph.op_name(user) if user.op == 'call_function' else 'the output'} reads it"
+
+    def _read(self, layer: fx.Node, operator: Channelwise) -> None:
+        numbers = operator.along(channel_axis(layer, operator.source))
+        if numbers is None or graph.constant(self.module, graph.argument(layer, "weight")) is None:
+            self.obstacle = f"{graph.op_name(layer)} reads it along another axis or has no constant weight"
+        elif not is_own(layer):
+            self.obstacle = "the weight of a layer that reads it is shared"
+        elif bool(operator.shift.any()) and _is_padded(layer):
+            self.obstacle = f"{graph.op_name(layer)} pads it with zeros, which a shift would move"
+        else:
+            self.readers.append(Reader(layer, numbers[0].long() - 1))
+
+    def _passed(self, call: fx.Node, operator: Channelwise) -> Channelwise | None:
+        """Return the operator on the result of a call that keeps channels apart, or None."""
+        if graph.is_call(call, *carrying.MOVES):
+            return carrying.after(operator, call)
+        if graph.is_call(call, *self.clips):
+            self.clipped.append(call)
+            return replace(operator, source=call)
+        if not graph.is_call(call, *self.through):
+            return None
+        if graph.is_call(call, aten.mean.dim, aten.select.int):
+            return _reduced(call, operator)
+        if graph.is_call(call, aten.mul.Tensor) and not self._is_gate(call, operator.source):
+            return None
+        return replace(operator, source=call)
+
+    def _is_gate(self, product: fx.Node, value: fx.Node) -> bool:
+        """Say whether a product's other factor scales a value, and depends on it through other layers at most."""
+        other = next((each for each in product.args[:2] if each is not value), None)
+        shapes = [str(getattr(tensor_value(node), "shape", "")) for node in (product, value)]
+        return isinstance(other, fx.Node) and other not in self.values and shapes[0] == shapes[1]
+
+
+def find(
+    program: Program,
+    makers: Collection[Any],
+    through: Collection[Any],
+    *,
+    clips: Collection[Any] = (),
+    shifts: bool = False,
+) -> tuple[list[Link], dict[fx.Node, str]]:
+    """Return the links of a program, and the calls whose value is none with the reason.
+
+    Args:
+        program: A float32 program.
+        makers: Calls that may begin a link, of ``LAYERS`` and ``NORMS``.
+        through: Calls that may stand in between besides those that only move elements.
+        clips: More of them, remembered on the link.
+        shifts: Look for values that can be shifted; else for such that can be scaled.
+    """
+    links, others = [], {}
+    for maker in graph.calls(program.graph, *makers):
+        channels = _channels(program.graph_module, maker)
+        if channels is None or not is_own(maker):
+            others[maker] = "its weight is shared, or not a float32 constant with a number a channel"
+            continue
+        numbers, axis = torch.arange(1, channels + 1, dtype=torch.float64), channel_axis(maker, maker)
+        search = _Search(program.graph_module, through, clips)
+        search.follow(Channelwise(maker, axis, numbers, numbers if shifts else torch.zeros_like(numbers)))
+        if search.obstacle or not search.readers:
+            others[maker] = search.obstacle or "no layer reads it"
+        else:
+            links.append(Link(maker, axis, channels, tuple(search.readers), tuple(search.clipped)))
+    return links, others
+
+
+def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torch.Tensor) -> None:
+    """Let a link carry ``(x - shift) / scale``, and its readers make of it what they made of ``x``.
+
+    Args:
+        module: The graph's owner.
+        link: One of its links.
+        scale: Positive numbers, float64 ``[C]``.
+        shift: float64 ``[C]``.
+    """
+    weight, bias = (graph.constant(module, _optional(link.maker, name), wide=True) for name in ("weight", "bias"))
+    assert weight is not None
+    rows = weight / scale.reshape(-1, *[1] * (weight.dim() - 1))
+    _replace(module, link.maker, rows, bias, ((0.0 if bias is None else bias) - shift) / scale)
+    for reader in link.readers:
+        weight, bias = (
+            graph.constant(module, graph.argument(reader.layer, name), wide=True) for name in ("weight", "bias")
+        )
+        assert weight is not None
+        added = scaled_columns(reader.layer, weight, shift[reader.channels]).flatten(1).sum(1)
+        columns = scaled_columns(reader.layer, weight, scale[reader.channels])
+        _replace(module, reader.layer, columns, bias, (0.0 if bias is None else bias) + added)
+
+
+def _replace(
+    module: fx.GraphModule, call: fx.Node, weight: torch.Tensor, before: torch.Tensor | None, bias: torch.Tensor
+) -> None:
+    """Write a call's weight and bias; none is added where it would be zero."""
+    needs_bias = before is not None or bool(bias.any())
+    near = graph.bias_path(call) if needs_bias else ""
+    graph.replace_weight(module, call, "weight", weight.float())
+    if needs_bias:
+        graph.replace_weight(module, call, "bias", bias.float(), near=near)
+
+
+def by_input(layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
+    """Return a layer's weight as ``[groups, C_out / groups, C_in / groups, taps]``."""
+    groups = 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))
+    return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+
+
+def scaled_columns(layer: fx.Node, weight: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return a layer's weight with what reads each input channel times a number, ``[C_in]``."""
+    rows = by_input(layer, weight)
+    return (rows * numbers.reshape(rows.shape[0], 1, rows.shape[2], 1)).reshape(weight.shape)
+
+
+def is_own(layer: fx.Node) -> bool:
+    """Say whether no other call reads a layer's weight or bias."""
+    parameters = [_optional(layer, name) for name in ("weight", "bias")]
+    return all(len(node.users) == 1 for node in parameters if isinstance(node, fx.Node))
+
+
+def _optional(layer: fx.Node, name: str) -> Any:
+    """Return an argument by its schema name, None where the operator has none of it."""
+    try:
+        return graph.argument(layer, name)
+    except KeyError:
+        return None
+
+
+def channel_axis(call: fx.Node, value: fx.Node) -> int:
+    """Return the axis of a call's input or result (``value``) that its channels lie on."""
+    dims = cast(torch.Tensor, tensor_value(value)).dim()
+    if graph.is_call(call, *graph.CONVOLUTIONS):
+        return dims - graph.CONVOLUTIONS.index(call.target) - 2
+    is_last = graph.is_call(call, aten.linear.default, aten.layer_norm.default, aten.rms_norm.default)
+    return dims - 1 if is_last else 1
+
+
+def _channels(module: fx.GraphModule, maker: fx.Node) -> int | None:
+    """Return how many channels a call's weight makes, None where it is not a float32 constant."""
+    weight = graph.constant(module, graph.argument(maker, "weight"))
+    is_flat = graph.is_call(maker, *NORMS) and weight is not None and weight.dim() != 1
+    return None if weight is None or weight.dtype is not torch.float32 or is_flat else len(weight)
+
+
+def _reduced(call: fx.Node, operator: Channelwise) -> Channelwise | None:
+    """Return the operator on a mean over, or a choice along, axes other than the channels', or None."""
+    if operator.axis is None:
+        return replace(operator, source=call)
+    dims, given = cast(torch.Tensor, tensor_value(operator.source)).dim(), graph.argument(call, "dim")
+    axes = {axis % dims for axis in ([given] if isinstance(given, int) else range(dims) if given is None else given)}
+    if operator.axis in axes:
+        return None
+    is_kept = graph.is_call(call, aten.mean.dim) and graph.argument(call, "keepdim")
+    gone = 0 if is_kept else sum(axis < operator.axis for axis in axes)
+    return replace(operator, source=call, axis=operator.axis - gone)
+
+
+def _is_padded(layer: fx.Node) -> bool:
+    return not graph.is_call(layer, aten.linear.default) and any(cast(Sequence[int], graph.argument(layer, "padding")))

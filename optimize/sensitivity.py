@@ -1,0 +1,100 @@
+"""What ``optimize sensitivity`` does: quantize, take each layer's error, and time each layer in float and in INT8."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from optimize.datasets import Datasets, open_datasets
+from optimize.errors import Refused
+from optimize.job import Job, Variant
+from optimize.measure import environment
+from optimize.measure.fleet import Progress, silent
+from optimize.measure.layer_times import LayerTime, require_layer_times
+from optimize.opening import open_program
+from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
+from optimize.ranking import rank, shares
+from optimize.registry import find_target
+from optimize.report.model import now
+from optimize.report.sensitivity import LayerSensitivity, Sensitivity
+from optimize.search import Candidate, calibration, one_sample, time_layers
+from optimize.workflow import calibration_data, transform
+
+
+def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
+    """Return the error and the times of every layer that static INT8 is for.
+
+    Args:
+        job: Its passes end with ``QuantizeStatic``; the runtime of its one target tells the time of each layer. Errors
+            are taken on its labelled data where it names some, else on the calibration data.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: The target's runtime does not tell the time of each layer.
+        Refused: No layer can be quantized.
+        OptimizeError: The model or the data cannot be opened.
+    """
+    (target,) = job.recipe.targets
+    require_layer_times(target)
+    subject = open_program(job, progress)
+    datasets = open_datasets(job.recipe, subject.program, preprocessing=job.preprocessing)
+    passes = job.passes(calibration_data(job, subject.program, datasets, progress))
+    plain, *quantized = transform(subject.program, passes, progress)
+    if not quantized:
+        raise Refused("The model has no layer that static INT8 is for.")
+    errors, source = _errors(quantized[-1], datasets, progress)
+    times = _times(plain, quantized[-1], target, job.recipe.threads, progress)
+    return Sensitivity(
+        created=now(),
+        command=job.command,
+        source=subject.source,
+        target=target,
+        data=source,
+        threads=job.recipe.threads,
+        environment=environment.current(),
+        layers=tuple(_layers(errors, times)),
+    )
+
+
+def _errors(variant: Variant, datasets: Datasets, progress: Progress) -> tuple[tuple[LayerError, ...], str]:
+    """Return the error of each layer, and the name of the data they were taken on."""
+    plan, program = variant.program.quantization, variant.program
+    assert plan is not None
+    batches, source = calibration(program), plan.calibration.source if plan.calibration else "example inputs"
+    if datasets.evaluation is not None:
+        size = SAMPLES if program.batch else len(program.inputs[0])
+        batches, source = (chunk.inputs for chunk in datasets.evaluation.batches(size)), datasets.evaluation.name
+    return layer_errors(program, batches, progress=lambda share: progress("errors", share)), source
+
+
+def _times(
+    plain: Variant, quantized: Variant, target: str, threads: int, progress: Progress
+) -> Mapping[str, LayerTime]:
+    """Export both programs and return the times of each layer by node name."""
+    backend = find_target(target)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        progress("export", 0.0)
+        real, integer = (
+            backend.export(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}")
+            for variant in (plain, quantized)
+        )
+        inputs = one_sample(quantized.program)
+        return time_layers(Candidate(quantized.program, integer), real, inputs, threads=threads, progress=progress)
+
+
+def _layers(errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:
+    places = {name: place for place, name in enumerate(rank(errors, times), start=1)}
+    part = shares(errors)
+    return [
+        LayerSensitivity(
+            layer=error.path,
+            op=error.op,
+            sqnr_db=error.sqnr_db,
+            share=part[error.name],
+            rank=places[error.name],
+            float_s=times[error.name].float_s if error.name in times else None,
+            int8_s=times[error.name].int8_s if error.name in times else None,
+        )
+        for error in errors
+    ]

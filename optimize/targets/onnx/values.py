@@ -1,0 +1,284 @@
+"""The float values an ONNX file computes, by their names before it was quantized, and which ones two files share.
+
+A value that is stored as integers stands for what its readers see: the output of its ``DequantizeLinear``. That goes
+by the name of the value that was quantized: of the input of the ``QuantizeLinear`` where both have one scale (NNCF
+makes up other names), else by its own name without the ending its writer added (``relu_dq`` of this package,
+``relu_DequantizeLinear_Output`` of ONNX Runtime's ``quantize_static``). A writer that leaves a Relu to saturation
+gives the value in front of the rounding the Relu's name; the one behind it is the Relu's output in fact.
+
+Two files share a value
+
+1. that has one name in both;
+2. else, that ends a weighted node of one name in both: its output, or that of the Relu or Clip behind it;
+3. else, where nothing is shared that way, that ends the k-th weighted node of both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from optimize.errors import Refused
+from optimize.targets.onnx.nodes import constant, name_of, readers
+
+_ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
+_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_FAMILIES = {"Conv": "convolution", "ConvTranspose": "transposed convolution", "Gemm": "linear", "MatMul": "linear"}
+_BEHIND = frozenset({"Relu", "Clip", "QuantizeLinear", "DequantizeLinear"})
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16})
+Basis = Literal["output", "name", "layer", "position"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One value of two files.
+
+    Attributes:
+        name: Its name before quantization, in the first file.
+        first: The value in the first file.
+        second: The value in the second one.
+        basis: What tells that they are one: the place among the outputs, the name, the name of the layer they end, or
+            the place of that layer.
+    """
+
+    name: str
+    first: ir.Value
+    second: ir.Value
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a file computes.
+
+    Attributes:
+        model: The file; weights outside it stay there.
+        folder: Where such weights lie.
+        named: The value to read for each name, inputs first, then in execution order.
+    """
+
+    model: ir.Model
+    folder: Path
+    named: dict[str, ir.Value]
+    _proto: onnx.ModelProto = field(repr=False)
+
+    def returning(self, values: Sequence[ir.Value]) -> bytes:
+        """Return the file as bytes, with these values as its only outputs."""
+        del self._proto.graph.output[:]
+        self._proto.graph.output.extend(onnx.ValueInfoProto(name=name_of(value)) for value in values)
+        return self._proto.SerializeToString()
+
+    def order(self) -> dict[ir.Value, int]:
+        """Return the place of every computed value in the order of execution."""
+        outputs = itertools.chain.from_iterable(node.outputs for node in self.model.graph)
+        return {value: index for index, value in enumerate(outputs)}
+
+
+def read_values(path: Path) -> Values:
+    """Read a file without running it.
+
+    Raises:
+        Refused: It is missing, unreadable or no ONNX model.
+    """
+    try:
+        model = ir.load(path)
+        proto = ir.to_proto(model)
+    except OSError as error:
+        raise Refused(f"'{path}' cannot be read: {error.strerror or error}.", hint="Check the path.") from error
+    except Exception as error:  # protobuf's and onnx-ir's errors have no common class
+        raise Refused(f"'{path}' is not a readable ONNX model: {error}.", hint="Write the file again.") from error
+    if not len(model.graph) or not model.graph.outputs:
+        raise Refused(f"'{path}' is not an ONNX model with a graph in it.", hint="Write the file again.")
+    return Values(model, path.parent, _named(model.graph), proto)
+
+
+def shared(first: Values, second: Values) -> list[Shared]:
+    """Return the values two files with as many outputs share, in the second one's order of execution.
+
+    Raises:
+        Refused: The files share nothing between inputs and outputs.
+    """
+    taken: set[ir.Value] = set()
+    ends = _untaken(_by_output(first, second), taken)
+    inner = _untaken(_by_name(first, second), taken) + _untaken(_by_node(first, second), taken)
+    if all(pair.first.producer() is None for pair in inner):
+        inner += _untaken(_by_position(first, second), taken)
+    if all(pair.first.producer() is None for pair in inner):
+        raise Refused(
+            "The files share no value between inputs and outputs: no name is the same, and their weighted layers do "
+            "not correspond one to one.",
+            hint="Leave --layers out, or compare with the float file that the other one was made from.",
+        )
+    order = second.order()
+    return sorted([*inner, *ends], key=lambda pair: order.get(pair.second, -1))
+
+
+def producer(value: ir.Value) -> ir.Node | None:
+    """Return the node that computed a value, looking through its rounding to integers; None for an input."""
+    node = value.producer()
+    while node is not None and node.op_type in ("DequantizeLinear", "QuantizeLinear") and node.inputs[0] is not None:
+        node = _quantizer(node) or node.inputs[0].producer()
+    return node
+
+
+def is_stored(value: ir.Value) -> bool:
+    """Say whether a value is stored as integers."""
+    node = value.producer()
+    return node is not None and node.op_type == "DequantizeLinear"
+
+
+def sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
+    """Return the nearest known values that a value is computed from."""
+    found, seen, open_ = [], {value}, _inputs(value)
+    while open_:
+        entry = open_.pop()
+        if entry in seen:
+            continue
+        seen.add(entry)
+        if entry in known:
+            found.append(entry)
+        else:
+            open_ += _inputs(entry)
+    return found
+
+
+def rows_of_table(values: Values, name: str) -> int | None:
+    """Return the rows of the smallest constant table that an input of this name indexes; None where there is none."""
+    found = []
+    for node in values.model.graph:
+        if node.op_type == "Gather" and node.inputs[1] is not None:
+            cast, sizes = node.inputs[1].producer(), _sizes(node.inputs[0])
+            index = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else node.inputs[1]
+            if sizes and index is not None and index.name == name:
+                found.append(sizes[0])
+    return min(found, default=None)
+
+
+def _inputs(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    return [] if node is None else [entry for entry in node.inputs if entry is not None]
+
+
+def _named(graph: ir.Graph) -> dict[str, ir.Value]:
+    ends = set(graph.outputs)
+    named = {name_of(value): value for value in graph.inputs if value.name not in graph.initializers}
+    for node in graph:
+        if node.op_type == "DequantizeLinear":
+            source = node.inputs[0]
+            if source is not None and source.producer() is not None and constant(source) is None:
+                value = node.outputs[0]
+                named[name_of(value) if value in ends else _stored_name(value)] = value
+        elif node.op_type not in _QUANTIZERS and node.op_type != "Constant":
+            for value in node.outputs:
+                if value.name and (value.dtype is None or value.dtype in _FLOATS):
+                    named.setdefault(value.name, value)
+    return named
+
+
+def _stored_name(value: ir.Value) -> str:
+    """Return the name that a dequantized value had before it was quantized."""
+    node = value.producer()
+    assert node is not None
+    quantizer = _quantizer(node)
+    if quantizer is not None and quantizer.inputs[0] is not None:
+        scales = quantizer.inputs[1], node.inputs[1]
+        if scales[0] is scales[1] or _equal(constant(scales[0]), constant(scales[1])):
+            return name_of(quantizer.inputs[0])
+    return _without_ending(name_of(value))
+
+
+def _quantizer(node: ir.Node) -> ir.Node | None:
+    """Return the QuantizeLinear whose integers a DequantizeLinear reads, with channels appended in between or not."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if before is not None and before.op_type == "Pad" and before.inputs[0] is not None:
+        before = before.inputs[0].producer()
+    is_one = before is not None and before.op_type == "QuantizeLinear" and node.op_type == "DequantizeLinear"
+    return before if is_one else None
+
+
+def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is not None and other is not None and np.array_equal(one, other)
+
+
+def _without_ending(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+
+
+def _untaken(pairs: Iterable[Shared], taken: set[ir.Value]) -> list[Shared]:
+    """Return the pairs of which neither value is taken, and take them."""
+    found = []
+    for pair in pairs:
+        if pair.first not in taken and pair.second not in taken:
+            taken.update((pair.first, pair.second))
+            found.append(pair)
+    return found
+
+
+def _by_output(first: Values, second: Values) -> Iterator[Shared]:
+    for one, other in zip(first.model.graph.outputs, second.model.graph.outputs, strict=True):
+        yield Shared(name_of(one), one, other, "output")
+
+
+def _by_name(first: Values, second: Values) -> Iterator[Shared]:
+    """Yield values of one name; inputs only where a file stores them as integers, for else there is nothing to see."""
+    for name, value in first.named.items():
+        other = second.named.get(name)
+        if other is not None and not (value.producer() is None and other.producer() is None):
+            yield Shared(name, value, other, "name")
+
+
+def _by_node(first: Values, second: Values) -> Iterator[Shared]:
+    others = {node.name: node for node in _weighted(second) if node.name}
+    for node in _weighted(first):
+        other = others.get(node.name or "")
+        if other is not None and _FAMILIES[other.op_type] == _FAMILIES[node.op_type]:
+            value = _end(node)
+            yield Shared(name_of(value), value, _end(other), "layer")
+
+
+def _by_position(first: Values, second: Values) -> Iterator[Shared]:
+    one, other = list(_weighted(first)), list(_weighted(second))
+    if [_FAMILIES[node.op_type] for node in one] == [_FAMILIES[node.op_type] for node in other]:
+        for left, right in zip(one, other, strict=True):
+            value = _end(left)
+            yield Shared(_without_ending(name_of(value)), value, _end(right), "position")
+
+
+def _weighted(values: Values) -> Iterator[ir.Node]:
+    for node in values.model.graph:
+        if node.op_type in _FAMILIES and _sizes(node.inputs[1]) is not None:
+            yield node
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the sizes of a constant, stored as floats or integers; None for a value that is computed."""
+    origin = None if value is None else value.producer()
+    if origin is not None and origin.op_type == "DequantizeLinear":
+        value = origin.inputs[0]
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _end(node: ir.Node) -> ir.Value:
+    """Return the value behind a weighted node, its rounding and the Relu or Clip that follow as the only reader."""
+    value = node.outputs[0]
+    behind = _next(value)
+    while behind is not None:
+        value = behind.outputs[0]
+        behind = _next(value)
+    return value
+
+
+def _next(value: ir.Value) -> ir.Node | None:
+    users, node = readers(value), value.producer()
+    if node is not None and node.op_type == "QuantizeLinear":
+        return users[0]
+    alone = len(users) == 1 and not value.is_graph_output()
+    return users[0] if alone and users[0].op_type in _BEHIND else None

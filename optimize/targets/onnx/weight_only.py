@@ -1,0 +1,155 @@
+"""Weight-only INT8 and INT4 for ONNX Runtime: ``MatMulNBits`` and ``GatherBlockQuantized`` of its own operator set.
+
+``MatMulNBits`` is asked for integer products (``accuracy_level=4``): it quantizes its input to 8 bits, a scale a block,
+at run time, which adds noise of about -45 dB. Its other levels multiply in float32 and do not pay: at 1024 x 1024 and
+8 bits they took 20 times as long as float, at 4 bits 1.3 times, integers a third to a half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from optimize import graph as aten_graph
+from optimize.program import Program
+from optimize.quantization.blocks import Blocks, read_blocks
+from optimize.quantization.plan import Quantization
+from optimize.targets.base import Coverage, FloatLayer
+from optimize.targets.onnx.export import ORIGIN
+from optimize.targets.onnx.nodes import add, constant, is_float, replace, store, tidy
+
+CONTRIB = "com.microsoft"
+#: The operators that can be written, and which input of them is the weight.
+_WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
+_INTEGER_PRODUCTS = 4
+
+
+def quantize_weights(model: ir.Model, program: Program) -> Coverage:
+    """Write the weights of the plan's layers as integers into a float model, in place.
+
+    Layers that share a weight in the program share its integers in the file.
+
+    Args:
+        model: What ``to_onnx`` returned for the program.
+        program: A program with a plan for weights alone.
+
+    Returns:
+        The layers written so and those of the plan left in float, by module path.
+    """
+    plan = program.quantization
+    assert plan is not None
+    done, left = [], []
+    names = _weight_names(program)
+    for node in list(model.graph):
+        origin = node.metadata_props.get(ORIGIN)
+        if origin not in plan.layers or node.op_type not in _WEIGHTS:
+            continue
+        name = str(node.name).replace(f"/{node.op_type}", "")
+        reason = _reason_for_float(node)
+        if reason:
+            left.append(FloatLayer(name, node.op_type, reason))
+            continue
+        done.append(name)
+        node.name = name
+        write = _embedding if node.op_type == "Gather" else _linear
+        write(model.graph, node, _Stored(model.graph, names[str(origin)], _blocks(node, plan)))
+    if done:
+        model.opset_imports[CONTRIB] = 1
+    tidy(model)
+    return Coverage(quantized=tuple(done), left_float=tuple(left))
+
+
+class _Stored:
+    """The blocks of one weight as constants of the graph."""
+
+    def __init__(self, graph: ir.Graph, name: str, blocks: Blocks) -> None:
+        self.rows, self.count, self.size = blocks.integers.shape
+        self.columns, self.bits = blocks.columns, blocks.bits
+        self.integers = store(graph, f"{name}_q", blocks.stored().numpy())
+        self.scales = store(graph, f"{name}_scale", blocks.scales.numpy())
+
+    @property
+    def attributes(self) -> Mapping[str, int]:
+        """What both operators are told of the blocks."""
+        return {"bits": self.bits, "block_size": self.size}
+
+
+def _weight_names(program: Program) -> dict[str, str]:
+    """Return the path of each layer's weight by node name, or the node's name where the weight is computed."""
+    named = {}
+    for node in aten_graph.calls(program.graph, aten_graph.aten.linear.default, aten_graph.aten.embedding.default):
+        weight = aten_graph.argument(node, "weight")
+        named[node.name] = str(weight.target) if weight.op == "get_attr" else node.name
+    return named
+
+
+def _reason_for_float(node: ir.Node) -> str:
+    weight = constant(node.inputs[_WEIGHTS[node.op_type]])
+    if weight is None:
+        return "its weight is computed at run time"
+    if not is_float(node.outputs[0]):
+        return "it is not float32"
+    if node.op_type == "Gather":
+        return ""
+    if node.op_type == "Gemm" and (node.attributes.get_int("transA", 0) != 0 or _scaled(node)):
+        return "its input or its bias is transposed or scaled inside the node"
+    return "" if len(node.inputs[0].shape or ()) > 1 else "its input is a vector"  # type: ignore[union-attr]
+
+
+def _scaled(node: ir.Node) -> bool:
+    return any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
+
+
+def _blocks(node: ir.Node, plan: Quantization) -> Blocks:
+    """Return the weight of a node, rows first, in blocks that the kernels take."""
+    weight = constant(node.inputs[_WEIGHTS[node.op_type]])
+    assert weight is not None
+    if node.op_type != "Gather" and node.attributes.get_int("transB", 0) == 0:
+        weight = weight.T
+    return read_blocks(torch.tensor(weight), plan.bits, plan.group).resized()
+
+
+def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
+    """``y = x W' + b`` by ``MatMulNBits``."""
+    old, bias = node.outputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    attributes = {**weight.attributes, "K": weight.columns, "N": weight.rows, "accuracy_level": _INTEGER_PRODUCTS}
+    result = add(
+        graph,
+        "MatMulNBits",
+        [node.inputs[0], weight.integers, weight.scales],
+        attributes,
+        name=f"{old.name}_product",
+        like=old,
+        domain=CONTRIB,
+    )
+    _take_name(result, node)
+    if bias is not None:
+        result = add(graph, "Add", [result, bias], name=f"{old.name}_biased", like=old)
+    replace(old, result)
+
+
+def _embedding(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
+    """Take rows of the integers and dequantize those, so that no float table exists; cut what pads the last block."""
+    old, width = node.outputs[0], weight.count * weight.size
+    assert old.shape is not None
+    two_axes = store(graph, "table_shape", np.array([weight.rows, -1]))
+    table = add(graph, "Reshape", [weight.integers, two_axes], name=f"{old.name}_table", like=weight.integers)
+    table.shape = ir.Shape([weight.rows, width * weight.bits // 8])
+    attributes = {**weight.attributes, "gather_axis": 0, "quantize_axis": 1}
+    inputs = [table, node.inputs[1], weight.scales]
+    result = add(graph, "GatherBlockQuantized", inputs, attributes, name=f"{old.name}_rows", like=old, domain=CONTRIB)
+    result.shape = ir.Shape([*old.shape[:-1], width])
+    _take_name(result, node)
+    if width > weight.columns:
+        bounds = [store(graph, f"number_{number}", np.array([number])) for number in (0, weight.columns, -1)]
+        result = add(graph, "Slice", [result, *bounds], name=f"{old.name}_cut", like=old)
+    replace(old, result)
+
+
+def _take_name(value: ir.Value, node: ir.Node) -> None:
+    producer = value.producer()
+    assert producer is not None
+    producer.name, node.name = node.name, None

@@ -1,0 +1,152 @@
+"""OpenVINO: an IR file and its weights for CPUs, in float32, float16, bfloat16 and static INT8."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimize.errors import Refused
+from optimize.files import whole
+from optimize.registry import register_target
+from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.onnx.policy import OPENVINO
+from optimize.targets.openvino.runner import INSTALL
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from optimize.program import Program
+    from optimize.targets.openvino.coverage import Kernel
+
+_NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
+
+
+@register_target
+class OpenVINO(Target):
+    """Writes OpenVINO's intermediate representation, ``.xml`` and ``.bin``, and runs it with OpenVINO on CPU.
+
+    The program goes through ONNX; static INT8 is placed where OpenVINO's own compiler moves and fuses it
+    (``policy.OPENVINO``). The file carries the precision its float operators are to run in, because the CPU plug-in
+    otherwise chooses bfloat16 by itself. The file is compiled once before it is kept, so that the kernels and
+    precisions in the report are read from the graph that OpenVINO executes on this machine.
+    """
+
+    name = "openvino"
+    suffix = ".xml"
+    summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
+    numerics = OPENVINO.numerics
+
+    def available(self) -> Availability:
+        """Say whether OpenVINO is installed; it both writes and runs the file."""
+        try:
+            versions = {name: importlib.metadata.version(name) for name in ("openvino", "torch", "onnx")}
+        except importlib.metadata.PackageNotFoundError:
+            return Availability(export=False, run=False, reason="OpenVINO is not installed", install=INSTALL)
+        return Availability(export=True, run=True, version=versions)
+
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Return the description of the graph and, beside it, its weights."""
+        return path, path.with_suffix(".bin")
+
+    def export(self, program: Program, path: Path) -> Artifact:
+        """Write the program as IR with a free batch, ``path`` and the ``.bin`` beside it.
+
+        Raises:
+            TargetUnavailable: OpenVINO is not installed.
+            Refused: ONNX or OpenVINO lacks an operator of the program, or no layer can run in INT8.
+        """
+        from optimize.targets.openvino.coverage import notes, read_coverage
+        from optimize.targets.openvino.runner import import_runtime
+        from optimize.targets.packaging import describe
+
+        runtime = import_runtime()
+        model, placed = _lower(program)
+        precision = _float_precision(program)
+        kernels = _write(runtime, model, precision, self.files(path))
+        wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
+        return describe(
+            program,
+            target=self.name,
+            path=path,
+            precision=program.precision,
+            versions=self.available().version,
+            coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
+            notes=[*notes(kernels, precision), *([_NARROW] if wide else [])],
+        )
+
+    def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
+        """Compile the file for this CPU, in the precision it carries.
+
+        Raises:
+            TargetUnavailable: OpenVINO is not installed.
+            Refused: The ``.bin`` is not beside the ``.xml``, or OpenVINO cannot compile the file here.
+        """
+        from optimize.targets.openvino.runner import OpenVINORunner
+
+        return OpenVINORunner(artifact, threads=threads)
+
+
+def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
+    """Return the program as ONNX, and what was placed in INT8 in it.
+
+    Raises:
+        Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
+    """
+    from optimize.targets.onnx.export import to_onnx
+    from optimize.targets.onnx.policy import openvino
+    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.openvino.maxima import reduce_integers
+
+    plan = program.quantization
+    if plan is not None and plan.mode == "dynamic":
+        raise Refused("OpenVINO has no dynamic INT8 that a file can ask for.", hint="Use --int8=static, or --bf16.")
+    if plan is not None and plan.mode == "weights":
+        raise Refused(
+            "INT8 weights with float activations are not written for OpenVINO.", hint="Use --int8=static, or --bf16."
+        )
+    model, value_names = to_onnx(program)
+    if plan is None:
+        return model, None
+    placed = quantize_onnx(model, value_names, plan, openvino())
+    if not placed.quantized:
+        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
+        raise Refused(f"No layer can run in INT8 on OpenVINO: {reasons}.", hint="Leave --int8 out for this target.")
+    reduce_integers(model)
+    return model, placed
+
+
+def _float_precision(program: Program) -> str:
+    """Return what OpenVINO shall compute float operators in: the program's precision, in its own word.
+
+    Float16 weights are widened: x86 has no float16 kernels there, and asking for them brings bfloat16.
+    """
+    import torch
+
+    weights = (*program.graph_module.parameters(), *program.graph_module.buffers())
+    return "bf16" if any(weight.dtype is torch.bfloat16 for weight in weights) else "f32"
+
+
+def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[Kernel]:
+    """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
+    from optimize.targets.onnx.export import save
+    from optimize.targets.openvino.coverage import read_kernels
+    from optimize.targets.openvino.runner import compile_file, label, refusing
+
+    description, weights = files
+    with tempfile.TemporaryDirectory() as folder:
+        onnx = Path(folder) / "model.onnx"
+        save(model, onnx)
+        with refusing("convert the model"):
+            converted = runtime.Core().read_model(onnx)
+    names = label(converted, precision)
+    with whole(description) as written, whole(weights) as binary:
+        runtime.serialize(converted, written, binary)
+        return read_kernels(compile_file(runtime, written, binary), names)
+
+
+def _output_layers(model: ir.Model) -> dict[str, str]:
+    """Return the name of each output by the node that computes it: OpenVINO calls that node so."""
+    producers = [(value, value.producer()) for value in model.graph.outputs]
+    return {str(node.name): str(value.name) for value, node in producers if node is not None}

@@ -1,0 +1,146 @@
+"""What OpenVINO executes of a file, read from the runtime model of the compiled graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimize.targets.base import Coverage, FloatLayer
+
+_INTEGERS = ("u8", "i8")
+_FLOATS = ("f32", "bf16", "f16")
+_WEIGHTED = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell")
+#: Change the form of values and not the values: they are no reason to call a stretch of the graph float.
+_CONVERSIONS = frozenset(
+    {
+        "Broadcast", "Concatenation", "Convert", "FakeQuantize", "Gather", "Pad", "Reorder", "Reshape", "ShapeOf",
+        "Split", "StridedSlice", "Tile", "Transpose",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One node of the graph that OpenVINO executes.
+
+    Attributes:
+        name: Its name there, unique.
+        op: Its kind, in OpenVINO's word, such as ``Convolution``.
+        precision: What it computes in, such as ``u8`` or ``f32``.
+        origins: Nodes of the file it computes, those fused into it included.
+        sources: Names of the kernels it reads.
+    """
+
+    name: str
+    op: str
+    precision: str
+    origins: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it multiplies integers by weights."""
+        return self.op in _WEIGHTED and self.precision in _INTEGERS
+
+
+def read_kernels(compiled: Any, names: Container[str]) -> list[Kernel]:
+    """Return what a compiled model executes for each inference, in order; constants are computed once and left out.
+
+    Args:
+        compiled: The compiled model.
+        names: Nodes of the file it was compiled from; those that compilation adds are no origins.
+    """
+    kernels, live = [], set[str]()
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        facts = {key: value.astype(str) for key, value in node.get_rt_info().items()}
+        sources = tuple(entry.get_source_output().get_node().get_friendly_name() for entry in node.inputs())
+        if facts["layerType"] == "Input":
+            live.add(node.get_friendly_name())
+        elif live.intersection(sources) and facts["layerType"] != "Output":
+            live.add(node.get_friendly_name())
+            found = map(_undecorated, facts["originalLayersNames"].split(","))
+            origins = tuple(dict.fromkeys(name for name in found if name in names))
+            entry = (node.get_friendly_name(), facts["layerType"], facts["runtimePrecision"], origins, sources)
+            kernels.append(Kernel(*entry))
+    return kernels
+
+
+def read_coverage(kernels: Sequence[Kernel], placed: Coverage, outputs: Mapping[str, str]) -> Coverage:
+    """Return which layers OpenVINO executes in INT8.
+
+    Args:
+        kernels: What it executes.
+        placed: The layers that were written in INT8, and those left in float.
+        outputs: Name of each output of the model by the node that computes it.
+    """
+    layers = {*placed.quantized, *(layer.name for layer in placed.left_float)}
+    executed = {name: _kernel_of(name, kernels, outputs) for name in layers}
+    integer = [name for name in placed.quantized if (found := executed[name]) is not None and found.is_integer]
+    refused = [
+        FloatLayer(name, found.op if found else "", _reason(found))
+        for name in placed.quantized
+        if name not in integer
+        for found in [executed[name]]
+    ]
+    between = [_float_layer(kernel) for kernel in _between(kernels) if not layers.intersection(kernel.origins)]
+    return Coverage(
+        quantized=tuple(integer),
+        left_float=(*placed.left_float, *refused, *between),
+        kernels=dict(sorted(Counter(f"{kernel.op}@{kernel.precision}" for kernel in kernels).items())),
+    )
+
+
+def notes(kernels: Sequence[Kernel], precision: str) -> list[str]:
+    """Return what the report should say: the precision each kind of weighted kernel runs in, and how to get it.
+
+    Args:
+        kernels: What OpenVINO executes.
+        precision: What float operators were asked to run in.
+    """
+    counted = Counter((kernel.op, kernel.precision) for kernel in kernels if kernel.op in _WEIGHTED)
+    parts = [f"{number} {op} in {found}" for (op, found), number in sorted(counted.items())]
+    return [
+        f"OpenVINO executes here: {', '.join(parts) or 'no convolution or matrix product'}.",
+        f"Compile it with INFERENCE_PRECISION_HINT={precision}: the CPU plug-in may choose another one by itself.",
+    ]
+
+
+def _kernel_of(layer: str, kernels: Sequence[Kernel], outputs: Mapping[str, str]) -> Kernel | None:
+    """Return the kernel that multiplies by a layer's weight; a layer with a bias is two nodes to OpenVINO."""
+    names = {layer, f"{layer}/WithoutBiases", outputs.get(layer, layer)}
+    weighted = [kernel for kernel in kernels if kernel.op in _WEIGHTED]
+    return next((kernel for kernel in weighted if names.intersection(kernel.origins)), None)
+
+
+def _undecorated(origin: str) -> str:
+    """Return a node's name before OpenVINO split a dequantization off it."""
+    return origin.partition("/Dequantization")[0]
+
+
+def _reason(kernel: Kernel | None) -> str:
+    if kernel is None:
+        return "OpenVINO does not execute it as one kernel with weights"
+    return f"OpenVINO executes it in {kernel.precision}"
+
+
+def _between(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+    """Yield the float kernels that stand between integer ones: after one and before another."""
+    after, before = set[str](), set[str]()
+    for kernel in kernels:
+        if kernel.is_integer or (after.intersection(kernel.sources) and kernel.op != "ShapeOf"):
+            after.add(kernel.name)
+    for kernel in reversed(kernels):
+        if kernel.is_integer or kernel.name in before:
+            before.update(kernel.sources)
+    for kernel in kernels:
+        computes = kernel.origins and kernel.op not in _CONVERSIONS and kernel.precision in _FLOATS
+        if computes and kernel.name in before and after.intersection(kernel.sources):
+            yield kernel
+
+
+def _float_layer(kernel: Kernel) -> FloatLayer:
+    name = next((origin for origin in kernel.origins if "/" in origin), kernel.origins[0])
+    reason = f"only operands of weighted layers are stored as integers; OpenVINO executes it in {kernel.precision}"
+    return FloatLayer(name, kernel.op, reason)

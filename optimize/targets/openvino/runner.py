@@ -1,0 +1,134 @@
+"""Compile and run an IR file with OpenVINO on CPU (this file does not need torch)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimize.errors import Refused, TargetUnavailable
+from optimize.targets.base import Artifact, Runner
+
+INSTALL = "pip install openvino"
+DEVICE = "CPU"
+#: Where the file says what its float operators are to be computed in.
+_PRECISION = ["optimize", "inference_precision"]
+
+
+class OpenVINORunner(Runner):
+    """One inference request of a file compiled for this CPU.
+
+    Attributes:
+        compiled: OpenVINO's compiled model.
+    """
+
+    def __init__(self, artifact: Artifact, *, threads: int | None = None) -> None:
+        """Compile the file.
+
+        Args:
+            artifact: An artifact of the target ``openvino``.
+            threads: Threads of the one stream that runs; None leaves it to OpenVINO.
+
+        Raises:
+            TargetUnavailable: OpenVINO is not installed.
+            Refused: The ``.bin`` is not beside the ``.xml``, or OpenVINO cannot compile the file here.
+        """
+        super().__init__(artifact)
+        weights = artifact.path.with_suffix(".bin")
+        if not weights.is_file():
+            raise Refused(
+                f"'{weights}' is missing: it holds the weights of '{artifact.path.name}'.", hint="Keep both together."
+            )
+        self.compiled = compile_file(import_runtime(), artifact.path, weights, threads=threads)
+        self._request = self.compiled.create_infer_request()
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on flat arrays, read where they lie; return flat arrays of their own."""
+        results = self._request.infer(list(inputs), share_inputs=True)
+        return list(results.values())
+
+
+def import_runtime() -> Any:
+    """Return the openvino module.
+
+    Raises:
+        TargetUnavailable: It is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise TargetUnavailable("OpenVINO is not installed.", hint=INSTALL) from error
+    return openvino
+
+
+def label(model: Any, precision: str) -> frozenset[str]:
+    """Write into a model what its float operators are to be computed in, and names that are the same in every process.
+
+    OpenVINO numbers nodes without a name through the whole process. Here they are numbered in execution order, and
+    named after the node they belong to: the nearest one with a name that reads them.
+
+    Args:
+        model: A model just converted.
+        precision: ``f32`` or ``bf16``.
+
+    Returns:
+        The names of its nodes.
+    """
+    model.set_rt_info(precision, _PRECISION)
+    nodes = model.get_ordered_ops()
+    owners: dict[str, str] = {}
+    for index, node in reversed(list(enumerate(nodes))):
+        name, kind = node.get_friendly_name(), node.get_type_name()
+        if re.fullmatch(rf"{kind}_\d+", name):
+            readers = [entry.get_node().get_name() for port in node.outputs() for entry in port.get_target_inputs()]
+            name = min((owners[reader] for reader in readers), default="")
+            node.set_friendly_name(f"{name}/{kind}_{index}")
+        owners[node.get_name()] = name
+    return frozenset(node.get_friendly_name() for node in nodes)
+
+
+def compile_file(runtime: Any, description: Path, weights: Path, *, threads: int | None = None) -> Any:
+    """Return the compiled model of an IR file: one stream, in the precision the file carries.
+
+    Raises:
+        Refused: OpenVINO cannot compile it on this CPU.
+    """
+    with refusing(f"compile '{description.name}'"):
+        core = runtime.Core()
+        model = core.read_model(description, weights)
+        options: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # a thread bound to a core that another process uses waits for it
+            "INFERENCE_PRECISION_HINT": model.get_rt_info(_PRECISION).astype(str),
+        }
+        if threads is not None:
+            options["INFERENCE_NUM_THREADS"] = threads
+        return core.compile_model(model, DEVICE, options)
+
+
+@contextmanager
+def refusing(task: str) -> Iterator[None]:
+    """Turn what OpenVINO raises into a refusal that gives its reason.
+
+    Raises:
+        Refused: OpenVINO could not do the task.
+    """
+    try:
+        yield
+    except Exception as error:  # its failures have no base class of their own
+        raise Refused(f"OpenVINO cannot {task}: {_reason(str(error))}.", hint="Choose another target.") from error
+
+
+def _reason(text: str) -> str:
+    """Return the line of an OpenVINO error that says why: the last one that is not a place in its source.
+
+    >>> _reason("Check 'false' failed at src/a.cpp:1:\\nNot fully converted.\\n-- No rule for operations: Det\\n\\n")
+    'No rule for operations: Det'
+    """
+    lines = [line.strip(" -.:!") for line in text.splitlines() if not re.search(r"\.[ch]pp:\d+", line)]
+    return next((line for line in reversed(lines) if line), "it gives no reason")

@@ -1,0 +1,131 @@
+"""AOTInductor: the program compiled to C++ for this CPU, in one file that torch loads."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimize.errors import Refused, TargetUnavailable
+from optimize.registry import register_target
+from optimize.targets import packaging
+from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+
+if TYPE_CHECKING:
+    from optimize.program import Program
+
+
+@register_target
+class PT2(Target):
+    """Compiles the program with inductor ahead of time; the file holds a native library, the weights in it.
+
+    Float programs, bfloat16 included, run on oneDNN and on loops compiled for this CPU. Static INT8 is written in
+    inductor's own words and fused by it: convolutions and linear layers with their activations and sums become integer
+    kernels of oneDNN, the rest float loops. The compiler runs in a child process and takes 10 s to a minute.
+
+    Elsewhere the file is loaded with ``torch._inductor.aoti_load_package(path)``; nothing but torch is needed. Where
+    there is a C++ compiler, that function makes trial builds once to compare CPUs; ``TORCHINDUCTOR_VEC_ISA_OK=1`` skips
+    them.
+    """
+
+    name = "pt2"
+    suffix = ".pt2"
+    summary = "AOTInductor package, compiled for this CPU and this torch; float32, bfloat16 and static INT8."
+
+    def available(self) -> Availability:
+        """Say whether there is a C++ compiler; files run without one."""
+        versions = {"torch": importlib.metadata.version("torch")}
+        if _compiler() is not None:
+            return Availability(export=True, run=True, version=versions)
+        reason = "no C++ compiler (g++, or what the variable CXX names) was found"
+        return Availability(export=False, run=True, version=versions, reason=reason, install="apt install g++")
+
+    def export(self, program: Program, path: Path) -> Artifact:
+        """Compile the program for this CPU.
+
+        Raises:
+            TargetUnavailable: There is no C++ compiler.
+            Refused: Inductor cannot compile the program, its INT8 is not static, or no layer can run in INT8.
+        """
+        found = self.available()
+        if not found.export:
+            raise TargetUnavailable(f"The pt2 target cannot compile: {found.reason}.", hint=found.install)
+        coverage = _compile_float(program, path) if program.quantization is None else _compile_int8(program, path)
+        return packaging.describe(
+            program,
+            target=self.name,
+            path=path,
+            precision=program.precision,
+            versions=found.version,
+            coverage=coverage,
+            notes=[_tied(found.version["torch"])],
+        )
+
+    def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
+        """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
+        import torch
+
+        from optimize.targets.torch_runner import TorchRunner
+
+        with _unpacking_folder():
+            # What aoti_load_package wraps, without its trial builds with g++ to find out what this CPU can do.
+            loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact.path), "model", False, 1, -1)
+
+        def run(*inputs: torch.Tensor) -> Any:
+            return loader.run(list(inputs))
+
+        return TorchRunner(artifact, run, threads)
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _tied(torch_version: str) -> str:
+    return (
+        f"Compiled for this CPU ({platform.machine()}) with torch {torch_version.split('+')[0]}: run it with that "
+        "release on the same kind of CPU, and export again elsewhere. The file is native code: load only your own."
+    )
+
+
+def _compile_float(program: Program, path: Path) -> Coverage | None:
+    from optimize.targets.pt2.isolated import compile_package
+
+    compile_package(program.export(), path)
+    return None
+
+
+def _compile_int8(program: Program, path: Path) -> Coverage:
+    from optimize.targets.pt2.coverage import coverage
+    from optimize.targets.pt2.isolated import compile_package
+    from optimize.targets.pt2.lowering import lower
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise Refused("Inductor fuses integer layers on x86-64 only.", hint="Choose torchscript or onnx.")
+    lowered, placement = lower(program)
+    compile_package(lowered.export(), path)
+    return coverage(path, placement)
+
+
+@contextmanager
+def _unpacking_folder() -> Iterator[None]:
+    """Let torch unpack a package into a folder that is removed at once: a mapped library needs no name.
+
+    Torch removes its copy when the process ends by itself; a worker that is killed would leave one each time.
+    """
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="optimize-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before

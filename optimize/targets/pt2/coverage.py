@@ -1,0 +1,104 @@
+"""What a package runs on integers, read from the C++ that was compiled into it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimize import graph
+from optimize.targets.base import Coverage, FloatLayer
+from optimize.targets.pt2.lowering import SCALE
+from optimize.targets.pt2.placement import Placement
+
+_CALL = re.compile(
+    r"^\s+(?:AOTI_TORCH_ERROR_CODE_CHECK\()?(?:aoti_torch_cpu__?|aoti_torch_(?=proxy)|cpp_)(\w+)\((.*)$", re.MULTILINE
+)
+#: Calls an operator by its number in a table of the package.
+_BY_NUMBER = "proxy_executor_call_function"
+_INTEGER = re.compile(r"q(conv|linear)|quantized::")
+_WEIGHTED = re.compile(r"convolution|linear")
+#: Conversions, and moves that compute nothing, among the operators that name a loop.
+_MOVES = re.compile(
+    r"(?:^|_)(?:(?:de)?quantize_per_tensor|_to_copy|reshape|view|flatten|permute|transpose|squeeze|unsqueeze|slice|"
+    r"select|split_with_sizes|split|unbind|expand|cat|clone|constant_pad_nd)(?=_|$)"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a package.
+
+    Attributes:
+        kernel: The function, such as ``qconv_pointwise_tensor``, ``fused_mean_quantize_per_tensor_2`` or
+            ``quantized::max_pool2d``.
+        arguments: Its arguments, in C++.
+    """
+
+    kernel: str
+    arguments: str
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it computes on integers."""
+        return _INTEGER.match(self.kernel) is not None
+
+    @property
+    def computes(self) -> str:
+        """The operators that a float kernel computes, empty where it only moves and converts values.
+
+        >>> Call("fused_hardsigmoid_mul_quantize_per_tensor_4", "").computes
+        'hardsigmoid_mul'
+        """
+        return _MOVES.sub("", re.sub(r"^fused_?|_?\d+$", "", self.kernel)).strip("_")
+
+
+def read_calls(package: Path) -> list[Call]:
+    """Return the kernel calls of a package, in order."""
+    with zipfile.ZipFile(package) as archive:
+        members = {name.partition(".wrapper.")[2]: name for name in archive.namelist()}
+        code = archive.read(members["cpp"]).decode()
+        table = json.loads(archive.read(members["json"]))["nodes"] if "json" in members else []
+    calls = (Call(*found) for found in _CALL.findall(code))
+    return [_named(call, table) if call.kernel == _BY_NUMBER else call for call in calls]
+
+
+def _named(call: Call, table: Sequence[Mapping[str, Any]]) -> Call:
+    number = int(call.arguments.split(",")[1])
+    return Call(table[number]["node"]["target"], call.arguments)
+
+
+def coverage(package: Path, placement: Placement) -> Coverage:
+    """Return what a package runs on integers and what it does not, with the kernels counted.
+
+    A layer runs on integers when an integer kernel reads its weight scales, which keep their names in the C++.
+
+    Args:
+        package: The compiled package.
+        placement: What was to run on integers.
+    """
+    calls = read_calls(package)
+    scales = (re.search(rf"\b(\w+){SCALE}\b", call.arguments) for call in calls if call.is_integer)
+    integer = {found[1] for found in scales if found}
+    reason = "inductor did not fuse it with its integer weights"
+    lost = [
+        FloatLayer(graph.origin(node), graph.op_name(node), reason)
+        for node in placement.weights
+        if node.name not in integer
+    ]
+    names = tuple(graph.origin(node) for node in placement.weights if node.name in integer)
+    kernels = dict(sorted(Counter(call.kernel for call in calls).items()))
+    return Coverage(names, (*placement.left_float, *lost, *_between(calls)), kernels)
+
+
+def _between(calls: list[Call]) -> Iterator[FloatLayer]:
+    """Yield the float kernels between the first integer kernel and the last, other than weighted layers."""
+    places = [index for index, call in enumerate(calls) if call.is_integer]
+    for call in calls[places[0] : places[-1]] if places else ():
+        if not call.is_integer and call.computes and not _WEIGHTED.search(call.kernel):
+            yield FloatLayer(call.kernel, call.computes, "inductor computes it in one float loop")

@@ -1,0 +1,92 @@
+"""Writes a quantization plan into the graph in the words that inductor fuses: ``quantized_decomposed``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.program import Program
+from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.targets.pt2.placement import Placement, place
+
+ACTIVATION = TensorFormat("uint8", symmetric=False)
+#: Ending of the name under which a package holds the weight scales of a layer.
+SCALE = "_int8_scale"
+
+
+def lower(program: Program) -> tuple[Program, Placement]:
+    """Return the program with quantize and dequantize operators around its integer layers, and what was decided.
+
+    Raises:
+        Refused: The plan is not a static one, or no layer can run on integers.
+    """
+    plan = program.quantization
+    if plan is None or plan.mode != "static":
+        mode = plan.precision if plan else program.precision
+        raise Refused(
+            f"The pt2 target runs static INT8; this program is {mode}.",
+            hint="Quantize with calibration data (--int8=static), or choose torchscript or onnx.",
+        )
+    lowered = dataclasses.replace(program.clone(), quantization=None, source=None, compiled=None)
+    placement = place(lowered, plan)
+    if not placement.weights:
+        reasons = "; ".join(sorted({layer.reason for layer in placement.left_float})) or "it has no weighted layer"
+        raise Refused(f"No layer of the program can run on integers: {reasons}.")
+    form = TensorFormat("int8", symmetric=True, per_channel=True, bits=min(plan.bits, _weight_bits()))
+    for node in placement.ranges:
+        _store_integers(lowered.graph, node, placement)
+    for node, weight in placement.weights.items():
+        _store_weight(lowered.graph_module, node, weight, form)
+    lowered.refresh()
+    return lowered, placement
+
+
+def _weight_bits() -> int:
+    """Return 8, or 7 where products of pairs are added in 16 bits: 255 * 127 * 2 does not fit, 255 * 63 * 2 does."""
+    return 8 if torch.cpu._is_vnni_supported() else 7
+
+
+def operators() -> torch._ops._OpNamespace:
+    """Return the quantize and dequantize operators; torch registers them when this module of it is imported."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    return torch.ops.quantized_decomposed
+
+
+def _store_integers(nodes: fx.Graph, node: fx.Node, placement: Placement) -> None:
+    """Quantize a value, and let its readers read what comes back."""
+    scale, zero_point = scale_and_zero_point(placement.ranges[node], ACTIVATION)
+    form = (float(scale), zero_point, *ACTIVATION.bounds, torch.uint8)
+    readers, last = list(node.users), node
+    while last.next.op == "placeholder":
+        last = last.next
+    with nodes.inserting_after(last):
+        stored = nodes.call_function(operators().quantize_per_tensor.default, (node, *form))
+    with nodes.inserting_after(stored):
+        restored = nodes.call_function(operators().dequantize_per_tensor.default, (stored, *form))
+    for reader in readers:
+        if node in placement.replaced or reader in placement.weights:
+            reader.replace_input_with(node, restored)
+
+
+def _store_weight(module: fx.GraphModule, node: fx.Node, weight: torch.Tensor, form: TensorFormat) -> None:
+    """Give a layer integer weights, dequantized in the graph."""
+    scale = weight_scales(weight.numpy(), form, axis=0)
+    spread = scale.reshape(-1, *(1,) * (weight.dim() - 1))
+    values = {
+        "_int8_weight": torch.from_numpy(quantize(weight.numpy(), spread, 0, form)),
+        SCALE: torch.from_numpy(scale),
+        "_int8_zero_point": torch.zeros(len(scale), dtype=torch.int64),
+    }
+    for ending, value in values.items():
+        module.register_buffer(node.name + ending, value)
+    with module.graph.inserting_before(node):
+        held = tuple(module.graph.get_attr(node.name + ending) for ending in values)
+        arguments: tuple[Any, ...] = (*held, 0, *form.bounds, torch.int8)
+        restored = module.graph.call_function(operators().dequantize_per_channel.default, arguments)
+    graph.set_argument(node, "weight", restored)

@@ -1,0 +1,156 @@
+"""Which layers run on integers and which values are stored as integers, decided before anything is written.
+
+Inductor fuses ``dequantize -> layer -> activation -> quantize`` into one oneDNN kernel, and compiles whatever else lies
+between a dequantize and a quantize into one float loop with both. So the fewest integers are the fastest, and nothing
+must be quantized for the sake of its neighbours:
+
+* the input of every integer layer is stored as integers;
+* where that input is what a convolution's kernel can return (a convolution, its activation, its sum with a shortcut),
+  every reader reads the integers, so that the kernel returns them and the float value never exists;
+* the shortcut of such a sum is stored as integers where it is another convolution's, which the kernel adds to;
+* a max pool or zero padding before an integer layer moves the integers of its input, where that can be stored: the
+  kernel of the pool compares integers as they are, so both sides must have one scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.program import Program, tensor_value
+from optimize.quantization.plan import Quantization, Range
+from optimize.targets.base import FloatLayer
+
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default)
+#: The layers that inductor has integer kernels for.
+LAYERS = (*_CONVOLUTIONS, aten.linear.default)
+#: The activations that the kernel of a convolution applies to its result.
+_ACTIVATIONS = (
+    aten.relu.default,
+    aten.relu6.default,
+    aten.hardtanh.default,
+    aten.hardswish.default,
+    aten.silu.default,
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What runs on integers.
+
+    Attributes:
+        weights: The float weight of each integer layer.
+        ranges: The range that each value stored as integers is quantized with.
+        replaced: The stored values whose float form nobody reads.
+        left_float: The weighted layers that run in float.
+    """
+
+    weights: Mapping[fx.Node, torch.Tensor]
+    ranges: Mapping[fx.Node, Range]
+    replaced: frozenset[fx.Node]
+    left_float: tuple[FloatLayer, ...]
+
+
+def place(program: Program, plan: Quantization) -> Placement:
+    """Decide what runs on integers, and say what stays in float and why."""
+    weights, left = {}, []
+    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+        try:
+            weights[node] = _integer_weight(program, plan, node)
+        except Refused as refusal:
+            left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    stored = {graph.argument(node, "input"): None for node in weights}
+    replaced = {node for node in stored if _is_returned(node, weights)}
+    for node in reversed(program.graph.nodes):
+        for source in _also_stored(node, stored, weights):
+            if source.name in plan.ranges and _is_returned(source, weights):
+                stored[source] = None
+                replaced.add(source)
+    ranges = {node: plan.ranges[_scale_owner(node, stored).name] for node in stored}
+    return Placement(weights, ranges, frozenset(replaced), tuple(left))
+
+
+def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torch.Tensor:
+    """Return the weight of a layer that has an integer kernel.
+
+    Raises:
+        Refused: It has none; the message is the reason, without a full stop.
+    """
+    if node.name not in plan.layers:
+        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
+    if node.target not in LAYERS:
+        raise Refused(f"inductor has no integer kernel for {graph.op_name(node)}")
+    source, bias = graph.argument(node, "input"), graph.argument(node, "bias")
+    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
+    if weight is None or (bias is not None and graph.constant(program.graph_module, bias) is None):
+        raise Refused("its weight is computed at run time")
+    if weight.dtype is not torch.float32:
+        raise Refused(f"its weight is {weight.dtype}, not float32")
+    if source.name not in plan.ranges:
+        raise Refused("no range was learned for it")
+    rank = _rank(source)
+    if rank < 2 or (node.target in _CONVOLUTIONS and rank != weight.dim()):
+        raise Refused("its input has no batch dimension")
+    return weight
+
+
+def _rank(node: fx.Node) -> int:
+    value = tensor_value(node)
+    return 0 if value is None else value.dim()
+
+
+def _also_stored(node: fx.Node, stored: Mapping[fx.Node, None], weights: Mapping[fx.Node, Any]) -> Iterator[fx.Node]:
+    """Yield the values to store because of what a call does with them."""
+    if node in stored and _moves(node):
+        yield graph.argument(node, "self")
+    if (summed := _summed(node, weights)) is not None:
+        yield from (source for source in node.all_input_nodes if source is not summed)
+
+
+def _moves(node: fx.Node) -> bool:
+    """Say whether a call gives back values of its input, and zeros at most."""
+    if graph.is_call(node, aten.pad.default):
+        return graph.argument(node, "mode") == "constant" and not graph.argument(node, "value")
+    if graph.is_call(node, aten.constant_pad_nd.default):
+        return not graph.argument(node, "value")
+    return graph.is_call(node, aten.max_pool2d.default)
+
+
+def _scale_owner(node: fx.Node, stored: Mapping[fx.Node, None]) -> fx.Node:
+    """Return the value whose range a stored value takes: that before its pools and paddings, where it is stored too."""
+    while _moves(node) and graph.argument(node, "self") in stored:
+        node = graph.argument(node, "self")
+    return node
+
+
+def _is_returned(node: fx.Node, weights: Mapping[fx.Node, Any]) -> bool:
+    """Say whether the kernel of an integer convolution can return a value, and nobody needs it in float."""
+    if any(user.op == "output" for user in node.users):
+        return False
+    if graph.is_call(node, *_ACTIVATIONS):
+        node = node.all_input_nodes[0]
+        if graph.reads(node) != 1:
+            return False
+    return _is_convolution(node, weights) or _summed(node, weights) is not None
+
+
+def _summed(node: Any, weights: Mapping[fx.Node, Any]) -> fx.Node | None:
+    """Return the convolution whose kernel computes a sum, None where none can."""
+    if not graph.is_call(node, aten.add.Tensor) or node.kwargs.get("alpha", 1) != 1:
+        return None
+    shapes = [value.shape for source in node.all_input_nodes if (value := tensor_value(source)) is not None]
+    if len(shapes) != 2 or shapes[0] != shapes[1]:
+        return None
+    sources = node.all_input_nodes
+    return next((source for source in sources if _is_convolution(source, weights) and graph.reads(source) == 1), None)
+
+
+def _is_convolution(node: Any, weights: Mapping[fx.Node, Any]) -> bool:
+    return node in weights and node.target in _CONVOLUTIONS

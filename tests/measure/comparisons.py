@@ -1,0 +1,77 @@
+"""Files to compare: a reference network in float and INT8, and ways to spoil or disguise one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize.measure.feed import open_feed
+from optimize.measure.layers import Distances, compare
+from optimize.measure.sides import aligned, open_side
+from optimize.passes.quantize_static import QuantizeStatic
+from optimize.registry import find_target
+
+
+def write_pair(name: str, folder: Path) -> tuple[Path, Path]:
+    """Writes a reference network, BatchNorm folded, as float and as INT8 ONNX."""
+    reference = REFERENCES[name]
+    net = reference.build()
+    randomize_batch_norm(net, seed=1)
+    program = optimize.capture(net, (reference.inputs(),))
+    program, _ = optimize.FuseConvBN().apply(program)
+    target = find_target("onnx")
+    paths = folder / f"{name}.onnx", folder / f"{name}.int8.onnx"
+    target.export(program, paths[0])
+    data = [reference.inputs(8, seed) for seed in (1, 2)]
+    program, _ = QuantizeStatic(calibration=data, calibrator="minmax").apply(program)
+    target.export(program, paths[1])
+    return paths
+
+
+def edited(source: Path, path: Path, edit: Callable[[onnx.ModelProto], None]) -> Path:
+    """Writes a changed copy of a file."""
+    model = onnx.load(source)
+    edit(model)
+    onnx.save(model, path)
+    return path
+
+
+def scaled(name: str, factor: float) -> Callable[[onnx.ModelProto], None]:
+    """Returns an edit that multiplies a constant."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        (entry,) = [entry for entry in model.graph.initializer if entry.name == name]
+        entry.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(entry) * np.float32(factor), name))
+
+    return edit
+
+
+def renamed(new: Callable[[str], str], *, nodes: bool) -> Callable[[onnx.ModelProto], None]:
+    """Returns an edit that renames every value between inputs and outputs; ``nodes`` takes their names away."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        graph = model.graph
+        made = {name for node in graph.node for name in node.output} - {entry.name for entry in graph.output}
+        for node in graph.node:
+            node.input[:] = [new(name) if name in made else name for name in node.input]
+            node.output[:] = [new(name) if name in made else name for name in node.output]
+            node.name = "" if nodes else node.name
+
+    return edit
+
+
+def compared(first: Path, second: Path, *, layers: bool = True, threshold_db: float = 20.0, **given: str) -> Distances:
+    """Opens and compares two files."""
+    one, other = aligned(open_side(str(first)), open_side(str(second)))
+    return compare(one, other, open_feed(one, other, **given), layers=layers, threshold_db=threshold_db)
+
+
+def save_onnx(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> Path:
+    """Captures a module and writes it as ONNX."""
+    find_target("onnx").export(optimize.capture(net.eval(), inputs), path)
+    return path

@@ -1,0 +1,239 @@
+"""Cross-layer equalization: the outputs stay, and what rounding loses shrinks where channels differ in width."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import optimize
+from optimize import recipe
+from optimize.errors import Refused, UsageError
+from optimize.passes.equalize_channels import EqualizeChannels
+from optimize.pipeline import Pipeline
+from optimize.program import Program
+from optimize.quantization import links
+from optimize.quantization.simulation import simulated_db
+from optimize.workflow import transform
+
+WIDTHS = torch.logspace(-2, 0, 16)
+
+
+def images(count: int = 16, seed: int = 0, channels: int = 3) -> torch.Tensor:
+    return torch.randn(count, channels, 10, 9, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def unequal(maker: nn.Module, *readers: nn.Module) -> None:
+    """Make the channels between layers of very different width, without changing what the layers compute together."""
+    maker.weight.mul_(WIDTHS.reshape(-1, *[1] * (maker.weight.dim() - 1)))
+    if maker.bias is not None:
+        maker.bias.mul_(WIDTHS)
+    for reader in readers:
+        inputs = reader.weight.shape[1]
+        along = (-1, *[1] * (reader.weight.dim() - 1)) if inputs == 1 else (1, -1, *[1] * (reader.weight.dim() - 2))
+        reader.weight.div_(WIDTHS.reshape(along))
+
+
+class Gated(nn.Module):
+    """A value that a squeeze, a product with its gate and a second layer read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+        self.up, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return self.last(y * self.up(self.down(y.mean((2, 3), keepdim=True)).relu()).sigmoid())
+
+
+class Sum(nn.Module):
+    """A value that a layer and a sum read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return y + self.second(y)
+
+
+class Joined(nn.Module):
+    """Two values side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([self.one(x), self.two(x)], 1).relu())
+
+
+class Square(nn.Module):
+    """A product of a value with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(y * functional.relu(y))
+
+
+class Shared(nn.Module):
+    """One layer behind two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu()) + self.last(self.second(x))
+
+
+def chain(*middle: nn.Module, reader: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *middle, reader or nn.Conv2d(16, 6, 3, padding=1))
+
+
+def _flat() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(16 * 9, 5))
+
+
+EQUALIZED: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: chain(nn.ReLU()),
+    "nothing": lambda: chain(),
+    "leaky": lambda: chain(nn.LeakyReLU(0.1)),
+    "pools": lambda: chain(nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.AvgPool2d(2)),
+    "padded": lambda: chain(nn.ReLU(), nn.ZeroPad2d(1)),
+    "depthwise": lambda: chain(nn.ReLU(), reader=nn.Conv2d(16, 16, 3, groups=16)),
+    "grouped": lambda: chain(nn.ReLU(), reader=nn.Conv2d(16, 8, 3, groups=4)),
+    "flattened": _flat,
+    "gated": Gated,
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(270, 16), nn.ReLU(), nn.Linear(16, 4)),
+}
+LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "sum": (Sum, "add reads it"),
+    "concat": (Joined, "cat reads it"),
+    "square": (Square, "mul reads it"),
+    "shared": (Shared, "shared"),
+    "relu6": (lambda: chain(nn.ReLU6()), "hardtanh reads it"),
+    "gelu": (lambda: chain(nn.GELU()), "gelu reads it"),
+    "output": (lambda: nn.Conv2d(3, 16, 1), "the output reads it"),
+}
+
+
+def captured(build: Callable[[], nn.Module]) -> tuple[nn.Module, Program]:
+    torch.manual_seed(0)
+    net = build().eval()
+    return net, optimize.capture(net, (images(2),))
+
+
+def deployed_db(program: Program, reference: Program) -> float:
+    """Quantize as a user does and simulate on samples that nothing was learned from."""
+    quantized, _ = optimize.QuantizeStatic(calibration=[images(16, 1)], calibrator="mse").apply(program)
+    return simulated_db(quantized, [(images(16, 7),)], reference=reference)
+
+
+@pytest.mark.parametrize("name", EQUALIZED)
+def test_any_positive_scale_leaves_the_outputs(name: str) -> None:
+    _, program = captured(EQUALIZED[name])
+    wanted = program.run((images(3),))[0]
+    found, _ = links.find(program, links.LAYERS, links.SCALES_PASS)
+    assert found
+    for link in found:
+        scale = torch.logspace(-2, 2, link.channels, dtype=torch.float64)[torch.randperm(link.channels)]
+        links.rewrite(program.graph_module, link, scale, torch.zeros_like(scale))
+    program.refresh()
+    program.check()
+    got = program.run((images(3),))[0]
+    assert float((wanted - got).abs().max()) < 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_no_scale_passes_is_left_with_the_reason(name: str) -> None:
+    build, reason = LEFT_ALONE[name]
+    _, program = captured(build)
+    changed, outcome = EqualizeChannels([images()]).apply(program)
+    assert changed is program and not outcome.rewrites
+    assert any(reason in skip.reason for skip in outcome.skips)
+
+
+@pytest.mark.parametrize(
+    "reader", [nn.Conv2d(16, 6, 3, padding=1), nn.Conv2d(16, 16, 3, groups=16)], ids=["dense", "depthwise"]
+)
+def test_channels_of_different_width_gain(reader: nn.Module) -> None:
+    torch.manual_seed(0)
+    net = chain(nn.ReLU(), reader=reader).eval()
+    reader.reset_parameters()
+    unequal(net[0], reader)
+    program = optimize.capture(net, (images(2),))
+    trace = Pipeline([EqualizeChannels([images(16, 0), images(16, 1)])]).run(program)
+    assert len(trace.steps[0].outcome.rewrites) == 1
+    assert trace.steps[0].relative_error is not None and trace.steps[0].relative_error < 2e-5
+    assert deployed_db(trace.program, program) > deployed_db(program, program) + 5
+
+
+def test_a_net_that_gains_nothing_is_returned_as_it_was() -> None:
+    _, program = captured(lambda: chain(nn.ReLU()))
+    entry = EqualizeChannels([torch.zeros(4, 3, 10, 9)])
+    changed, outcome = entry.apply(program)
+    assert changed is program and outcome.notes
+
+
+def test_it_runs_once_and_never_on_a_quantized_program() -> None:
+    torch.manual_seed(0)
+    net = chain(nn.ReLU()).eval()
+    unequal(net[0], net[2])
+    program = optimize.capture(net, (images(2),))
+    entry = EqualizeChannels([images()])
+    changed, outcome = entry.apply(program)
+    assert outcome.rewrites and entry.apply(changed)[0] is changed
+    quantized, _ = optimize.QuantizeStatic(calibration=[images()], calibrator="mse").apply(program)
+    assert entry.apply(quantized)[0] is quantized
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [([], "empty"), ([torch.full((2, 3, 10, 9), float("nan"))], "not finite"), ([torch.rand(2, 1, 10, 9)], "shape")],
+)
+def test_bad_calibration_data_is_refused(data: list[torch.Tensor], message: str) -> None:
+    _, program = captured(lambda: chain(nn.ReLU()))
+    with pytest.raises(Refused, match=message):
+        EqualizeChannels(data).apply(program)
+
+
+def test_one_sample_judges_itself_and_says_so() -> None:
+    torch.manual_seed(0)
+    net = chain(nn.ReLU()).eval()
+    unequal(net[0], net[2])
+    _, outcome = EqualizeChannels([images(1)]).apply(optimize.capture(net, (images(2),)))
+    assert "the same samples" in outcome.notes[0]
+
+
+def test_a_variant_holds_it_and_float_does_not() -> None:
+    torch.manual_seed(0)
+    net = chain(nn.ReLU()).eval()
+    unequal(net[0], net[2])
+    program, data = optimize.capture(net, (images(2),)), [images()]
+    quantize = optimize.QuantizeStatic(calibration=data, calibrator="mse")
+    plain, int8, half = transform(program, [EqualizeChannels(data), quantize, optimize.CastFP16()])
+    assert [step.pass_name for step in int8.steps] == ["EqualizeChannels", "QuantizeStatic"]
+    assert not plain.steps and plain.program is program
+    assert [step.pass_name for step in half.steps] == ["CastFP16"]
+
+
+def test_preparing_for_nothing_is_a_mistake() -> None:
+    _, program = captured(lambda: chain(nn.ReLU()))
+    with pytest.raises(UsageError, match="EqualizeChannels: no precision pass follows"):
+        transform(program, [optimize.CastFP16(), EqualizeChannels([images()])])
+
+
+def test_a_recipe_names_it() -> None:
+    read = recipe.parse({"passes": ["EqualizeChannels", "QuantizeStatic"]})
+    assert recipe.parse({"passes": [entry.name for entry in read.passes]}) == read
+    entry = read.passes[0].build([images()])
+    assert isinstance(entry, EqualizeChannels) and read.passes[0].takes_data

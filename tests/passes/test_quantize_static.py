@@ -1,0 +1,138 @@
+"""The pass: one plan for any batching, all calibrators, what it says, and the answers of the file."""
+
+import math
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from models import REFERENCES
+from optimize.errors import Refused, UsageError
+from optimize.quantization.calibrators import Calibrator
+from optimize.quantization.simulation import simulated_db
+
+DATA = torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+class SequenceFirst(nn.Module):
+    """Attention as ``nn.MultiheadAttention`` computes it: inside, the batch is axis 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 8, 8)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(x).flatten(2).permute(2, 0, 1)
+        return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(0))
+
+
+def captured(name: str = "resnet") -> optimize.Program:
+    net = SequenceFirst().eval() if name == "attention" else REFERENCES[name].build()
+    program = optimize.capture(net, (DATA[:2],))
+    return optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
+
+
+@pytest.mark.parametrize("name", ["resnet", "attention"])
+def test_plan_and_weights_are_the_same_bits_for_any_batching(name: str) -> None:
+    program = captured(name)
+    found = [optimize.QuantizeStatic(calibration=list(DATA.split(size))).apply(program)[0] for size in (100, 1, 7, 32)]
+    weights = [list(each.graph_module.state_dict().values()) for each in found]
+    for each, rounded in zip(found[1:], weights[1:], strict=True):
+        assert each.quantization.ranges == found[0].quantization.ranges
+        assert all(map(torch.equal, rounded, weights[0]))
+
+
+@pytest.mark.parametrize("calibrator", get_args(Calibrator))
+def test_every_calibrator_makes_a_plan_that_answers_well(calibrator: str) -> None:
+    program = captured()
+    step = optimize.QuantizeStatic(calibration=[DATA], calibrator=calibrator)
+    quantized, _ = step.apply(program)
+    assert quantized.quantization.calibration.calibrator == calibrator
+    assert simulated_db(quantized, [(DATA[:32],)], reference=program) > (15 if calibrator == "average" else 25)
+
+
+def test_rewrites_say_what_rounding_spared() -> None:
+    program = captured()
+    _, outcome = optimize.QuantizeStatic(calibration=[DATA], bits=4).apply(program)
+    assert all(rewrite.what.endswith("% of its rounding error spared") for rewrite in outcome.rewrites)
+    assert all("to int4" in rewrite.what for rewrite in outcome.rewrites)
+
+
+def test_the_program_that_was_given_keeps_its_weights() -> None:
+    program = captured()
+    before = {name: tensor.clone() for name, tensor in program.graph_module.state_dict().items()}
+    optimize.QuantizeStatic(calibration=[DATA]).apply(program)
+    assert all(torch.equal(before[name], tensor) for name, tensor in program.graph_module.state_dict().items())
+
+
+def test_progress_is_told_of_every_phase() -> None:
+    told: dict[str, list[float]] = {}
+
+    class Told(list):
+        name = "photographs"
+
+        def progress(self, phase: str, share: float) -> None:
+            told.setdefault(phase, []).append(share)
+
+    quantized, _ = optimize.QuantizeStatic(calibration=Told([DATA])).apply(captured())
+    assert quantized.quantization.calibration.source == "photographs"
+    assert {phase: shares[-1] for phase, shares in told.items()} == {"choose ranges": 1.0, "round weights": 1.0}
+    assert all(shares == sorted(shares) for shares in told.values())
+
+
+def test_settled_ranges_end_the_reading_and_are_as_good() -> None:
+    program, repeated = captured(), [DATA[:16]] * 40
+    quantized, _ = optimize.QuantizeStatic(calibration=repeated, until_settled=True).apply(program)
+    assert quantized.quantization.calibration.samples < 640
+    full, _ = optimize.QuantizeStatic(calibration=repeated).apply(program)
+    assert quantized.quantization.ranges.keys() == full.quantization.ranges.keys()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"calibrator": "magic"}, "no calibrator 'magic'"),
+        ({"bits": 1}, "2 to 8 bits"),
+        ({"bits": 16}, "2 to 8 bits"),
+        ({"calibration": 5}, "got int"),
+        ({"calibration": None}, "got NoneType"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        optimize.QuantizeStatic(**{"calibration": [DATA], **options})
+
+
+def test_a_cache_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(Refused, match="cannot be written"):
+        optimize.QuantizeStatic(calibration=[DATA], cache=str(tmp_path / "file")).apply(captured())
+
+
+def test_ranges_serve_every_target_and_one_alone() -> None:
+    program = captured()
+    for target in ("onnx", "torchscript", "tensorrt"):
+        quantized, _ = optimize.QuantizeStatic(calibration=[DATA], target=target).apply(program)
+        assert simulated_db(quantized, [(DATA[:16],)], reference=program) > 25
+
+
+def test_a_layer_in_another_type_is_left_with_a_reason() -> None:
+    net = nn.Sequential(nn.Linear(4, 4)).double().eval()
+    program = optimize.capture(net, (torch.randn(2, 4, dtype=torch.float64),))
+    quantized, outcome = optimize.QuantizeStatic(calibration=[torch.randn(2, 4, dtype=torch.float64)]).apply(program)
+    assert quantized.quantization is None
+    assert [skip.reason for skip in outcome.skips] == ["its weight is torch.float64, not float32"]
+
+
+def test_the_deployed_file_is_near_the_float_one(tmp_path: Path) -> None:
+    program = captured()
+    quantized, _ = optimize.QuantizeStatic(calibration=[DATA]).apply(program)
+    fresh = REFERENCES["resnet"].inputs(32, seed=4)
+    got = torch.as_tensor(optimize.export(quantized, "onnx", tmp_path / "m.onnx").load(threads=1)(fresh))
+    wanted = program(fresh)
+    assert 10 * math.log10(float(wanted.square().sum() / (wanted - got).square().sum())) > 25

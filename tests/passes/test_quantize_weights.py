@@ -1,0 +1,159 @@
+"""Weights alone in integers: which layers, what the program answers then, and what is left with which reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optimize
+from models import REFERENCES
+from optimize import invariants
+from optimize.errors import UsageError
+from optimize.passes.base import Outcome
+from optimize.program import Program
+from optimize.quantization.blocks import read_blocks
+
+
+class Language(nn.Module):
+    """An embedding, an attention layer and a head, which may share the embedding's weight."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(300, 96)
+        self.encoder = nn.TransformerEncoderLayer(96, 4, 128, batch_first=True)
+        self.head = nn.Linear(96, 300, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(tokens)))
+
+
+def capture(net: nn.Module, *inputs: Tensor) -> Program:
+    return optimize.capture(net.eval(), inputs)
+
+
+def language(*, tied: bool = False) -> Program:
+    torch.manual_seed(0)
+    return capture(Language(tied=tied), torch.randint(0, 300, (2, 7)))
+
+
+def rounded(program: Program, **options: Any) -> tuple[Program, Outcome]:
+    return optimize.QuantizeWeights(**{"smallest": 1, **options}).apply(program)
+
+
+def reasons(outcome: Outcome) -> dict[str, str]:
+    return {skip.where: skip.reason for skip in outcome.skips}
+
+
+def sqnr_db(want: Tensor, got: Tensor) -> float:
+    return float(10 * torch.log10(want.square().sum() / (want - got).square().sum()))
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "least"), [(8, None, 38), (8, 32, 39), (4, None, 15), (4, 0, 14), (4, 128, 14)]
+)
+def test_the_program_answers_as_the_integers_do(bits: int, group: int | None, least: float) -> None:
+    program = language()
+    quantized, outcome = rounded(program, bits=bits, group=group)
+    paths = [rewrite.where for rewrite in outcome.rewrites]
+    assert paths == ["embed", "encoder.self_attn", "encoder.self_attn", "encoder.linear1", "encoder.linear2", "head"]
+    plan = quantized.quantization
+    assert plan is not None and (plan.mode, plan.bits) == ("weights", bits)
+    assert plan.group == (group if group is not None else {8: 0, 4: 64}[bits])
+    assert quantized.precision == f"int{bits}-weights"
+    weight = quantized.graph_module.get_parameter("head.weight").detach()
+    assert torch.equal(read_blocks(weight, bits, plan.group).weight, weight)
+    tokens = torch.randint(0, 300, (4, 7))
+    assert least < sqnr_db(program(tokens), quantized(tokens)) < 80
+    invariants.check(quantized, deep=True)
+
+
+def test_a_shared_weight_stays_shared() -> None:
+    quantized, _ = rounded(language(tied=True), bits=4)
+    tables = {name for name, tensor in quantized.graph_module.named_parameters() if tuple(tensor.shape) == (300, 96)}
+    assert len(tables) == 1
+
+
+def test_small_weights_are_left_by_default_and_large_ones_taken() -> None:
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 255))
+    _, outcome = optimize.QuantizeWeights().apply(capture(net, torch.rand(2, 256)))
+    assert [rewrite.where for rewrite in outcome.rewrites] == ["0"]
+    assert reasons(outcome) == {"2": "its weight has 65280 elements, fewer than 65536: little to save"}
+
+
+class Others(nn.Module):
+    """Large weights that no linear layer or embedding reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rnn = nn.Conv1d(8, 8, 3), nn.GRU(8, 8, batch_first=True)
+        self.position = nn.Parameter(torch.randn(18, 8))
+        self.table = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.rnn(self.conv(x).transpose(1, 2))
+        return self.head((states + self.position) @ self.table.weight.T @ self.table.weight)
+
+
+def test_every_other_weight_is_reported_with_a_reason() -> None:
+    quantized, outcome = rounded(capture(Others(), torch.randn(2, 8, 20)))
+    assert [rewrite.where for rewrite in outcome.rewrites] == ["head"]
+    found = {skip.op: skip.reason for skip in outcome.skips}
+    assert "static INT8" in found["conv1d"] and "dynamic INT8" in found["gru"]
+    elsewhere = "only linear layers and embeddings have kernels for it"
+    assert found["add"] == found["matmul"] == elsewhere
+    assert quantized.quantization is not None
+    assert len(quantized.quantization.left_float) == len(outcome.skips) == 5
+
+
+class Awkward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.good, self.broken = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.broken.weight.data[0, 0] = float("nan")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        computed = nn.functional.linear(x, x[:8].expand(8, 8) * 2)
+        return self.good(x) + computed, self.broken(x)
+
+
+def test_weights_that_are_not_finite_or_not_there_are_left() -> None:
+    program = optimize.capture(Awkward().eval(), (torch.randn(8, 8),), dynamic_batch=False)
+    _, outcome = rounded(program)
+    assert [rewrite.where for rewrite in outcome.rewrites] == ["good"]
+    assert {skip.reason for skip in outcome.skips} == {"its weight is not finite", "its weight is computed at run time"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 3}, "bits must be 8 or 4; got 3"),
+        ({"group": 48}, "group must be 32, 64, 128 or 0"),
+        ({"smallest": -1}, "smallest must not be negative"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        optimize.QuantizeWeights(**options)
+
+
+def test_a_quantized_program_is_left_alone() -> None:
+    program, _ = optimize.QuantizeDynamic().apply(language())
+    again, outcome = rounded(program)
+    assert again is program and outcome.notes == ("The program is quantized already.",)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("vit", 8), ("vit", 4), ("lstm", 4)])
+def test_references_without_a_threshold(name: str, bits: int) -> None:
+    program = capture(REFERENCES[name].build(), REFERENCES[name].inputs(2))
+    quantized, outcome = rounded(program, bits=bits)
+    assert outcome.rewrites
+    invariants.check(quantized, deep=True)
+    for batch in (1, 3):
+        inputs = program.sample(batch)
+        assert sqnr_db(program.run(inputs)[0], quantized.run(inputs)[0]) > (30 if bits == 8 else 10)
+    again, second = rounded(quantized, bits=bits)
+    assert again is quantized and not second.rewrites

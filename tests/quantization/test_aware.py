@@ -1,0 +1,275 @@
+"""The quantized module: gradients of LSQ, equal to the simulation untrained, and to the deployed file trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize import graph
+from optimize.errors import Refused
+from optimize.program import Program
+from optimize.quantization.aware import QuantizedModule, clip_weights
+from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.simulation import Simulation
+from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_step
+from tests import nets
+
+STATIC = [name for name in REFERENCES if name != "lstm"]
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def quantized(net: nn.Module, *inputs: Any, bits: int = 8) -> Program:
+    program = optimize.capture(net.eval(), inputs)
+    program = optimize.FuseConvBN().apply(program)[0]
+    return optimize.QuantizeStatic([program.flatten(inputs)], calibrator="minmax", bits=bits).apply(program)[0]
+
+
+def train(module: nn.Module, *inputs: Any, lr: float = 1e-3, steps: int = 5) -> None:
+    """Pull the outputs towards zero, far enough to move every weight and step."""
+    optimizer = torch.optim.Adam(module.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        sum(leaf.square().mean() for leaf in leaves(module(*inputs))).backward()
+        optimizer.step()
+
+
+def leaves(output: Any) -> list[Tensor]:
+    return torch.utils._pytree.tree_flatten(output)[0]
+
+
+def sqnr_db(wanted: Any, got: Any) -> float:
+    pairs = list(zip(leaves(wanted), leaves(got), strict=True))
+    signal = sum(float(want.square().sum()) for want, _ in pairs)
+    return 10 * math.log10(signal / max(sum(float((w - g).square().sum()) for w, g in pairs), 1e-20 * signal))
+
+
+class TestRounding:
+    @pytest.mark.parametrize("shape", [(1, 1), (5, 1)], ids=["tensor", "channel"])
+    def test_a_steps_gradient_is_the_difference_quotient_with_what_rounding_added_held(
+        self, shape: tuple[int, int]
+    ) -> None:
+        value = torch.randn(5, 40, dtype=torch.float64) * 2
+        step = (torch.rand(shape, dtype=torch.float64) * 0.2 + 0.3).requires_grad_()
+        weights = torch.randn_like(value)
+        (gradient,) = torch.autograd.grad((fake_quantize(value, step, -3, 3) * weights).sum(), step)
+
+        ratio = value / step.detach()
+        added = ratio.round() - ratio
+
+        def surrogate(at: Tensor) -> Tensor:
+            inside = (value / at + added) * at
+            kept = torch.where(ratio.round().abs() > 3, 3 * ratio.sign() * at, inside)
+            return (kept * weights).sum()
+
+        for index in range(shape[0]):
+            moved = torch.zeros(shape, dtype=torch.float64)
+            moved[index] = 1e-6
+            quotient = (surrogate(step.detach() + moved) - surrogate(step.detach() - moved)) / 2e-6
+            assert float(gradient[index]) == pytest.approx(float(quotient), rel=1e-6)
+
+    def test_a_values_gradient_passes_inside_the_grid_and_stops_beyond_it(self) -> None:
+        value = torch.tensor([-2.0, -1.6, -0.2, 0.3, 1.2, 1.9], requires_grad=True)
+        fake_quantize(value, torch.tensor(0.5), -3, 3).sum().backward()
+        assert value.grad is not None and value.grad.tolist() == [0, 1, 1, 1, 1, 0]
+
+    @pytest.mark.parametrize("zero_point", [0, 117])
+    def test_it_rounds_as_torch_does(self, zero_point: int) -> None:
+        value = torch.randn(10_000) * 3
+        wanted = torch.fake_quantize_per_tensor_affine(value, 0.0371, zero_point, 0, 255)
+        assert torch.equal(fake_quantize(value, torch.tensor(0.0371), -zero_point, 255 - zero_point), wanted)
+
+    def test_gradient_descent_moves_a_step_at_the_published_rate(self) -> None:
+        value, start, rate = torch.randn(400), torch.tensor(0.2), 1e-4
+        step = Step(start, value.numel(), 3)
+        assert torch.equal(step(), start)
+        optimizer = torch.optim.SGD(step.parameters(), rate)
+        fake_quantize(value, step(), -3, 3).square().sum().backward()
+        optimizer.step()
+        plain = start.clone().requires_grad_()
+        fake_quantize(value, plain, -3, 3).square().sum().backward()
+        assert plain.grad is not None
+        published = start - rate * plain.grad / math.sqrt(value.numel() * 3)
+        assert float((step() - start).detach()) == pytest.approx(float(published.detach() - start), rel=0.02)
+
+    def test_few_integers_clip_and_many_do_not(self) -> None:
+        weight = torch.randn(6, 200)
+        for bits, least, most in ((2, 0.3, 0.7), (8, 0.95, 1.0)):
+            high = 2 ** (bits - 1) - 1
+            share = closest_step(weight, 0, high) / largest_step(weight, 0, high)
+            assert bool((share >= least).all()) and bool((share <= most).all())
+
+
+class TestUntrained:
+    @pytest.mark.parametrize("bits", [8, 3])
+    @pytest.mark.parametrize("name", [*STATIC, "shared", "branches", "used_twice"])
+    def test_it_equals_the_simulation(self, name: str, bits: int) -> None:
+        is_reference = name in REFERENCES
+        net = REFERENCES[name].build() if is_reference else nets.build(name)
+        randomize_batch_norm(net, 0)
+        x = REFERENCES[name].inputs(2) if is_reference else torch.randn(2, *nets.INPUT)
+        program = quantized(net, x, bits=bits)
+        with torch.no_grad():
+            found = QuantizedModule(program, "frozen")(x)
+            assert torch.equal(found, Simulation(program).outputs((x,))[0])
+
+    def test_learned_steps_begin_where_calibration_left_them(self) -> None:
+        x = torch.randn(4, 3, 12, 12)
+        program = quantized(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)), x, bits=4)
+        with torch.no_grad():
+            assert torch.equal(QuantizedModule(program)(x), QuantizedModule(program, "frozen")(x))
+
+    def test_parameters_are_weights_and_steps_but_no_other_constants(self) -> None:
+        class Normalised(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("mean", torch.rand(8))
+                self.layer, self.norm = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), nn.LayerNorm(4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.norm(self.layer(x - self.mean))
+
+        program = quantized(Normalised(), torch.randn(4, 8))
+        trained = {name for name, value in QuantizedModule(program).named_parameters() if value.requires_grad}
+        assert not any("mean" in name for name in trained)
+        assert {"body.norm.weight", "body.norm.bias"} <= trained
+        assert sum("layer" in name for name in trained) >= 2 and any(".moved" in name for name in trained)
+        frozen = QuantizedModule(program, "frozen").named_parameters()
+        assert not any("moved" in name for name, value in frozen if value.requires_grad)
+
+
+class Named(nn.Module):
+    """Takes a tuple and a dict, returns a dict with a tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(4, 8)
+
+    def forward(self, pair: tuple[Tensor, Tensor], more: Mapping[str, Tensor]) -> dict[str, Any]:
+        total = functional.relu(self.left(pair[0]) + self.right(pair[1]))
+        return {"sum": total, "parts": (self.left(pair[0]) * 0.5, self.right(more["x"]))}
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and one whose weight is also added to the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(functional.relu(self.first(x)))
+        return self.third(y) + self.third.weight.mean(0)
+
+
+def _conv(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), *layers)
+
+
+IMAGE = (torch.randn(16, 3, 10, 10, generator=torch.Generator().manual_seed(1)),)
+ROWS = (torch.randn(32, 6, generator=torch.Generator().manual_seed(1)),)
+SUBJECTS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
+    "linear": (nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)), ROWS),
+    "conv": (_conv(nn.Conv2d(8, 6, 3)), IMAGE),
+    "depthwise": (_conv(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6(), nn.Conv2d(8, 5, 1)), IMAGE),
+    "transposed": (_conv(nn.ConvTranspose2d(8, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 4, 3)), IMAGE),
+    "grouped transposed": (_conv(nn.ConvTranspose2d(8, 6, 2, 2, groups=2), nn.ReLU(), nn.Conv2d(6, 4, 3)), IMAGE),
+    "pooled": (_conv(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)), IMAGE),
+    "signed": (_conv(nn.Conv2d(8, 8, 3), nn.LeakyReLU(0.2), nn.Conv2d(8, 4, 3)), IMAGE),
+    "tied": (Tied(), ROWS),
+    "dict": (Named(), ((ROWS[0], ROWS[0][:, :4]), {"x": ROWS[0][:, 2:]})),
+}
+
+
+class TestTrained:
+    @pytest.mark.parametrize("bits", [8, 3])
+    @pytest.mark.parametrize("steps", ["learned", "frozen"])
+    @pytest.mark.parametrize("name", SUBJECTS)
+    def test_the_deployed_file_agrees_with_it(self, name: str, steps: Any, bits: int, tmp_path: Path) -> None:
+        net, inputs = SUBJECTS[name]
+        program = quantized(net, *inputs, bits=bits)
+        module = QuantizedModule(program, steps)
+        train(module, *inputs, lr=0.02)
+        with torch.no_grad():
+            wanted = module(*inputs)
+        module.adopt(program)
+        program.check()
+        artifact = optimize.export(program, "onnx", tmp_path / "model.onnx")
+        flat = [value.numpy() for value in program.flatten(inputs)]
+        got = [torch.from_numpy(value) for value in artifact.load(threads=1).run(flat)]
+        assert sqnr_db(wanted, got) >= 30
+
+    @pytest.mark.parametrize("moved", [-3.0, 3.0])
+    def test_targets_find_the_grid_that_was_trained(self, moved: float) -> None:
+        program = quantized(*SUBJECTS["linear"][:1], *ROWS, bits=4)
+        module = QuantizedModule(program)
+        with torch.no_grad():
+            for step in module.weight_steps.values():
+                step.moved += moved / step.pace * torch.rand_like(step.moved)
+        (layer, *_) = graph.calls(module.body.graph, *graph.WEIGHTED)
+        weight = graph.constant(module.body, graph.argument(layer, "weight"))
+        assert weight is not None
+        rounded = module.rounded_weight(layer, weight).detach()
+        scales = weight_scales(rounded.numpy(), TensorFormat("int8", symmetric=True, per_channel=True, bits=4), 0)
+        integers = rounded / torch.from_numpy(scales)[:, None]
+        assert torch.allclose(integers, integers.round(), atol=1e-4) and float(integers.abs().max()) <= 7.001
+
+    def test_every_weight_and_step_gets_a_gradient(self) -> None:
+        net, inputs = SUBJECTS["pooled"]
+        module = QuantizedModule(quantized(net, *inputs, bits=4))
+        module(*inputs).square().sum().backward()
+        for name, value in module.named_parameters():
+            assert value.grad is not None and bool((value.grad != 0).any()), name
+
+    def test_a_step_beyond_a_clip_keeps_the_clips_bound(self) -> None:
+        net, inputs = SUBJECTS["depthwise"]
+        program = quantized(net, *(10 * value for value in inputs))
+        module = QuantizedModule(program)
+        with torch.no_grad():
+            for step in module.activation_steps.values():
+                step.moved += 1 / step.pace
+        module.adopt(program)
+        assert program.quantization is not None
+        (clip,) = graph.calls(program.graph, graph.aten.hardtanh.default)
+        assert program.quantization.ranges[clip.name].high <= 6
+
+    def test_it_refuses_weights_that_are_not_finite(self) -> None:
+        net, inputs = SUBJECTS["linear"]
+        program = quantized(net, *inputs)
+        module = QuantizedModule(program)
+        with torch.no_grad():
+            next(module.body.parameters()).fill_(float("nan"))
+        with pytest.raises(Refused, match="not finite"):
+            module.adopt(program)
+
+    def test_a_dead_channel_stays_finite(self) -> None:
+        net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+        with torch.no_grad():
+            net[0].weight[1] = 0
+        program = quantized(net, *ROWS, bits=2)
+        module = QuantizedModule(program)
+        train(module, *ROWS, lr=0.01)
+        module.adopt(program)
+        assert all(bool(value.isfinite().all()) for value in program.run(ROWS))
+
+
+def test_clipping_leaves_shared_and_computed_weights_alone() -> None:
+    program = optimize.capture(Tied().eval(), ROWS)
+    before = {name: value.clone() for name, value in program.graph_module.named_parameters()}
+    clip_weights(program, [layer.name for layer in graph.calls(program.graph, *graph.WEIGHTED)], 2)
+    changed = {name for name, value in program.graph_module.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {"second.weight"}

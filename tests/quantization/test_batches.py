@@ -1,0 +1,98 @@
+"""Calibration data is cut the same way however it was given."""
+
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from optimize.errors import Refused
+from optimize.quantization.batches import CHUNK, FlatBatches
+
+
+class Pair(nn.Module):
+    """Two inputs with samples, one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(y) * scale
+
+
+SCALE = torch.tensor([1.0, 2.0, 3.0])
+
+
+def pair() -> optimize.Program:
+    return optimize.capture(Pair().eval(), (torch.randn(2, 4), torch.randn(2, 5), SCALE))
+
+
+def single() -> optimize.Program:
+    return optimize.capture(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 100])
+def test_batches_of_any_size_become_the_same_chunks(size: int) -> None:
+    x, y = torch.randn(100, 4), torch.randn(100, 5)
+    source = [(left, right, SCALE) for left, right in zip(x.split(size), y.split(size), strict=True)]
+    found = list(FlatBatches(pair(), source))
+    assert [len(batch[0]) for batch in found] == [CHUNK, CHUNK, CHUNK, 4]
+    assert torch.equal(torch.cat([batch[0] for batch in found]), x)
+    assert torch.equal(torch.cat([batch[1] for batch in found]), y)
+    assert all(torch.equal(batch[2], SCALE) for batch in found)
+
+
+def test_what_differs_beside_the_samples_is_not_put_together() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 5)
+    source = [(x, y, SCALE), (x, y, SCALE), (x, y, 2 * SCALE)]
+    assert [len(batch[0]) for batch in FlatBatches(pair(), source)] == [6, 3]
+
+
+def test_a_fixed_batch_is_left_as_it_is() -> None:
+    program = optimize.capture(nn.Linear(4, 3).eval(), (torch.randn(2, 4),), dynamic_batch=False)
+    batches = FlatBatches(program, [torch.randn(2, 4)] * 3)
+    assert [len(batch[0]) for batch in batches] == [2, 2, 2]
+    assert [len(batch[0]) for batch in batches.singles(3)] == [2, 2]
+
+
+def test_the_first_samples_and_single_ones() -> None:
+    x = torch.randn(100, 4)
+    batches = FlatBatches(single(), [x])
+    assert torch.equal(torch.cat([batch[0] for batch in batches.first(40)]), x[:40])
+    assert [len(batch[0]) for batch in batches.first(1000)] == [32, 32, 32, 4]
+    assert torch.equal(torch.cat([batch[0] for batch in batches.singles(5)]), x[:5])
+
+
+def test_labels_records_and_keywords_are_understood() -> None:
+    x = torch.randn(6, 4)
+    record = type("Record", (), {"inputs": (x,)})()
+    for source in ([x], [(x,)], [[x]], [(x, torch.zeros(6))], [record]):
+        ((found,),) = FlatBatches(single(), source)
+        assert torch.equal(found, x)
+    keyword = optimize.capture(nn.Linear(4, 3).eval(), (), kwargs={"input": x})
+    for source in ([x], [{"input": x}]):
+        ((found,),) = FlatBatches(keyword, source)
+        assert torch.equal(found, x)
+
+
+def test_empty_batches_are_passed_over() -> None:
+    assert list(FlatBatches(single(), [torch.zeros(0, 4)])) == []
+    assert [len(batch[0]) for batch in FlatBatches(single(), [torch.zeros(0, 4), torch.zeros(2, 4)])] == [2]
+
+
+@pytest.mark.parametrize(
+    "batch, what",
+    [
+        ((torch.zeros(2, 4), torch.zeros(2, 5)), "takes 3 input"),
+        ((torch.zeros(2, 4), torch.zeros(3, 5), SCALE), r"different numbers of samples: \[2, 3\]"),
+        ((torch.zeros(2, 4), torch.zeros(2, 6), SCALE), r"'y' must have shape .*got \[2, 6\]"),
+        ((torch.zeros(2, 4), torch.zeros(2, 5).int(), SCALE), "must be torch.float32; got torch.int32"),
+        ((torch.zeros(2, 4), None, SCALE), "must be a tensor"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_number(batch: object, what: str) -> None:
+    good = (torch.zeros(2, 4), torch.zeros(2, 5), SCALE)
+    with pytest.raises(Refused, match=f"Calibration batch 2 does not fit the model: .*{what}") as caught:
+        list(FlatBatches(pair(), [good, batch]))
+    assert "whole batches" in caught.value.hint

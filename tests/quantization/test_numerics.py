@@ -1,0 +1,35 @@
+import numpy as np
+
+from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization.plan import Range
+
+UNSIGNED = TensorFormat("uint8", symmetric=False)
+SIGNED = TensorFormat("int8", symmetric=True, per_channel=True)
+
+
+def test_zero_is_exact_and_rounding_is_half_a_step() -> None:
+    interval = Range(-1.3, 2.7)
+    scale, zero_point = scale_and_zero_point(interval, UNSIGNED)
+    assert quantize(np.zeros(1), scale, zero_point, UNSIGNED)[0] == zero_point
+    values = np.linspace(-1.3, 2.7, 1001)
+    error = np.abs((quantize(values, scale, zero_point, UNSIGNED).astype(float) - zero_point) * scale - values)
+    assert error.max() <= scale * (0.5 + 1e-6) + scale / 2  # the zero point itself is rounded by up to half a step
+
+
+def test_a_range_without_width_has_a_scale() -> None:
+    assert scale_and_zero_point(Range(0.0, 0.0), UNSIGNED)[0] > 0
+
+
+def test_weight_scales_are_per_channel_and_survive_dead_channels() -> None:
+    weight = np.array([[1.0, -2.0], [0.0, 0.0], [0.5, 0.25]])
+    scales = weight_scales(weight, SIGNED, 0)
+    assert np.allclose(scales, np.array([2.0, 2.0, 0.5]) / 127)
+    assert quantize(weight, scales[:, None], 0, SIGNED).tolist() == [[64, -127], [0, 0], [127, 64]]
+
+
+def test_fewer_bits_are_fewer_levels_in_the_same_type() -> None:
+    form = TensorFormat("int8", symmetric=True, per_channel=True, bits=4)
+    weight = np.linspace(-1, 1, 101)[None]
+    integers = quantize(weight, weight_scales(weight, form, 0)[:, None], 0, form)
+    assert integers.dtype == np.int8
+    assert sorted(set(integers.ravel().tolist())) == list(range(-7, 8))

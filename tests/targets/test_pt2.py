@@ -1,0 +1,300 @@
+"""The pt2 target: which layers become integer kernels of a compiled package, and what is said of the rest."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import optimize
+from optimize import graph
+from optimize.errors import Refused, TargetUnavailable
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.targets.base import Artifact
+from optimize.targets.pt2 import PT2, isolated
+from optimize.targets.pt2.coverage import Call, read_calls
+from optimize.targets.pt2.lowering import lower
+from optimize.targets.pt2.placement import Placement, place
+from tests.targets.scripted import captured, draw, quantized, seeded, sqnr_db
+
+TARGET = PT2()
+SHAPE = (6, 12, 12)
+READER = """
+import sys, numpy as np, torch
+package = torch._inductor.aoti_load_package(sys.argv[1])
+for x in sys.argv[2:]:
+    np.save(x + ".answer.npy", package(torch.from_numpy(np.load(x)))[0].numpy())
+assert "optimize" not in sys.modules and not hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")
+"""
+
+
+def _convolution(*args: Any, **kwargs: Any) -> nn.Module:
+    return seeded(lambda: nn.Conv2d(*args, **kwargs))
+
+
+def _everything(net: Any, x: Tensor) -> Tensor:
+    """A pooled stem, a block with a shortcut, one layer called twice, a transposed layer, rows for a linear layer."""
+    x = nn.functional.max_pool2d(net.stem(x).relu(), 2)
+    x = (net.second(net.first(x).relu()) + net.shortcut(x)).relu()
+    x = net.twice(net.twice(nn.functional.pad(x, (0, 1, 0, 1))).relu())
+    return net.rows(net.up(x).sigmoid().flatten(2))
+
+
+@pytest.fixture(scope="module")
+def floats() -> Program:
+    layers = {
+        "stem": _convolution(6, 8, 3, padding=1),
+        "first": _convolution(8, 8, 3, padding=1, groups=2),
+        "second": _convolution(8, 12, 3, 2, 1),
+        "shortcut": _convolution(8, 12, 1, 2),
+        "twice": _convolution(12, 12, 3, padding=2, dilation=2),
+        "up": seeded(lambda: nn.ConvTranspose2d(12, 4, 2, 2)),
+        "rows": seeded(lambda: nn.Linear(64, 10)),
+    }
+    return captured(_everything, SHAPE, **layers)
+
+
+@pytest.fixture(scope="module")
+def integers(floats: Program) -> Program:
+    return quantized(floats, [draw(16, *SHAPE, seed=seed) for seed in (1, 2)])
+
+
+@pytest.fixture(scope="module")
+def artifact(integers: Program, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    if not TARGET.available().export:
+        pytest.skip("there is no C++ compiler: apt install g++")
+    return TARGET.export(integers, tmp_path_factory.mktemp("pt2") / "net.pt2")
+
+
+# The package
+
+
+def test_every_layer_that_can_is_an_integer_kernel_of_the_file(artifact: Artifact) -> None:
+    assert artifact.coverage is not None
+    assert artifact.coverage.quantized == ("stem", "first", "second", "shortcut", "twice", "twice", "rows")
+    kernels = artifact.coverage.kernels
+    assert (kernels["qconv_pointwise_tensor"], kernels["qconv2d_pointwise_binary_tensor"]) == (5, 1)
+    assert (kernels["qlinear_pointwise_tensor"], kernels["quantized::max_pool2d"]) == (1, 1)
+    left = {layer.name: layer.reason for layer in artifact.coverage.left_float}
+    assert left.pop("up") == "inductor has no integer kernel for conv_transpose2d"
+    assert [layer.op for layer in artifact.coverage.left_float if layer.name in left] == ["sigmoid"]
+
+
+def test_the_file_answers_in_a_process_that_knows_only_torch(
+    artifact: Artifact, floats: Program, integers: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    paths = [tmp_path / f"{batch}.npy" for batch in (1, 5)]
+    for batch, path in zip((1, 5), paths, strict=True):
+        np.save(path, draw(batch, *SHAPE, seed=batch).numpy())
+    command = [sys.executable, "-P", "-W", "ignore", "-c", READER, str(artifact.path), *map(str, paths)]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
+    runner, simulated = artifact.load(threads=1), lower(integers)[0]
+    for path in paths:
+        x, answer = torch.from_numpy(np.load(path)), torch.from_numpy(np.load(f"{path}.answer.npy"))
+        assert torch.equal(runner(x), answer)
+        assert sqnr_db(floats(x), answer) > 30
+        assert sqnr_db(simulated(x), answer) > 35
+
+
+def test_loading_leaves_nothing_in_the_temporary_folder(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    runner = artifact.load()
+    assert not list(tmp_path.iterdir())
+    assert runner(draw(2, *SHAPE)).shape == (2, 4, 10)
+
+
+def test_loops_take_the_threads_of_the_process_that_runs_them(artifact: Artifact) -> None:
+    with zipfile.ZipFile(artifact.path) as archive:
+        source = next(name for name in archive.namelist() if name.endswith(".kernel.cpp"))
+        code = archive.read(source).decode()
+    assert "#pragma omp parallel\n" in code and "num_threads(" not in code
+
+
+def test_the_artifact_says_what_it_is_tied_to(artifact: Artifact) -> None:
+    assert artifact.precision == "int8" and artifact.inputs[0].shape == ("batch", *SHAPE)
+    assert "same kind of CPU" in artifact.notes[0] and torch.__version__.split("+")[0] in artifact.notes[0]
+
+
+@pytest.mark.slow
+def test_bfloat16_is_compiled_too(floats: Program, tmp_path: Path) -> None:
+    halves = optimize.Pipeline([optimize.CastBF16()]).run(floats).program
+    artifact = TARGET.export(halves, tmp_path / "net.pt2")
+    x = draw(3, *SHAPE)
+    assert (artifact.precision, artifact.coverage) == ("bfloat16", None)
+    assert sqnr_db(floats(x), artifact.load(threads=1)(x)) > 40
+
+
+# Placement
+
+
+def _placed(function: Any, shape: tuple[int, ...], **layers: nn.Module) -> tuple[Program, Placement]:
+    program = quantized(captured(function, shape, **layers), [draw(16, *shape)])
+    assert program.quantization is not None
+    return program, place(program, program.quantization)
+
+
+def _ops(nodes: Any) -> set[str]:
+    return {node.op if node.op == "placeholder" else graph.op_name(node) for node in nodes}
+
+
+def test_a_residual_block_never_leaves_the_integers() -> None:
+    def block(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x).relu()
+        x = (net.inner(x) + x).relu()
+        return net.head(x)
+
+    convolutions = {name: _convolution(6, 6, 3, padding=1) for name in ("stem", "inner", "head")}
+    program, placement = _placed(block, SHAPE, **convolutions)
+    assert _ops(placement.replaced) == {"relu"} and len(placement.replaced) == 2
+    lowered, _ = lower(program)
+    total = next(graph.calls(lowered.graph, aten.add.Tensor))
+    assert _ops(total.all_input_nodes) == {"conv2d", "dequantize_per_tensor"}
+
+
+def test_what_others_need_in_float_stays_beside_the_integers() -> None:
+    def norms(net: Any, x: Tensor) -> Tensor:
+        x = net.before(x)
+        return x + net.behind(x)
+
+    linear = {name: seeded(lambda: nn.Linear(8, 8)) for name in ("before", "behind")}
+    program, placement = _placed(norms, (5, 8), **linear)
+    assert len(placement.ranges) == 2 and not placement.replaced
+    lowered, _ = lower(program)
+    total = next(graph.calls(lowered.graph, aten.add.Tensor))
+    assert _ops(total.all_input_nodes) == {"linear"}
+
+
+def test_an_output_of_the_program_stays_float() -> None:
+    first, second = _convolution(6, 6, 1), _convolution(6, 6, 1)
+
+    def both(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = net.first(x)
+        return y, net.second(y)
+
+    _, placement = _placed(both, SHAPE, first=first, second=second)
+    assert not placement.replaced
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda x: nn.functional.max_pool2d(x, 2), lambda x: nn.functional.pad(x, (1, 0, 1, 0))],
+    ids=["max pool", "zero padding"],
+)
+def test_both_sides_of_a_move_have_one_scale(move: Any) -> None:
+    def pooled(net: Any, x: Tensor) -> Tensor:
+        return net.behind(move(net.before(x).relu()))
+
+    _, placement = _placed(pooled, SHAPE, before=_convolution(6, 8, 3), behind=_convolution(8, 4, 3))
+    moved, source = (node for node in placement.ranges if node.op != "placeholder")
+    assert moved.all_input_nodes == [source] and placement.ranges[moved] == placement.ranges[source]
+
+
+def test_padding_with_another_value_keeps_a_scale_of_its_own() -> None:
+    def padded(net: Any, x: Tensor) -> Tensor:
+        return net.behind(nn.functional.pad(net.before(x), (1, 1, 1, 1), value=9.0))
+
+    _, placement = _placed(padded, SHAPE, before=_convolution(6, 8, 3), behind=_convolution(8, 4, 3))
+    assert max(interval.high for interval in placement.ranges.values()) == pytest.approx(9.0, rel=0.01)
+    assert not placement.replaced
+
+
+@pytest.mark.parametrize(
+    "layer, shape, reason",
+    [
+        (lambda: nn.Conv3d(2, 2, 3), (2, 5, 5, 5), "inductor has no integer kernel for conv3d"),
+        (lambda: nn.ConvTranspose2d(2, 2, 3), (2, 5, 5), "inductor has no integer kernel for conv_transpose2d"),
+    ],
+)
+def test_a_program_without_integer_layers_is_refused_with_the_reason(
+    layer: Any, shape: tuple[int, ...], reason: str
+) -> None:
+    program = quantized(captured(lambda net, x: net.layer(x), shape, layer=seeded(layer)), [draw(4, *shape)])
+    with pytest.raises(Refused, match=reason):
+        lower(program)
+
+
+def test_layers_given_back_to_float_keep_their_reason() -> None:
+    program, _ = _placed(lambda net, x: net.b(net.a(x)), SHAPE, a=_convolution(6, 6, 1), b=_convolution(6, 6, 1))
+    assert program.quantization is not None
+    first = next(graph.calls(program.graph, aten.conv2d.default))
+    plan = program.quantization.without({first.name: "it costs too much accuracy"})
+    placement = place(program, plan)
+    assert [(layer.name, layer.reason) for layer in placement.left_float] == [("a", "it costs too much accuracy")]
+    assert len(placement.weights) == 1
+
+
+def test_weights_computed_at_run_time_stay_float() -> None:
+    def modulated(net: Any, x: Tensor) -> Tensor:
+        return net.fixed(nn.functional.linear(x, net.matrix.weight * x.mean()))
+
+    layers = {"matrix": nn.Linear(8, 8, bias=False), "fixed": nn.Linear(8, 4)}
+    _, placement = _placed(modulated, (8,), **layers)
+    assert [layer.reason for layer in placement.left_float] in (
+        ["its weight is computed at run time"],
+        ["the quantization plan leaves it in float"],
+    )
+
+
+def test_the_callers_program_is_untouched(integers: Program) -> None:
+    text = integers.text()
+    lower(integers)
+    assert integers.text() == text
+
+
+# What can go wrong
+
+
+def test_other_kinds_of_int8_are_refused() -> None:
+    program = captured(lambda net, x: net.layer(x), (8,), layer=nn.Linear(8, 8))
+    dynamic = optimize.QuantizeDynamic().apply(program)[0]
+    with pytest.raises(Refused, match="static INT8; this program is int8-dynamic"):
+        TARGET.export(dynamic, Path("never.pt2"))
+
+
+def test_without_a_compiler_it_says_what_to_install(floats: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = TARGET.available()
+    assert (found.export, found.run, found.install) == (False, True, "apt install g++")
+    with pytest.raises(TargetUnavailable, match=r"no C\+\+ compiler"):
+        TARGET.export(floats, Path("never.pt2"))
+
+
+def test_a_compiler_that_fails_is_a_refusal_and_leaves_no_file(
+    floats: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "_CHILD", "json.tool")
+    with pytest.raises(Refused, match=r"Inductor cannot compile the program \(exit code"):
+        isolated.compile_package(floats.export(), tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_compiler_that_hangs_is_stopped(floats: Program, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="still compiling after 0 s"):
+        isolated.compile_package(floats.export(), tmp_path / "net.pt2", limit_s=0.05)
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_are_read_in_order(artifact: Artifact) -> None:
+    calls = read_calls(artifact.path)
+    assert isinstance(calls[0], Call) and not calls[0].is_integer and calls[0].computes == ""
+    assert [call.is_integer for call in calls].count(True) == 8
+
+
+def test_the_graph_handed_over_has_integer_weights(integers: Program) -> None:
+    lowered, placement = lower(integers)
+    for node in placement.weights:
+        twin = next(other for other in lowered.graph.nodes if other.name == node.name)
+        weight = graph.argument(twin, "weight").args[0]
+        assert isinstance(weight, fx.Node)
+        assert graph.attribute(lowered.graph_module, str(weight.target)).dtype is torch.int8

@@ -1,0 +1,193 @@
+"""Weights alone in integers on ONNX Runtime and TorchScript: the file's answers, its size, what it says of the rest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optimize
+from optimize.errors import Refused
+from optimize.program import Program
+from optimize.targets.base import Artifact
+from tests.passes.test_quantize_weights import capture, language, rounded, sqnr_db
+from tests.targets.scripted import draw
+
+TARGETS = ("onnx", "torchscript")
+#: The integer products of ONNX Runtime and the bfloat16 of torch, against float arithmetic on the rounded weights.
+LEAST_DB = {"onnx": 40, "torchscript": 44}
+FRESH = """
+import json, sys
+import numpy as np
+path, target, x, y = json.load(sys.stdin)
+if target == "onnx":
+    import onnxruntime
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    got = session.run(None, {session.get_inputs()[0].name: np.load(x)})[0]
+else:
+    import torch
+    torch.set_num_threads(1)
+    got = torch.jit.load(path)(torch.from_numpy(np.load(x))).numpy()
+np.save(y, got)
+assert "optimize" not in sys.modules
+"""
+
+
+def run_fresh(folder: Path, artifact: Artifact, x: Tensor, **environment: str) -> Tensor:
+    """Runs a file in a process that does not know this package."""
+    np.save(folder / "x.npy", x.numpy())
+    work = [str(artifact.path), artifact.target, str(folder / "x.npy"), str(folder / "y.npy")]
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", FRESH],
+        input=json.dumps(work), text=True, cwd=folder, env={**variables, **environment}, check=True,
+    )  # fmt: skip
+    return torch.from_numpy(np.load(folder / "y.npy"))
+
+
+def exported(program: Program, target: str, folder: Path) -> Artifact:
+    return optimize.export(program, target, folder / f"net.{target}")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4}, {"bits": 4, "group": 128}], ids=str)
+def test_a_language_model_answers_as_its_program_in_a_fresh_process(
+    target: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    program, _ = rounded(language(), **options)
+    artifact = exported(program, target, tmp_path)
+    assert artifact.precision == f"int{options['bits']}-weights"
+    assert artifact.coverage is not None and artifact.coverage.left_float == ()
+    paths = [name.removesuffix("_1") for name in artifact.coverage.quantized]
+    assert paths == ["embed", "encoder.self_attn", "encoder.self_attn", "encoder.linear1", "encoder.linear2", "head"]
+    for batch in (1, 5):
+        tokens = torch.randint(0, 300, (batch, 7))
+        assert sqnr_db(program(tokens), artifact.load(threads=1)(tokens)) > LEAST_DB[target]
+    assert sqnr_db(program(tokens), run_fresh(tmp_path, artifact, tokens)) > LEAST_DB[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_file_is_about_a_quarter_or_a_seventh(target: str, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Embedding(1000, 512), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1000))
+    program = capture(net, torch.randint(0, 1000, (2, 3)))
+    size = exported(program, target, tmp_path).size_bytes
+    for bits, ratio in ((8, 3.9), (4, 6.9)):
+        assert size / exported(rounded(program, bits=bits)[0], target, tmp_path).size_bytes > ratio
+
+
+@pytest.mark.parametrize(("target", "bits"), [("onnx", 4), ("torchscript", 4), ("torchscript", 8)])
+def test_a_shared_weight_is_stored_once(target: str, bits: int, tmp_path: Path) -> None:
+    shared, _ = rounded(language(tied=True), bits=bits)
+    apart, _ = rounded(language(), bits=bits)
+    larger, artifact = exported(apart, target, tmp_path), exported(shared, target, tmp_path)
+    assert larger.size_bytes - artifact.size_bytes >= 300 * 96 * bits // 8
+    tokens = torch.randint(0, 300, (3, 7))
+    assert sqnr_db(shared(tokens), artifact.load(threads=1)(tokens)) > LEAST_DB[target]
+
+
+class Linears(nn.Module):
+    """Linear layers of awkward shapes, each on the first values of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in ((1, 1), (5, 3), (33, 17), (100, 40), (256, 64)))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [layer(x[..., : layer.in_features]) for layer in self.layers]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("target", TARGETS)
+def test_odd_shapes_are_padded(target: str, bits: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program, _ = rounded(capture(Linears(), draw(2, 3, 256)), bits=bits)
+    artifact = exported(program, target, tmp_path)
+    assert artifact.coverage is not None and len(artifact.coverage.quantized) == 5
+    for batch in (1, 4):
+        x = draw(batch, 3, 256, seed=5)
+        for want, got in zip(program(x), artifact.load(threads=1)(x), strict=True):
+            assert sqnr_db(want, got) > 30
+
+
+class Tables(nn.Module):
+    """Embeddings of awkward widths, all read at the same places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(20, width) for width in (1, 7, 70, 128))
+
+    def forward(self, indices: Tensor) -> list[Tensor]:
+        return [table(indices) for table in self.tables]
+
+
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 8, "group": 64}, {"bits": 4, "group": 0}], ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_embeddings_are_exact(target: str, options: dict[str, int], tmp_path: Path) -> None:
+    program, _ = rounded(capture(Tables(), torch.zeros(2, 3, dtype=torch.int64)), **options)
+    artifact = exported(program, target, tmp_path)
+    indices = torch.arange(18).reshape(6, 3)
+    for want, got in zip(program(indices), artifact.load(threads=1)(indices), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_torchscript_file_runs_on_another_instruction_set(bits: int, capability: str, tmp_path: Path) -> None:
+    """The kernel's packed layout is another there: a file that held it would answer garbage."""
+    program, _ = rounded(capture(nn.Linear(96, 80), draw(2, 96)), bits=bits)
+    x = draw(5, 96, seed=1)
+    got = run_fresh(tmp_path, exported(program, "torchscript", tmp_path), x, ATEN_CPU_CAPABILITY=capability)
+    assert sqnr_db(program(x), got) > LEAST_DB["torchscript"]
+
+
+def test_onnx_multiplies_integers_and_keeps_no_float_table(tmp_path: Path) -> None:
+    artifact = exported(rounded(language(tied=True), bits=4)[0], "onnx", tmp_path)
+    assert artifact.coverage is not None
+    assert artifact.coverage.kernels["MatMulNBits"] == 5 and artifact.coverage.kernels["GatherBlockQuantized"] == 1
+    stored = onnx.load(artifact.path).graph.initializer
+    floats = [np.prod(entry.dims) for entry in stored if entry.data_type == onnx.TensorProto.FLOAT]
+    assert max(floats) <= 600, "scales and biases alone"
+
+
+class Mixed(nn.Module):
+    """A convolution, a recurrent layer, a small and a large linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rnn = nn.Conv1d(8, 8, 3), nn.LSTM(8, 8, batch_first=True)
+        self.small, self.large = nn.Linear(8, 8), nn.Linear(8, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.large(self.small(self.rnn(self.conv(x).transpose(1, 2))[0]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_coverage_names_everything_left_in_float(target: str, tmp_path: Path) -> None:
+    program, _ = rounded(capture(Mixed(), draw(2, 8, 12)), smallest=500)
+    coverage = exported(program, target, tmp_path).coverage
+    assert coverage is not None and coverage.quantized == ("large",)
+    reasons = {layer.name: layer.reason for layer in coverage.left_float}
+    assert set(reasons) == {"conv", "rnn", "small"}
+    assert reasons["small"] == "its weight has 64 elements, fewer than 500: little to save"
+
+
+def test_torch_has_no_blocks_of_8_bits_for_linear_layers(tmp_path: Path) -> None:
+    program, _ = rounded(capture(nn.Linear(256, 8), draw(2, 256)), bits=8, group=64)
+    with pytest.raises(Refused, match="one scale a row alone; use group=0"):
+        exported(program, "torchscript", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["eager", "tensorrt"])
+def test_other_targets_refuse_with_a_hint(target: str, tmp_path: Path) -> None:
+    program, _ = rounded(capture(nn.Linear(32, 8), draw(2, 32)))
+    with pytest.raises(Refused) as refusal:
+        exported(program, target, tmp_path)
+    assert refusal.value.hint and not list(tmp_path.iterdir())

@@ -1,0 +1,60 @@
+"""``optimize compare`` as a user types it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.measure.comparisons import edited, scaled, write_pair
+from tests.test_cli import command
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A network in float, in INT8, and in INT8 with one scale four times too large."""
+    folder = tmp_path_factory.mktemp("compare")
+    first, second = write_pair("resnet", folder)
+    return first, second, edited(second, folder / "spoilt.onnx", scaled("blocks.1.first.conv.weight_scale", 4))
+
+
+def test_a_spoilt_layer_is_named_drawn_and_ends_in_1(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    first, good, spoilt = files
+    done = command("compare", first, spoilt, "--layers", "--threshold", 20, "--out", tmp_path / "c.json")
+    assert done.returncode == 1, done.stderr
+    assert "First to go wrong: blocks.1.first.conv (Conv, value conv2d_3)" in done.stdout
+    content = json.loads((tmp_path / "c.json").read_text())
+    assert content["first_wrong"] == "conv2d_3" and content["found"]["layer_samples"] == 32
+    done = command("compare", first, spoilt, "--layers", "--worst-first", "--out", tmp_path / "c.html")
+    assert done.returncode == 0 and str(tmp_path / "c.html") in done.stdout, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("blocks.1.first.conv") and "wrong" in line]
+    assert len(rows) == 1 and "blocks.1.first.conv: " in (tmp_path / "c.html").read_text()
+    done = command("compare", first, good, "--layers", "--threshold", 25, "--out", tmp_path / "c.svg")
+    assert done.returncode == 0 and "Nothing goes wrong" in done.stdout, done.stderr
+    assert (tmp_path / "c.svg").read_text().startswith("<svg")
+
+
+def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((5, 3, 32, 32), np.float32))
+    done = command("compare", *files[:2], "--data", tmp_path / "x.npy", "--threshold", 25)
+    assert done.returncode == 0, done.stderr
+    assert "5 samples of" in done.stdout and "Top-1 agreement" in done.stdout and "Layer" not in done.stdout
+
+
+def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    first, second, _ = files
+    report = tmp_path / "report.json"
+    report.write_text("{}")
+    bad = [
+        ((first, second, "--out", tmp_path / "c.pdf"), 2, "no .html, .svg or .json"),
+        ((first, second, "--out", tmp_path / "c.svg"), 2, "--layers"),
+        ((first, second, "--input-shape", "3,x"), 2, "is not a shape"),
+        ((first, second, "--data", tmp_path / "none.npz"), 1, "none.npz"),
+        ((first, tmp_path / "none.onnx"), 1, "none.onnx"),
+        ((report, report), 1, "is a JSON file"),
+        ((first,), 2, "SECOND"),
+    ]
+    for words, code, message in bad:
+        done = command("compare", *words)
+        assert done.returncode == code and message in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6

@@ -1,0 +1,52 @@
+"""Which layers go back to float first."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimize.measure.layer_times import LayerTime
+from optimize.quantization.sensitivity import LayerError
+from optimize.ranking import explain, fewest, rank, slow_choices
+
+
+def error(name: str, noise: float) -> LayerError:
+    return LayerError(name, f"path.{name}", "conv2d", noise)
+
+
+ERRORS = [error("a", 1e-3), error("b", 2e-3), error("c", 1e-3)]
+
+
+def test_error_per_second_decides_and_a_layer_that_int8_slows_down_goes_first() -> None:
+    times = {"a": LayerTime(2e-5, 1e-5), "b": LayerTime(9e-5, 1e-5), "c": LayerTime(1e-5, 2e-5)}
+    assert rank(ERRORS, times) == ["c", "a", "b"]
+
+
+def test_without_the_times_of_all_the_error_decides() -> None:
+    assert rank(ERRORS, {}) == ["b", "a", "c"] == rank(ERRORS, {"c": LayerTime(1e-5, 2e-5)})
+
+
+def test_the_reason_names_the_bound_the_share_and_the_time() -> None:
+    times = {"b": LayerTime(9e-5, 1e-5), "c": LayerTime(1e-5, 2e-5)}
+    reasons = explain(ERRORS, times, "--max-drop 0.5")
+    assert reasons["b"] == "given back to meet --max-drop 0.5: removes 50 % of the error for 80.0 µs"
+    assert reasons["c"] == "given back to meet --max-drop 0.5: removes 25 % of the error at no cost in time"
+    assert reasons["a"] == "given back to meet --max-drop 0.5: removes 25 % of the error"
+
+
+@given(st.integers(0, 100), st.integers(1, 120))
+def test_fewest_finds_the_first_count_that_holds_in_few_tries(most: int, first: int) -> None:
+    tried = []
+
+    def holds(count: int) -> bool:
+        tried.append(count)
+        return count >= first
+
+    assert fewest(most, holds) == (first if first <= most else None)
+    assert len(tried) <= 14 and all(1 <= count <= most for count in tried)
+
+
+def test_neighbours_are_tried_together_the_greatest_loss_first() -> None:
+    slow, fast = LayerTime(1e-5, 2e-5, is_slower=True), LayerTime(2e-5, 1e-5)
+    worst = LayerTime(1e-5, 9e-5, is_slower=True)
+    times = {"a": slow, "b": slow, "c": fast, "d": worst, "e": fast, "f": slow}
+    assert slow_choices(times) == [["d"], ["d", "a", "b"], ["d", "a", "b", "f"]]
+    assert slow_choices({"a": slow}) == [["a"]] and slow_choices({"a": fast}) == []

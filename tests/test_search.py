@@ -1,0 +1,131 @@
+"""Layers go back to float until the deployed file keeps what was asked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import optimize
+from optimize.cli import cli, exit_code
+from optimize.errors import UsageError
+from optimize.job import Job
+from optimize.quantization.simulation import simulated_db
+from optimize.recipe import Recipe, parse
+from optimize.report.model import Report, Row
+from tests.quantization.test_sensitivity import fragile, images, quantized
+
+
+def run(out: Path, targets: Sequence[str] = ("onnx",), **asked: Any) -> Report:
+    """Judge on images like those it is calibrated on, labelled with the float model's answers."""
+    module, data = fragile(), images(64)
+    with torch.no_grad():
+        labels = module(data).argmax(1)
+    passes = [optimize.QuantizeStatic(calibration=[data])]
+    asked = {"evaluate": [(data, labels)], "layer_timing": False, **asked}
+    return optimize.optimize(module, (data[:2],), passes=passes, targets=targets, out=out, **asked)
+
+
+def int8(report: Report) -> list[Row]:
+    return [row for row in report.rows if row.precision == "int8"]
+
+
+def given_back(row: Row) -> list[str]:
+    assert row.coverage is not None
+    return [layer.name for layer in row.coverage.left_float if "given back" in layer.reason]
+
+
+def test_the_fragile_layer_alone_goes_back_on_every_target(tmp_path: Path) -> None:
+    plain, program = quantized(fragile(), images(64))
+    wanted = round(simulated_db(program, [(images(64),)], reference=plain)) + 8.0
+    report = run(tmp_path, ["onnx", "torchscript"], min_sqnr=wanted)
+    for row in int8(report):
+        assert row.bound is not None and row.bound.met and row.agreement is not None
+        assert row.agreement.sqnr_db >= wanted
+        assert given_back(row) == ["fragile"]
+        assert f"Given back to float to meet --min-sqnr {wanted:g}: 1 of 4 layers in INT8." in row.notes
+        assert row.coverage is not None and "fragile" not in row.coverage.quantized and len(row.coverage.quantized) == 3
+        assert row.path is not None and Path(row.path).stat().st_size == row.size_bytes
+    assert exit_code(report) == 0
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {Path(row.path).name for row in report.rows if row.path} | {
+        "report.json",
+        "report.md",
+        "report.html",
+    }
+
+
+def test_nothing_is_given_back_where_the_file_keeps_the_bound_already(tmp_path: Path) -> None:
+    (row,) = int8(run(tmp_path, max_drop="1dB"))
+    assert row.bound is not None and row.bound.met and row.bound.wanted == "at least 1 dB"
+    assert given_back(row) == [] and not any("given back" in note for note in row.notes)
+
+
+def test_a_bound_no_choice_meets_is_said_first_and_ends_with_code_1(tmp_path: Path) -> None:
+    report = run(tmp_path, min_sqnr=190)
+    (row,) = int8(report)
+    assert row.bound is not None and not row.bound.met and given_back(row) == []
+    assert report.warnings[0].startswith("onnx int8 does not keep what was asked: at least 190 dB; found")
+    assert any("none was given back" in note for note in row.notes)
+    assert exit_code(report) == 1
+    assert "MISSED" in (tmp_path / "report.md").read_text()
+
+
+def test_points_of_accuracy_are_judged_on_the_deployed_file(tmp_path: Path) -> None:
+    (row,) = int8(run(tmp_path, max_drop=0.0))
+    assert row.bound is not None and row.accuracy is not None
+    assert row.bound.met == (row.accuracy.value >= 1.0)
+    assert row.bound.wanted == "at most 0 points lost"
+
+
+def test_layers_left_in_float_for_speed_say_so_and_the_file_says_how_much(tmp_path: Path) -> None:
+    """Whether there are such layers is the machine's affair."""
+    (row,) = int8(run(tmp_path, layer_timing=True))
+    assert row.coverage is not None and row.bound is None
+    slow = [layer.name for layer in row.coverage.left_float if "INT8 is slower than float here" in layer.reason]
+    assert not set(slow) & set(row.coverage.quantized)
+    assert bool(slow) == any("as fast as with" in note for note in row.notes)
+
+
+def test_points_need_labels_and_the_hint_names_the_other_option() -> None:
+    with pytest.raises(UsageError, match="needs labelled data") as caught:
+        Job("model.pt", Recipe(max_drop=0.5))
+    assert "--min-sqnr" in caught.value.hint
+    assert Job("model.pt", Recipe(max_drop=0.5), evaluate=[]).bound is not None
+
+
+def test_decibels_may_be_written_either_way() -> None:
+    assert parse({"max_drop": "30dB"}).min_sqnr == 30.0 == parse({"min_sqnr": 30}).min_sqnr
+    assert parse({"max_drop": "30 dB"}).max_drop is None and parse({"max_drop": "0.5"}).max_drop == 0.5
+    for wrong in ({"max_drop": "much"}, {"max_drop": -1}, {"max_drop": "x dB"}, {"max_drop": "9dB", "min_sqnr": 9}):
+        with pytest.raises(UsageError):
+            parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["net.pt", "--int8", "--to", "onnx", "--max-drop", "0.5"], "needs labelled data"),
+        (["net.pt", "--int8", "--to", "onnx", "--max-drop", "lots"], "max_drop"),
+        (["sensitivity", "net.pt", "--to", "torchscript"], "cannot be measured on the target 'torchscript'"),
+        (["sensitivity", "net.pt", "--to", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_usage_error(words: list[str], message: str) -> None:
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, UsageError) and message in str(found.exception.what)
+
+
+def test_the_command_writes_a_table_json_and_a_page(tmp_path: Path) -> None:
+    module = "tests.quantization.test_sensitivity:fragile"
+    found = CliRunner().invoke(
+        cli, ["sensitivity", module, "--input-shape", "3,12,12", "--out", str(tmp_path / "s"), "--quiet"]
+    )
+    assert found.exception is None, found.output
+    assert "SQNR alone" in found.output and "fragile" in found.output
+    page = (tmp_path / "s" / "sensitivity.html").read_text()
+    assert page.count('<rect class="error"') == 4 and "http" not in page.replace("http-equiv", "")
+    record = (tmp_path / "s" / "sensitivity.json").read_text()
+    assert '"layer": "fragile"' in record
