@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -46,8 +46,8 @@ class InputMoments:
     Attributes:
         total: Sum of the columns without the shift, float64 ``[groups, K]``.
         products: Sum of their outer products without the shift, float64 ``[groups, K, K]``.
-        shift: Mean of the first columns seen, float32 ``[groups, K]``: taken off before squares are, which would else
-            hide a small variance about a large mean, and make that of a constant anything but zero.
+        shift: The first column seen, float32 ``[groups, K]``: taken off before squares are, which would else hide a
+            small variance about a large mean, and make that of a constant anything but zero.
         count: Number of columns.
     """
 
@@ -66,7 +66,7 @@ class InputMoments:
     def update(self, columns: torch.Tensor) -> None:
         """Take in float columns ``[groups, K, n]``."""
         if self.count == 0:
-            self.shift = columns.double().mean(2).float()
+            self.shift = columns[:, :, 0].clone()
         columns = columns - self.shift[:, :, None]
         # A power of two keeps squares of very large and very small numbers within float32.
         unit = 2.0 ** min(max(math.frexp(float(columns.abs().max()))[1], -100), 100)
@@ -130,7 +130,8 @@ def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tens
     places = patches.shape[2 : 2 + axes]
     step = spacing(math.prod(places), most)
     chosen = torch.unravel_index(torch.arange(0, math.prod(places), step), places)
-    spaced = patches[:, :, *chosen].unflatten(1, (_groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
+    index: Any = (slice(None), slice(None), *chosen)
+    spaced = patches[index].unflatten(1, (_groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
     return spaced.movedim((0, 3), (-2, -1)).reshape(_groups(layer), length, -1)
 
 
@@ -142,7 +143,8 @@ def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Ten
     x = functional.pad(x, [amount for each in reversed(padding) for amount in (each, each)])
     for axis, size in enumerate(weight.shape[2:]):
         x = x.unfold(2 + axis, (size - 1) * dilation[axis] + 1, stride[axis])
-    return x[(..., *(slice(None, None, each) for each in dilation))]
+    index: Any = (..., *(slice(None, None, each) for each in dilation))
+    return x[index]
 
 
 def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorFormat) -> Rounded:
@@ -163,7 +165,7 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorForma
     covariance = moments.covariance
     # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
     damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
-    found = _compensated(rows, scales, covariance, form, damping)
+    found = _compensated((rows / scales).float(), covariance, form, damping).double() * scales
     errors = [_error(candidate - rows, covariance) for candidate in (nearest, found)]
     better = (errors[1] < errors[0])[:, :, None]
     chosen = torch.where(better, found, nearest)
@@ -181,49 +183,48 @@ def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     return ((difference @ covariance) * difference).sum(2)
 
 
-def _compensated(
-    rows: torch.Tensor, scales: torch.Tensor, covariance: torch.Tensor, form: TensorFormat, damping: float
-) -> torch.Tensor:
-    """Round rows ``[groups, R, K]`` column by column, the inputs with the largest variance first."""
-    variance = covariance.diagonal(dim1=1, dim2=2)
-    order = torch.argsort(variance, dim=1, descending=True)
+def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: TensorFormat, damping: float) -> torch.Tensor:
+    """Round rows ``[groups, R, K]``, in steps, column by column, the inputs with the largest variance first."""
+    order = torch.argsort(covariance.diagonal(dim1=1, dim2=2), dim=1, descending=True)
     spread = _inverse_root(_permuted(covariance, order), damping)
-    remaining = torch.gather(rows, 2, order[:, None].expand_as(rows)).clone()
-    ends = _ends(remaining, scales, form)
+    remaining = torch.gather(rows, 2, order[:, None].expand_as(rows)).transpose(1, 2).contiguous()
+    ends = _ends(remaining, form)
     rounded = torch.zeros_like(remaining)
     length = rows.shape[2]
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
-        errors = torch.zeros(*rows.shape[:2], stop - start, dtype=torch.float64)
+        errors = torch.zeros_like(remaining[:, start:stop])
         for index in range(start, stop):
-            column = remaining[:, :, index]
-            value = torch.round(column / scales[:, :, 0]).clamp(*form.bounds)
-            value = torch.where(ends[:, :, index] != 0, ends[:, :, index], value) * scales[:, :, 0]
-            rounded[:, :, index] = value
+            column, end = remaining[:, index], ends[:, index]
+            value = torch.where(end != 0, end, column.round().clamp(*form.bounds))
+            rounded[:, index] = value
             error = (column - value) / spread[:, index, index, None]
-            remaining[:, :, index:stop] -= error[:, :, None] * spread[:, None, index, index:stop]
-            errors[:, :, index - start] = error
-        remaining[:, :, stop:] -= errors @ spread[:, start:stop, stop:]
-    return torch.gather(rounded, 2, torch.argsort(order, dim=1)[:, None].expand_as(rounded))
+            remaining[:, index:stop] -= spread[:, index, index:stop, None] * error[:, None]
+            errors[:, index - start] = error
+        remaining[:, stop:] -= spread[:, start:stop, stop:].transpose(1, 2) @ errors
+    return torch.gather(rounded.transpose(1, 2), 2, torch.argsort(order, dim=1)[:, None].expand_as(rows))
 
 
-def _ends(rows: torch.Tensor, scales: torch.Tensor, form: TensorFormat) -> torch.Tensor:
+def _ends(columns: torch.Tensor, form: TensorFormat) -> torch.Tensor:
     """Return the integer of the largest weight of each row at its place, zero elsewhere: it defines the scale."""
-    place = rows.abs().argmax(2, keepdim=True)
-    integer = torch.round(torch.gather(rows, 2, place) / scales).clamp(*form.bounds)
-    return torch.zeros_like(rows).scatter_(2, place, integer)
+    place = columns.abs().argmax(1, keepdim=True)
+    integer = torch.gather(columns, 1, place).round().clamp(*form.bounds)
+    return torch.zeros_like(columns).scatter_(1, place, integer)
 
 
 def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped and in units of its mean variance.
+    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped and in units of its mean variance, float32.
 
-    Inputs that never vary count as one.
+    Inputs that never vary count as one. Turned about both diagonals, ``C = L L'`` is ``C = R R'`` with the upper
+    triangular ``R = U^-1``.
     """
     variance = covariance.diagonal(dim1=1, dim2=2)
     mean = variance.mean(1)[:, None, None]
     added = damping + torch.where(variance <= 0, 1.0, 0.0)
-    lower = torch.linalg.cholesky(covariance / torch.where(mean > 0, mean, 1.0) + torch.diag_embed(added))
-    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+    damped = covariance / torch.where(mean > 0, mean, 1.0) + torch.diag_embed(added)
+    turned = torch.linalg.cholesky(damped.float().flip(1, 2))
+    unit = torch.eye(turned.shape[1]).expand_as(turned)
+    return torch.linalg.solve_triangular(turned, unit, upper=False).flip(1, 2)
 
 
 def _permuted(matrices: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
