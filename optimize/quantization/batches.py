@@ -86,7 +86,7 @@ class FlatBatches:
             what = error.what if isinstance(error, Refused) else str(error)
             raise Refused(
                 f"Calibration batch {number} does not fit the model: {what}",
-                hint="Give batches of what the model was captured with: a tensor, or a tuple of one for each input.",
+                hint="Give whole batches of what the model was captured with: a tensor, or a tuple of them.",
             ) from error
 
     def _samples(self, flat: Flat) -> int:
