@@ -9,7 +9,8 @@ import torch
 from click.testing import CliRunner
 
 import optimize
-from optimize.cli import cli, exit_code
+from optimize.cli import cli
+from optimize.cli.run import exit_code
 from optimize.errors import UsageError
 from optimize.job import Job
 from optimize.quantization.simulation import simulated_db

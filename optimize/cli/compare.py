@@ -1,0 +1,49 @@
+"""``optimize compare``: two artifacts on the same samples, value by value where asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimize.cli import options
+
+
+@click.command()
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--layers", is_flag=True, help="Compare every value both ONNX files compute, and find where it goes wrong."
+)
+@click.option("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
+@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
+@options.mean
+@options.std
+@click.option("--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]")
+@click.option("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write a .html page, an .svg plot or a .json file, too.")
+@click.option("--trust", is_flag=True, help="Run the code that pickles in the files name.")
+@options.quiet
+def compare(first: str, second: str, **given: Any) -> None:
+    """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples."""
+    from optimize.measure import layers, sides
+    from optimize.measure.feed import open_feed
+    from optimize.report import layers as shown
+    from optimize.report.console import Phases
+
+    if given["out"]:
+        shown.check_name(given["out"], layers=given["layers"])
+    opened = sides.aligned(*(sides.open_side(source, trust=given["trust"]) for source in (first, second)))
+    preprocessing = options.preprocessing(given)
+    feed = open_feed(*opened, data=given["data"], input_shape=given["input_shape"], preprocessing=preprocessing)
+    limit = layers.THRESHOLD_DB if given["threshold"] is None else given["threshold"]
+    with Phases(quiet=given["quiet"]) as phases:
+        found = layers.compare(*opened, feed, layers=given["layers"], threshold_db=limit, progress=phases.update)
+    record = shown.FileComparison.of(*opened, feed, found, options.command_line())
+    shown.show(record, worst_first=given["worst_first"])
+    if given["out"]:
+        shown.write(record, given["out"])
+        click.echo(f"\nComparison {given['out']}")
+    sys.exit(1 if given["threshold"] is not None and found.is_below else 0)

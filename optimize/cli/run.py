@@ -1,0 +1,166 @@
+"""``optimize run``: transform a model, export it to each target and report; what ``optimize MODEL`` means."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.cli import options
+from optimize.errors import UsageError
+
+if TYPE_CHECKING:
+    from optimize.recipe import Recipe
+    from optimize.report.model import Report
+
+#: Passes in front of QuantizeStatic; each is kept where calibration data says that it helps.
+PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--to", "targets", metavar="TARGET[,...]", help="Where it shall run; see 'optimize targets'.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("optimized"),
+    show_default=True,
+    help="Folder for artifacts and report.",
+)
+@options.factory
+@options.trust
+@options.input_shape
+@click.option("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
+@click.option(
+    "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
+)
+@options.mean
+@options.std
+@click.option("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
+@click.option(
+    "--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse."
+)
+@click.option(
+    "--prune",
+    metavar="RATIO",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Cut this share of every layer's channels.",
+)
+@click.option(
+    "--int8",
+    metavar="[=static|dynamic|weights]",
+    type=click.Choice(["static", "dynamic", "weights"]),
+    help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU, weights for large Linear and Embedding.",
+)
+@click.option(
+    "--recover",
+    is_flag=True,
+    help="With --int8: shift and scale channels before, where held-out samples gain by it. Takes minutes.",
+)
+@click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
+@click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
+@click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
+@click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
+@click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
+@click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
+@click.option(
+    "--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free."
+)
+@click.option(
+    "--max-drop",
+    metavar="POINTS",
+    help="Points of the metric (needs --eval) that INT8 may cost: layers go back to float until the file keeps that.",
+)
+@click.option("--min-sqnr", metavar="DB", type=float, help="The same without labels: dB that the outputs must keep.")
+@click.option(
+    "--layer-timing/--no-layer-timing",
+    default=True,
+    help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",
+)
+@options.quiet
+def run(model: str, **given: Any) -> None:
+    """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
+    from optimize.job import Job
+    from optimize.report.console import Phases, show
+    from optimize.workflow import run_job
+
+    recipe = _recipe(given)
+    preprocessing = options.preprocessing(given)
+    with Phases(quiet=given["quiet"]) as phases:
+        report = run_job(
+            Job(
+                source=model,
+                recipe=recipe,
+                out=given["out"],
+                factory=given["factory"],
+                trust=given["trust"],
+                static_batch=given["static_batch"],
+                preprocessing=preprocessing,
+                command=options.command_line(),
+            ),
+            progress=phases.update,
+        )
+    show(report, given["out"])
+    sys.exit(exit_code(report))
+
+
+def exit_code(report: Report) -> int:
+    """Return 4 when a target was unavailable (no file was made), 1 when one failed or misses the bound, else 0."""
+    if any(row.status == "not_run" and row.path is None for row in report.rows):
+        return 4
+    missed = any(row.bound is not None and not row.bound.met for row in report.rows)
+    return 1 if missed or any(row.status == "failed" for row in report.rows) else 0
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
+    from optimize.recipe import parse, read
+
+    flags = _pass_entries(given)
+    overrides = {
+        "targets": _targets(given),
+        "calib": given["calib"],
+        "eval": given["evaluate"],
+        "input_shape": given["input_shape"],
+        "threads": given["threads"],
+        "max_drop": given["max_drop"],
+        "min_sqnr": given["min_sqnr"],
+    }
+    content: dict[str, Any] = {"passes": flags}
+    if given["recipe_file"]:
+        if flags:
+            raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
+        content = read(given["recipe_file"]).model_dump(exclude_defaults=True)
+    chosen = {key: value for key, value in overrides.items() if value or value == 0}
+    timing = {} if given["layer_timing"] else {"layer_timing": False}
+    recipe = parse({**content, **chosen, **timing}, source="options")
+    if not recipe.targets:
+        raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
+    return recipe
+
+
+def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the passes that the flags ask for, in the order they run."""
+    reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
+    asked = [
+        (given["prune"], "PruneChannels", {"ratio": given["prune"]}),
+        *((given["int8"] == "static" and given["recover"], name, {}) for name in PREPARING),
+        (given["int8"] == "static", "QuantizeStatic", {}),
+        (given["int8"] == "dynamic", "QuantizeDynamic", {}),
+        (given["int8"] == "weights", "QuantizeWeights", {}),
+        (given["int4"], "QuantizeWeights", {"bits": 4}),
+        (given["fp16"], "CastFP16", {}),
+        (given["bf16"], "CastBF16", {}),
+        (given["jit"], "Script", {}),
+    ]
+    chosen = [{"name": name, "options": values} for wanted, name, values in asked if wanted]
+    return [*options.fusing(fuse=given["fuse"], reparameterize=reparameterize), *chosen]
+
+
+def _targets(given: dict[str, Any]) -> list[str]:
+    names = [name.strip() for name in (given["targets"] or "").split(",") if name.strip()]
+    if given["jit"] and "torchscript" not in names:
+        names.append("torchscript")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,60 @@
+"""``optimize sensitivity``: what the INT8 of each layer costs and saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimize.cli import options
+
+
+@click.command()
+@click.argument("model")
+@click.option("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
+@click.option("--calib", metavar="DATA", help="Calibration data, as for INT8; synthesised where none is given.")
+@click.option("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("sensitivity"),
+    show_default=True,
+    help="Folder for sensitivity.json and sensitivity.html.",
+)
+@options.factory
+@options.trust
+@options.input_shape
+@options.mean
+@options.std
+@click.option("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@options.quiet
+def sensitivity(model: str, **given: Any) -> None:
+    """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
+    from optimize.job import Job
+    from optimize.recipe import parse
+    from optimize.report import sensitivity as shown
+    from optimize.report.console import Phases
+    from optimize.sensitivity import analyse
+
+    fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
+    data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
+    content = {
+        "passes": [*fusing, {"name": "QuantizeStatic", "options": {}}],
+        "targets": [given["target"]],
+        "threads": given["threads"],
+        **data,
+    }
+    job = Job(
+        source=model,
+        recipe=parse({key: value for key, value in content.items() if value}, source="options"),
+        factory=given["factory"],
+        trust=given["trust"],
+        preprocessing=options.preprocessing(given),
+        command=options.command_line(),
+    )
+    with Phases(quiet=given["quiet"]) as phases:
+        found = analyse(job, phases.update)
+    shown.show(found)
+    click.echo(f"\nSensitivity {shown.write(found, given['out'])}")

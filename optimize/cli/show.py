@@ -1,0 +1,63 @@
+"""``optimize show``: the graph before and after the passes of --fuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.cli import options
+
+if TYPE_CHECKING:
+    from optimize.job import Variant
+    from optimize.program import Program
+
+
+@click.command()
+@click.argument("model")
+@options.factory
+@options.trust
+@options.input_shape
+@click.option("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
+@click.option("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
+@click.option("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")
+@click.option("--out", type=click.Path(path_type=Path), help="Draw the graphs into this .svg or .html file instead.")
+@click.option("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
+@click.option("--fuse", is_flag=True, help="With --text: the graph after the passes.")
+def show(model: str, factory: str | None, trust: bool, input_shape: str | None, **given: Any) -> None:
+    """Print the graph of MODEL before and after the passes of --fuse, side by side, and what they save."""
+    from optimize.job import Job
+    from optimize.opening import open_program
+    from optimize.recipe import parse
+    from optimize.workflow import transform
+
+    entries = options.fusing(fuse=True, reparameterize=given["reparam"])
+    content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
+    job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
+    program = open_program(job).program
+    if given["text"] and not given["fuse"]:
+        click.echo(program.text(), nl=False)
+        return
+    (variant,) = transform(program, job.passes(()))
+    if given["text"]:
+        click.echo(variant.program.text(), nl=False)
+    else:
+        _show_change(program, variant, model, given)
+
+
+def _show_change(program: Program, variant: Variant, title: str, given: dict[str, Any]) -> None:
+    """Print or draw what the passes made of a program."""
+    from optimize.report import comparison, operations
+    from optimize.report.model import Merge, Step
+
+    change = operations.compare(program, variant.program)
+    if given["out"]:
+        comparison.write_drawing(change, title, given["out"])
+        comparison.show_figures(change)
+        click.echo(f"\nGraph {given['out']}")
+    else:
+        comparison.show(change, whole=given["whole"])
+    if given["why"]:
+        merges = [Merge.model_validate(entry) for entry in variant.program.merges]
+        comparison.show_reasons([Step.of(step) for step in variant.steps], merges, whole=given["whole"])
