@@ -14,16 +14,10 @@ if TYPE_CHECKING:
     from optimize.branches import merge_branches as merge_branches
     from optimize.frontend import capture as capture
     from optimize.passes import (
-        AbsorbBias as AbsorbBias,
-    )
-    from optimize.passes import (
         CastBF16 as CastBF16,
     )
     from optimize.passes import (
         CastFP16 as CastFP16,
-    )
-    from optimize.passes import (
-        EqualizeChannels as EqualizeChannels,
     )
     from optimize.passes import (
         FuseBNSign as FuseBNSign,
@@ -55,9 +49,6 @@ if TYPE_CHECKING:
     from optimize.passes import (
         Script as Script,
     )
-    from optimize.passes import (
-        SmoothActivations as SmoothActivations,
-    )
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
     from optimize.workflow import export as export
@@ -86,9 +77,6 @@ _HOMES = {
             "PruneChannels",
             "PruneWeights",
             "Script",
-            "AbsorbBias",
-            "EqualizeChannels",
-            "SmoothActivations",
         ),
         "optimize.passes",
     ),

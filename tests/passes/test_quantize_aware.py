@@ -1,0 +1,242 @@
+"""Quantization-aware training through the pass: what it recovers, what is deployed, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+import optimize
+from models import REFERENCES
+from optimize import recipe
+from optimize.errors import Refused, UsageError
+from optimize.program import Program
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def deployed(program: Program, folder: Path, flat: tuple[Tensor, ...]) -> list[Tensor]:
+    """Export to ONNX and return what ONNX Runtime answers."""
+    artifact = optimize.export(program, "onnx", folder / "model.onnx")
+    return [torch.from_numpy(value) for value in artifact.load(threads=1).run([value.numpy() for value in flat])]
+
+
+def sqnr_db(wanted: list[Tensor], got: list[Tensor]) -> float:
+    signal = sum(float(want.square().sum()) for want in wanted)
+    noise = sum(float((want - found).square().sum()) for want, found in zip(wanted, got, strict=True))
+    return 10 * math.log10(signal / max(noise, 1e-20 * signal))
+
+
+def descend(module: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float) -> None:
+    optimizer = torch.optim.Adam(module.parameters(), rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def rings(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Points of the plane, and which of three rings they lie in."""
+    points = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 4 - 2
+    return points, torch.bucketize(points.norm(dim=1), torch.tensor([0.8, 1.5]))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+    x, y = rings(1000, 1)
+    descend(net, lambda: functional.cross_entropy(net(x), y), 300, 0.01)
+    return net.eval()
+
+
+def test_training_recovers_what_two_bits_lose(classifier: nn.Module, tmp_path: Path) -> None:
+    x, y = rings(1000, 1)
+    points, wanted = rings(2000, 2)
+    program = optimize.capture(classifier, (x[:2],))
+
+    def train(module: nn.Module) -> None:
+        descend(module, lambda: functional.cross_entropy(module(x), y), 300, 0.01)
+
+    def accuracy(answers: Tensor) -> float:
+        return float((answers.argmax(1) == wanted).float().mean())
+
+    after = optimize.QuantizeStatic([x], bits=2).apply(program)[0]
+    trained = optimize.QuantizeAware(train, [x], bits=2).apply(program)[0]
+    calibrated, learned = (accuracy(deployed(entry, tmp_path, (points,))[0]) for entry in (after, trained))
+    whole = accuracy(program.run((points,))[0])
+    assert whole > 0.95
+    assert calibrated < whole - 0.05
+    assert learned > calibrated + 0.5 * (whole - calibrated)
+
+
+class Nested(nn.Module):
+    """Takes a tuple and a dict, returns a dict with a tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(4, 8)
+
+    def forward(self, pair: tuple[Tensor, Tensor], more: Mapping[str, Tensor]) -> dict[str, Any]:
+        total = functional.relu(self.left(pair[0]) + self.right(pair[1]))
+        return {"sum": total, "parts": (self.left(pair[0]) * 0.5, self.right(more["x"]))}
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and one whose weight is read by another call, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(functional.relu(self.first(x)))
+        return self.third(y) + self.third.weight.mean(0)
+
+
+def images(*layers: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), *layers), (torch.randn(16, 3, 10, 10),)
+
+
+def subject(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    rows = torch.randn(32, 6)
+    return {
+        "linear": lambda: (nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)), (rows,)),
+        "conv": lambda: images(nn.Conv2d(8, 6, 3)),
+        "depthwise": lambda: images(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6(), nn.Conv2d(8, 5, 1)),
+        "transposed": lambda: images(nn.ConvTranspose2d(8, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 4, 3)),
+        "pooled": lambda: images(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)),
+        "signed": lambda: images(nn.Conv2d(8, 8, 3), nn.LeakyReLU(0.2), nn.Conv2d(8, 4, 3)),
+        "tied": lambda: (Tied(), (rows,)),
+        "nested": lambda: (Nested(), ((rows, rows[:, :4]), {"x": rows[:, 2:]})),
+    }[name]()
+
+
+@pytest.mark.parametrize("bits", [8, 3])
+@pytest.mark.parametrize("steps", ["learned", "frozen"])
+@pytest.mark.parametrize("name", ["linear", "conv", "depthwise", "transposed", "pooled", "signed", "tied", "nested"])
+def test_the_deployed_file_answers_as_the_trained_module(name: str, steps: Any, bits: int, tmp_path: Path) -> None:
+    net, inputs = subject(name)
+    program = optimize.capture(net.eval(), inputs)
+    targets = [torch.randn_like(value) for value in program.run(program.flatten(inputs))]
+    answers: list[Tensor] = []
+
+    def answer(module: nn.Module) -> list[Tensor]:
+        return pytree.tree_flatten(module(*inputs))[0]
+
+    def train(module: nn.Module) -> None:
+        pairs = lambda: zip(answer(module), targets, strict=True)  # noqa: E731
+        descend(module, lambda: torch.stack([(got - want).square().mean() for got, want in pairs()]).sum(), 10, 0.01)
+        answers.extend(value.detach() for value in answer(module))
+
+    flat = program.flatten(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained, outcome = optimize.QuantizeAware(train, [flat], steps=steps, bits=bits).apply(program)
+    trained.check()
+    assert outcome.rewrites and "Training moved" in outcome.notes[-1]
+    assert sqnr_db(answers, deployed(trained, tmp_path, flat)) >= 30
+
+
+def linear() -> tuple[Program, Tensor]:
+    x = torch.randn(8, 6)
+    return optimize.capture(nn.Sequential(nn.Linear(6, 4)).eval(), (x,)), x
+
+
+def one_step(module: nn.Module) -> None:
+    """Take one step of an optimizer; recipes name it."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    module(torch.ones(8, 6)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_loop_is_named_in_a_recipe() -> None:
+    name = f"{__name__}:one_step"
+    entry = recipe.parse({"passes": [{"QuantizeAware": {"train": name, "bits": 4}}]}).passes[0]
+    program, x = linear()
+    trained, outcome = entry.build([x]).apply(program)
+    assert entry.takes_data and outcome.notes[-1].startswith("Training moved")
+    assert trained.quantization is not None and trained.quantization.bits == 4
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "QuantizeAware needs the option 'train'"),
+        ({"train": 3}, "QuantizeAware.train = 3"),
+        ({"train": "a:b", "steps": "both"}, "QuantizeAware.steps = 'both'"),
+    ],
+)
+def test_a_recipe_is_checked_before_anything_runs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe.parse({"passes": [{"QuantizeAware": options}]})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"train": "no_colon"}, "function of the module"),
+        ({"steps": "both"}, "'learned' or 'frozen'"),
+        ({"bits": 9}, "2 to 8 bits"),
+        ({"calibration": iter([])}, "re-iterable"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        optimize.QuantizeAware(**{"train": one_step, "calibration": [torch.ones(2, 6)], **options})
+
+
+def test_a_loop_that_raises_or_diverges_is_refused() -> None:
+    program, x = linear()
+
+    def stumble(module: nn.Module) -> None:
+        raise RuntimeError("no more data")
+
+    def diverge(module: nn.Module) -> None:
+        with torch.no_grad():
+            next(module.parameters()).fill_(float("inf"))
+
+    with pytest.raises(Refused, match=r"'stumble' raised RuntimeError: no more data"):
+        optimize.QuantizeAware(stumble, [x]).apply(program)
+    with pytest.raises(Refused, match="not finite"):
+        optimize.QuantizeAware(diverge, [x]).apply(program)
+    with pytest.raises(Refused, match="no module 'nowhere'"):
+        optimize.QuantizeAware("nowhere:loop", [x]).apply(program)
+
+
+def test_it_trains_where_gradients_are_switched_off() -> None:
+    program, x = linear()
+    with torch.inference_mode():
+        _, outcome = optimize.QuantizeAware(one_step, [x]).apply(program)
+    assert outcome.notes[-1] == "Training moved 4 of 4 weights and steps."
+
+
+def test_recurrent_layers_are_left_with_the_reason_and_the_others_trained() -> None:
+    reference = REFERENCES["lstm"]
+    x = reference.inputs(4)
+    program = optimize.capture(reference.build(), (x,))
+    called: list[Tensor] = []
+    _, outcome = optimize.QuantizeAware(lambda module: called.append(module(x)), [x]).apply(program)
+    assert any("recurrent layers have no static INT8 kernel" in skip.reason for skip in outcome.skips)
+    assert called and outcome.rewrites
+
+
+def test_without_a_layer_nothing_is_trained() -> None:
+    x = torch.randn(4, 6)
+    program = optimize.capture(nn.ReLU().eval(), (x,))
+    found, outcome = optimize.QuantizeAware(lambda module: pytest.fail("trained"), [x]).apply(program)
+    assert found is program and not outcome.rewrites
