@@ -34,7 +34,7 @@ from optimize.quantization.simulation import USUAL, Simulation
 
 MODELS = Path(__file__).parents[1] / "models"
 BATCH, LARGEST_DROP = 250, 0.3
-NAIVE = {"calibrator": "minmax", "rounding": "nearest"}
+NAIVE = {"calibrator": "minmax", "rounding": "nearest", "spare": 0}
 SIX_BITS = Numerics(
     activation=dataclasses.replace(USUAL.activation, bits=6),
     weight=dataclasses.replace(USUAL.weight, bits=6),
@@ -74,7 +74,7 @@ def accuracy(answer: Answer, x: torch.Tensor, labels: torch.Tensor) -> float:
     return 100 * right / len(labels)
 
 
-def deployed(program: optimize.Program, bits: int, folder: Path, options: dict[str, str]) -> Answer:
+def deployed(program: optimize.Program, bits: int, folder: Path, options: dict[str, object]) -> Answer:
     """Return what the exported ONNX file answers, with weights of so many bits and 8-bit activations."""
     data = [images("calib")[0]]
     quantized, _ = optimize.QuantizeStatic(calibration=data, bits=bits, **options).apply(program)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def deployed(program: optimize.Program, bits: int, folder: Path, options: dict[s
     return lambda x: torch.as_tensor(runner(x))
 
 
-def simulated(program: optimize.Program, options: dict[str, str]) -> Answer:
+def simulated(program: optimize.Program, options: dict[str, object]) -> Answer:
     """Return what a runtime with 6-bit weights and activations would answer."""
     data = [images("calib")[0]]
     quantized, _ = optimize.QuantizeStatic(calibration=data, bits=6, **options).apply(program)  # type: ignore[arg-type]

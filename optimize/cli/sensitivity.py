@@ -41,7 +41,7 @@ def sensitivity(model: str, **given: Any) -> None:
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
-        "passes": [*fusing, {"name": "QuantizeStatic", "options": {}}],
+        "passes": [*fusing, {"name": "QuantizeStatic", "options": {"spare": 0}}],
         "targets": [given["target"]],
         "threads": given["threads"],
         **data,

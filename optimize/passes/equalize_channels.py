@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from optimize import graph
+from optimize.graph import aten
 from optimize.passes.base import Exactness, Skip
 from optimize.passes.recovery import Recovery
 from optimize.program import Program
 from optimize.quantization import links
 from optimize.quantization.attempts import Attempt, Seen, migrations
 from optimize.quantization.links import Link
+from optimize.quantization.simulation import is_clip_at_zero
 from optimize.registry import register_pass
 
+#: Passed with their bound in view.
+CLIPS = (aten.relu6.default, aten.hardtanh.default)
 #: 1/2 shares width evenly; 1 is right in front of depthwise layers, whose weights lose nothing by it.
 EXPONENTS = (0.3, 0.5, 0.7, 0.85, 1.0)
 
@@ -27,9 +32,11 @@ class EqualizeChannels(Recovery):
     Weights have a step an output channel, so equalizing weights alone gains nothing; an activation has one step for all
     channels, and a channel a tenth as wide as the widest loses 20 dB. How far to go is measured, link by link.
 
+    A ReLU6 on the way keeps its bound: no channel is stretched so far that twice what the data shows would reach it.
+    What reaches it nevertheless is clipped, so the pass is exact on such data only.
+
     When it applies: convolutions and linear layers whose value only layers read in the end. Skipped, with the reason:
-    values that are added or concatenated, or pass another function, ReLU6 among them (its bound would become one a
-    channel); layers that share a weight.
+    values that are added or concatenated, or pass another function; layers that share a weight.
 
     What it costs: four passes over at most 64 samples, and quantizing the program two or four times in simulation.
 
@@ -48,14 +55,29 @@ class EqualizeChannels(Recovery):
     1906.04721; the exponents are those of G. Xiao et al., "SmoothQuant", 2022, arXiv 2211.10438.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.EXACT
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
 
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
         """Return the values between two layers."""
-        found, others = links.find(program, links.LAYERS, links.SCALES_PASS)
+        found, others = links.find(program, links.LAYERS, links.SCALES_PASS, clips=CLIPS)
+        others |= {each.maker: "a clip on the way ends below zero" for each in found if _ceiling(each) is None}
         skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
-        return found, tuple(skips)
+        return [each for each in found if each.maker not in others], tuple(skips)
 
     def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
         """Return scales from even to equal activations."""
-        return migrations(program.graph_module, link, seen, EXPONENTS)
+        attempts, ceiling = migrations(program.graph_module, link, seen, EXPONENTS), _ceiling(link)
+        if ceiling is None or ceiling == math.inf:
+            return attempts
+        return [each.under(ceiling, seen[link.maker].high) for each in attempts]
+
+
+def _ceiling(link: Link) -> float | None:
+    """Return the lowest upper bound of the clips on a link's way, infinity without; None where one passes negatives."""
+    if not all(is_clip_at_zero(clip) for clip in link.clips):
+        return None
+    bounds = (
+        6.0 if graph.is_call(clip, aten.relu6.default) else float(cast(float, graph.argument(clip, "max_val")))
+        for clip in link.clips
+    )
+    return min(bounds, default=math.inf)

@@ -103,7 +103,7 @@ class QuantizeAware(Pass):
         return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
 
     def _calibrated(self) -> QuantizeStatic:
-        return QuantizeStatic(self.calibration, bits=self.bits)
+        return QuantizeStatic(self.calibration, bits=self.bits, spare=0)
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""

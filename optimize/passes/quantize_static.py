@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,12 @@ from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
 from optimize.quantization.rounding import Rounded
 from optimize.quantization.simulation import USUAL
+from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.registry import find_target, register_pass
+
+#: Samples that tell which layers err most.
+_SPARING_SAMPLES = 8
 
 
 @register_pass
@@ -56,6 +61,8 @@ class QuantizeStatic(Pass):
         bits: Integers of the weights, 2 to 8; fewer than 8 are stored in the same type and show what they cost.
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
+        spare: Largest share of the multiply-accumulates that may stay in float where INT8 answers would be farther than
+            35 dB from float ones: of linear layers between float operators, those that err most; 0 quantizes all.
 
     Example:
         >>> import torch, optimize
@@ -81,6 +88,7 @@ class QuantizeStatic(Pass):
     bits: int = 8
     until_settled: bool = False
     cache: str = ""
+    spare: float = 0.06
 
     def __post_init__(self) -> None:
         try:
@@ -95,6 +103,8 @@ class QuantizeStatic(Pass):
             )
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
+        if not 0 <= self.spare < 1:
+            raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")
         if self.bits not in range(2, 9):
             raise UsageError(f"bits={self.bits}: weights have 2 to 8 bits.")
 
@@ -121,9 +131,20 @@ class QuantizeStatic(Pass):
             ),
             bits=self.bits,
         )
-        rounded = weights.apply(self._weight_format(), lambda share: self._tell("round weights", share))
-        rewrites = tuple(Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers)
+        program.quantization = self._spared(program, batches)
+        chosen = program.quantization.layers
+        rounded = weights.apply(self._weight_format(), chosen, lambda share: self._tell("round weights", share))
+        rewrites = tuple(
+            Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
+        )
         return Outcome(rewrites, tuple(skips), notes)
+
+    def _spared(self, program: Program, batches: FlatBatches) -> Quantization:
+        """Return the program's plan without the layers that stay in float."""
+        assert program.quantization is not None
+        few = list(batches.first(_SPARING_SAMPLES))
+        tell = functools.partial(self._tell, "spare layers")
+        return program.quantization.without(spare_layers(program, few, self.spare, tell) if self.spare else {})
 
     def _observe(
         self, program: Program, batches: FlatBatches, weights: WeightRounding

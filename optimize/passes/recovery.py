@@ -84,7 +84,7 @@ class Recovery(Pass):
 def _simulated_db(program: Program, reference: Program, learn: Batches, judge: Batches) -> float:
     """Return how near a program quantized from some batches is to the float one on others, dB."""
     # Weights rounded to nearest would judge by luck: one draw of the rounding moves the whole by a decibel.
-    quantized, _ = QuantizeStatic(calibration=learn, calibrator="mse").apply(program)
+    quantized, _ = QuantizeStatic(calibration=learn, calibrator="mse", spare=0).apply(program)
     return simulated_db(quantized, judge, reference=reference)
 
 

@@ -27,6 +27,8 @@ from optimize.quantization.simulation import USUAL, round_weight
 
 #: A channel narrower than this share of the widest is left as it is.
 DEAD = 1e-6
+#: Times what data shows that a stretched channel must reach before a clip on the way cuts it.
+HEADROOM = 2.0
 #: A change must spare this share of a reader's noise: less is a draw of the rounding.
 WORTH = 0.05
 
@@ -87,7 +89,7 @@ class _Loss:
         shape[channel_axis(self.reader.layer, self.reader.value)] = -1
         numbers = (self.attempt.shift, self.attempt.scale)
         shift, scale = (each[self.reader.channels].reshape(shape).float() for each in numbers)
-        return ((value - shift) / scale).clamp_min(self.attempt.floor)
+        return ((value - shift) / scale).clamp(self.attempt.floor, self.attempt.ceiling)
 
     def add(self, exact: torch.Tensor, found: torch.Tensor) -> None:
         """Take in outputs without and with rounding."""
@@ -107,6 +109,7 @@ class Attempt:
         scale: Divides the channels, float64 ``[C]``.
         shift: Taken off them before, float64 ``[C]``.
         floor: Smallest value that a clip on the way leaves, after scale and shift.
+        ceiling: Largest one.
         losses: What its readers lose.
     """
 
@@ -114,6 +117,7 @@ class Attempt:
     scale: torch.Tensor
     shift: torch.Tensor
     floor: float = -math.inf
+    ceiling: float = math.inf
     losses: list[_Loss] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,17 @@ class Attempt:
         """Return the link as it is."""
         ones = torch.ones(link.channels, dtype=torch.float64)
         return cls(link, ones, torch.zeros_like(ones))
+
+    def under(self, ceiling: float, high: torch.Tensor) -> Attempt:
+        """Return the attempt with channels stretched no further than a clip at ``ceiling`` on the way allows.
+
+        Args:
+            ceiling: The clip's upper bound.
+            high: Largest value of each channel in front of the clip, float64 ``[C]``; what data shows is not all there
+                is, so twice that stays below the bound.
+        """
+        needed = (HEADROOM * high.clamp(0, ceiling) / ceiling).clamp_max(1.0)
+        return Attempt(self.link, torch.maximum(self.scale, needed), self.shift, self.floor, ceiling)
 
     def write(self, module: fx.GraphModule) -> None:
         """Write the link this way."""

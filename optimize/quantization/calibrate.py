@@ -23,13 +23,14 @@ from optimize.quantization.simulation import PERMUTATIONS, is_clip_at_zero
 Batches = Iterable[Sequence[torch.Tensor]]
 See = Callable[[fx.Node, torch.Tensor], None]
 
-_EVERYTHING = (-math.inf, math.inf)
-#: The interval beyond which a function is flat, to within half a step of 8 bits.
+#: The interval beyond which a function is flat, to within half a step of 8 bits: no integers are spent out there.
 _SATURATION: Mapping[object, tuple[float, float]] = {
     aten.hardswish.default: (-3.0, math.inf),
     aten.hardsigmoid.default: (-3.0, 3.0),
     aten.sigmoid.default: (-8.0, 8.0),
     aten.tanh.default: (-4.0, 4.0),
+    aten.silu.default: (-8.0, math.inf),
+    aten.gelu.default: (-4.0, math.inf),
 }
 #: Extrema that grow by less than this share have settled.
 _SETTLED = 0.01
@@ -100,12 +101,14 @@ def watch(program: Program, batches: Batches, *, also: See | None = None, until_
     seen: dict[str, Statistics] = {}
     infinite: set[int] = set()
     axes = {node.name: sample_axis(node) for node in program.graph.nodes}
+    limits = {node: limit for node in program.graph.nodes if (limit := _read_limits(node)) is not None}
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         source = _same_values(node)
+        within = value.clamp(*limits[node]) if node in limits else value
         if source is not None and source.name in seen:
             seen[node.name] = seen[source.name]
-        elif not _take_in(seen.setdefault(node.name, Statistics()), node, value, axes[node.name]):
+        elif not _take_in(seen.setdefault(node.name, Statistics()), node, within, axes[node.name]):
             infinite.add(id(seen[node.name]))
         if also is not None:
             also(node, value)
@@ -197,6 +200,15 @@ def _take_in(statistics: Statistics, node: fx.Node, value: torch.Tensor, axis: i
             hint="Look for NaN or infinity in the calibration data and the weights, or for an overflow in the model.",
         ) from error
     return True
+
+
+def _read_limits(node: fx.Node) -> tuple[float, float] | None:
+    """Return the interval outside of which no reader of a value tells numbers apart, or None where one always does."""
+    intervals = [_SATURATION.get(user.target) for user in node.users]
+    if not intervals or None in intervals:
+        return None
+    lows, highs = zip(*(each for each in intervals if each is not None), strict=True)
+    return min(lows), max(highs)
 
 
 def _same_values(node: fx.Node) -> fx.Node | None:

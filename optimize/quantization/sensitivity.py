@@ -56,6 +56,7 @@ def layer_errors(
     batches: Iterable[Sequence[torch.Tensor]],
     *,
     samples: int = SAMPLES,
+    only: Collection[str] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> tuple[LayerError, ...]:
     """Return the error of every layer of a static plan, in execution order.
@@ -66,12 +67,14 @@ def layer_errors(
         program: A program with a static plan.
         batches: Flat inputs.
         samples: How many of them are used.
+        only: Names of the layers to look at; all of the plan's where None.
         progress: Told the share done, from 0 to 1.
     """
     plan = program.quantization
     assert plan is not None
     paths, originals = layer_paths(program), _originals(program)
-    layers = [node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in plan.layers]
+    wanted_layers = plan.layers if only is None else plan.layers & set(only)
+    layers = [node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in wanted_layers]
     reference = _Partly(program, plan, (), originals)
     alone = [(layer, _Partly(program, plan, (layer.name,), originals)) for layer in layers]
     noise = torch.zeros(len(layers), len(program.outputs), dtype=torch.float64)

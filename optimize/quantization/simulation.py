@@ -120,18 +120,29 @@ def stored_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
     """Return the nodes whose value is rounded to integers when the layers of these names run on integers."""
     chosen = {node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers}
     read = {_activation(layer) for layer in chosen}
-    convolutions = {node for node in chosen if not graph.is_call(node, aten.linear.default)}
+    convolutions = _convolutions(chosen)
     # A convolution has a kernel with integer output only.
     written = {next(iter(node.users)) if _is_clipped(node) else node for node in convolutions}
-    born: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node in convolutions or (graph.is_call(node, *BETWEEN) and _all(born, node)):
-            born.add(node)
+    born = integer_values(program, layers)
     wanted: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):
         if any(_takes(user, node, chosen) or (user in wanted and user in born - chosen) for user in node.users):
             wanted.add(node)
     return {node for node in read | written | (born & wanted) if not _is_clipped(node)}
+
+
+def integer_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
+    """Return the nodes whose value integer kernels make: convolutions, and what follows without a float operator."""
+    convolutions = _convolutions({node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers})
+    born: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node in convolutions or (graph.is_call(node, *BETWEEN) and _all(born, node)):
+            born.add(node)
+    return born
+
+
+def _convolutions(layers: set[fx.Node]) -> set[fx.Node]:
+    return {node for node in layers if not graph.is_call(node, aten.linear.default)}
 
 
 def channel_axis(layer: fx.Node) -> int:

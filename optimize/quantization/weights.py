@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import fx
@@ -47,22 +47,26 @@ class WeightRounding:
         for layer in self._readers[node]:
             self._moments[layer].update(columns(layer, self._weights[layer], value))
 
-    def apply(self, form: TensorFormat, progress: Callable[[float], None] | None = None) -> dict[fx.Node, Rounded]:
+    def apply(
+        self, form: TensorFormat, layers: Collection[str], progress: Callable[[float], None] | None = None
+    ) -> dict[fx.Node, Rounded]:
         """Round and replace the weights; the bias takes back what rounding adds to the mean.
 
         Args:
             form: The integers.
+            layers: Names of the layers that will run on integers; others keep their weights.
             progress: Told the share done.
 
         Returns:
             What became of each rounded layer.
         """
-        done = {}
-        for layer, weight in self._weights.items():
-            done[layer] = round_weights(weight, self._moments.pop(layer), form)
+        done: dict[fx.Node, Rounded] = {}
+        chosen = [layer for layer in self._weights if layer.name in layers]
+        for layer in chosen:
+            done[layer] = round_weights(self._weights[layer], self._moments.pop(layer), form)
             _write(self._module, layer, done[layer])
             if progress is not None:
-                progress(len(done) / len(self._weights))
+                progress(len(done) / len(chosen))
         return done
 
 

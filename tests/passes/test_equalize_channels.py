@@ -120,7 +120,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "concat": (Joined, "cat reads it"),
     "square": (Square, "mul reads it"),
     "shared": (Shared, "shared"),
-    "relu6": (lambda: chain(nn.ReLU6()), "hardtanh reads it"),
+    "hardtanh": (lambda: chain(nn.Hardtanh()), "a clip on the way ends below zero"),
     "gelu": (lambda: chain(nn.GELU()), "gelu reads it"),
     "output": (lambda: nn.Conv2d(3, 16, 1), "the output reads it"),
 }
@@ -175,6 +175,24 @@ def test_channels_of_different_width_gain(reader: nn.Module) -> None:
     assert len(trace.steps[0].outcome.rewrites) == 1
     assert trace.steps[0].relative_error is not None and trace.steps[0].relative_error < 2e-5
     assert deployed_db(trace.program, program) > deployed_db(program, program) + 5
+
+
+@pytest.mark.parametrize("widest", [0.05, 30.0], ids=["never at its bound", "often at its bound"])
+def test_a_relu6_is_passed_with_its_bound_in_view(widest: float) -> None:
+    """Narrow channels are stretched, those at the bound stay; twice what the data shows goes through unclipped."""
+    torch.manual_seed(0)
+    reader = nn.Conv2d(16, 16, 3, groups=16)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.ReLU6(), reader).eval()
+    unequal(net[0], reader)
+    with torch.no_grad():
+        net[0].weight.mul_(widest)
+    program = optimize.capture(net, (images(2),))
+    changed, outcome = EqualizeChannels([images(16, 0), images(16, 1)]).apply(program)
+    assert len(outcome.rewrites) == 1
+    seen = images(16, 0) * 1.9
+    wanted, got = program.run((seen,))[0], changed.run((seen,))[0]
+    assert torch.allclose(wanted, got, rtol=1e-4, atol=1e-6 * float(wanted.abs().max()))
+    assert deployed_db(changed, program) > deployed_db(program, program) + 2
 
 
 def test_a_net_that_gains_nothing_is_returned_as_it_was() -> None:

@@ -63,7 +63,7 @@ def integers(captured: optimize.Program, layer: fx.Node, bits: int) -> torch.Ten
 @pytest.mark.parametrize("bits", [2, 4, 6, 8])
 def test_compensated_weights_are_on_the_grid_of_the_bits(bits: int) -> None:
     calibration = [torch.randn(32, 4, 16, 16)]
-    captured, _ = optimize.QuantizeStatic(calibration=calibration, bits=bits).apply(program())
+    captured, _ = optimize.QuantizeStatic(calibration=calibration, bits=bits, spare=0).apply(program())
     most = 2 ** (bits - 1) - 1
     for layer in layers(captured):
         found = integers(captured, layer, bits)
@@ -76,7 +76,9 @@ def test_compensated_weights_are_on_the_grid_of_the_bits(bits: int) -> None:
 @pytest.mark.parametrize("rounding", ["nearest", "compensated"])
 def test_the_deployed_file_holds_the_weights_of_the_program(tmp_path: Path, bits: int, rounding: str) -> None:
     calibration = [torch.randn(32, 4, 16, 16)]
-    captured, _ = optimize.QuantizeStatic(calibration=calibration, bits=bits, rounding=rounding).apply(program())
+    captured, _ = optimize.QuantizeStatic(calibration=calibration, bits=bits, rounding=rounding, spare=0).apply(
+        program()
+    )
     optimize.export(captured, "onnx", tmp_path / "m.onnx")
     found = deployed_weights(onnx.load(tmp_path / "m.onnx"), bits)
     steps = 2 ** (min(bits, onnx_runtime().numerics.weight.bits) - 1) - 1
@@ -108,7 +110,7 @@ def test_only_the_first_samples_are_looked_at() -> None:
         captured = program_with(0)
         rounding = WeightRounding(captured, layers(captured))
         observe(captured, FlatBatches(captured, batches), rounding.see)
-        rounding.apply(USUAL.weight)
+        rounding.apply(USUAL.weight, {layer.name for layer in layers(captured)})
         found.append([weight(captured, layer) for layer in layers(captured)])
     assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
 
@@ -140,7 +142,7 @@ def test_shared_weights_are_left_as_they_are() -> None:
 
     captured = optimize.capture(Shared().eval(), (torch.randn(2, 6),))
     before = weight(captured, layers(captured)[0]).clone()
-    rounded, _ = optimize.QuantizeStatic(calibration=[torch.randn(32, 6)]).apply(captured)
+    rounded, _ = optimize.QuantizeStatic(calibration=[torch.randn(32, 6)], spare=0).apply(captured)
     assert all(torch.equal(weight(rounded, layer), before) for layer in layers(rounded))
     assert len({id(weight(rounded, layer)) for layer in layers(rounded)}) == 1
 
@@ -149,6 +151,6 @@ def test_the_bias_takes_what_rounding_moves_on_average() -> None:
     data = torch.rand(64, 20)
     captured = optimize.capture(nn.Linear(20, 5, bias=False).eval(), (data[:2],))
     for bits in (3, 8):
-        rounded, _ = optimize.QuantizeStatic(calibration=[data], bits=bits).apply(captured)
+        rounded, _ = optimize.QuantizeStatic(calibration=[data], bits=bits, spare=0).apply(captured)
         moved = rounded(data) - captured(data)
         assert moved.std() > 0 and moved.mean(0).abs().max() < 1e-5
