@@ -18,7 +18,8 @@ import torch
 
 from optimize.datasets import Datasets
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed
-from optimize.job import Export, Job, Variant
+from optimize.graph import WEIGHTED, calls, op_name
+from optimize.job import Export, Job, LayerCost, Variant
 from optimize.measure.bound import Bound
 from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import Speedup, measure
@@ -27,7 +28,7 @@ from optimize.measure.quality import judge
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
-from optimize.quantization.sensitivity import layer_errors, layer_paths
+from optimize.quantization.sensitivity import LayerError, layer_errors, layer_paths
 from optimize.ranking import explain, fewest, rank, slow_choices
 from optimize.registry import find_target
 from optimize.report import format as form
@@ -43,10 +44,11 @@ _WORTH_IT = 1.02
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program with a static plan, and the file of it."""
+    """A program with a static plan, the file of it, and the errors of its layers where they were needed."""
 
     program: Program
     artifact: Artifact
+    errors: tuple[LayerError, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Search:
                 found = self._within(self.job.bound, found, times)
         except (Refused, TargetUnavailable, VerificationFailed):
             pass  # a file that cannot run or be judged has that in its own row; what was found so far stands
-        return replace(entry, artifact=found.artifact)
+        return replace(entry, artifact=found.artifact, layers=tuple(layer_costs(program, times, found.errors)))
 
     def _without_slow(self, candidate: Candidate, times: Mapping[str, LayerTime]) -> Candidate:
         """Give back layers that INT8 makes slower where the whole file is faster for it."""
@@ -157,13 +159,12 @@ class Search:
             count = fewest(len(ranked) - 1, holds)
             if count is None:
                 most = f"{len(ranked) - 1} of {len(ranked)} layers"
-                return _noted(
-                    candidate, f"No choice met {bound.option}, with up to {most} in float: none was given back."
-                )
+                note = f"No choice met {bound.option}, with up to {most} in float: none was given back."
+                return replace(_noted(candidate, note), errors=tuple(errors))
             note = (
                 f"Given back to float to meet {bound.option}: {count} of {form.plural(len(ranked), 'layer')} in INT8."
             )
-            return _noted(_moved(tried[count], folder), note)
+            return replace(_noted(_moved(tried[count], folder), note), errors=tuple(errors))
 
     def _holds(self, bound: Bound, candidate: Candidate, reference: Fleet) -> bool:
         with Fleet([candidate.artifact], threads=self._threads) as fleet:
@@ -187,6 +188,16 @@ def time_layers(
     paths = layer_paths(candidate.program)
     found = layer_times(plain, candidate.artifact, list(paths.values()), inputs, threads=threads, progress=progress)
     return {name: found[path] for name, path in paths.items() if path in found}
+
+
+def layer_costs(program: Program, times: Mapping[str, LayerTime], errors: Sequence[LayerError]) -> Iterable[LayerCost]:
+    """Yield what is known of each weighted layer, in execution order; nothing where nothing was measured."""
+    levels, paths = {error.name: error.sqnr_db for error in errors}, layer_paths(program)
+    for node in calls(program.graph, *WEIGHTED):
+        time = times.get(node.name)
+        if time is not None or node.name in levels:
+            float_s, int8_s = (time.float_s, time.int8_s) if time is not None else (None, None)
+            yield LayerCost(paths[node.name], op_name(node), float_s, int8_s, levels.get(node.name))
 
 
 def one_sample(program: Program) -> list[np.ndarray]:

@@ -65,7 +65,7 @@ class _Traffic(fx.Interpreter):
         result = super().run_node(n)
         if n.op == "placeholder" or any(source in self._activations for source in n.all_input_nodes):
             self._activations.add(n)
-        if n.op == "call_function" and _bytes(result) and not _is_view(n):
+        if n.op == "call_function" and _bytes(result) and not is_view(n):
             for value, held in ((n, result), *((source, self.env[source]) for source in n.all_input_nodes)):
                 if value in self._activations:
                     self.activation_bytes += _bytes(held)
@@ -74,7 +74,7 @@ class _Traffic(fx.Interpreter):
         return result
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Say whether a call only looks at its input's bytes: its schema says that the result aliases an argument."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True  # getitem and arithmetic on sizes

@@ -51,7 +51,8 @@ def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path
         ((first, second, "--input-shape", "3,x"), 2, "is not a shape"),
         ((first, second, "--data", tmp_path / "none.npz"), 1, "none.npz"),
         ((first, tmp_path / "none.onnx"), 1, "none.onnx"),
-        ((report, report), 1, "is a JSON file"),
+        ((report, report), 2, "is not a report of this version"),
+        ((report, second), 2, "the other one is not"),
         ((first,), 2, "SECOND"),
     ]
     for words, code, message in bad:

@@ -7,11 +7,22 @@ import sys
 
 import click
 
-from optimize.cli import compare, listing, run, sensitivity, show
+from optimize.cli import advise, bench, check, compare, listing, profile, run, sensitivity, show
 from optimize.errors import OptimizeError
 
 INTERRUPTED = 130
-COMMANDS = (run.run, show.show, sensitivity.sensitivity, compare.compare, listing.list_passes, listing.list_targets)
+COMMANDS = (
+    run.run,
+    bench.bench,
+    check.check,
+    show.show,
+    profile.profile,
+    advise.advise,
+    sensitivity.sensitivity,
+    compare.compare,
+    listing.list_passes,
+    listing.list_targets,
+)
 
 
 class _Group(click.Group):

@@ -1,4 +1,4 @@
-"""``optimize compare``: two artifacts on the same samples, value by value where asked."""
+"""``optimize compare``: two artifacts on the same samples, value by value where asked; or two reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from optimize.cli import options
+from optimize.errors import UsageError
 
 
 @click.command()
@@ -23,11 +24,43 @@ from optimize.cli import options
 @options.std
 @click.option("--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]")
 @click.option("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write a .html page, an .svg plot or a .json file, too.")
+@click.option("--force", is_flag=True, help="Of two reports: state ratios of seconds although the machines differ.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write a .html page, an .svg plot or a .json file (reports: .md), too.",
+)
 @click.option("--trust", is_flag=True, help="Run the code that pickles in the files name.")
 @options.quiet
 def compare(first: str, second: str, **given: Any) -> None:
-    """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples."""
+    """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples.
+
+    Two .json files are reports of runs or benchmarks: their artifacts are compared row by row. Seconds of different
+    machines or settings are not put into ratios, and the command ends with 4 then.
+    """
+    reports = [Path(name) for name in (first, second) if name.lower().endswith(".json")]
+    if reports:
+        _compare_reports(reports, given)
+    else:
+        _compare_files(first, second, given)
+
+
+def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
+    from optimize.report import report_comparison as shown
+
+    if len(reports) == 1:
+        raise UsageError(f"'{reports[0]}' is a report, the other one is not.", hint="Name two .json files, or none.")
+    if given["out"]:
+        shown.check_name(given["out"])
+    found = shown.compare_reports(*reports, force=given["force"])
+    shown.show(found)
+    if given["out"]:
+        shown.write(found, given["out"])
+        click.echo(f"\nComparison {given['out']}")
+    sys.exit(4 if found.refusal else 0)
+
+
+def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     from optimize.measure import layers, sides
     from optimize.measure.feed import open_feed
     from optimize.report import layers as shown

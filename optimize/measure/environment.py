@@ -22,6 +22,7 @@ PACKAGES = (
     "tensorrt",
     "tensorrt-rtx",
 )
+CPUFREQ = Path("/sys/devices/system/cpu")
 #: The instruction sets that decide which kernels a runtime picks, and the mark of a virtual machine.
 FLAGS = re.compile(r"(avx2|avx512f|avx(512)?_vnni|avx512_(bf16|fp16)|amx_\w+|asimddp|i8mm|bf16|sve2?|hypervisor)")
 
@@ -58,19 +59,29 @@ class Environment:
     gpus: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def machine(self) -> dict[str, str]:
+        """What must be the same for seconds to be comparable, by name."""
+        return {
+            "processor": self.cpu,
+            "instruction sets": " ".join(self.cpu_flags),
+            "cores": str(self.cores),
+            "memory": "unknown" if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB",
+            "GPUs": "; ".join(self.gpus) or "none",
+        }
+
 
 def current() -> Environment:
     """Read the machine this process runs on."""
     processor = _processor(_text(Path("/proc/cpuinfo")))
-    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-    kilohertz = _text(frequency / "scaling_cur_freq")
+    frequencies = frequency_mhz()
     return Environment(
         cpu=processor.get("model name") or platform.processor() or platform.machine(),
         cpu_flags=matching_flags(processor.get("flags") or processor.get("Features", "")),
         cores=os.cpu_count() or 1,
         affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
-        governor=_text(frequency / "scaling_governor") or None,
-        frequency_mhz=int(kilohertz) / 1000 if kilohertz else None,
+        governor=_text(CPUFREQ / "cpu0/cpufreq/scaling_governor") or None,
+        frequency_mhz=frequencies[0] if frequencies else None,
         memory_bytes=_memory_bytes(),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
@@ -78,6 +89,12 @@ def current() -> Environment:
         gpus=_gpus(),
         versions=_versions(),
     )
+
+
+def frequency_mhz(folder: Path = CPUFREQ) -> list[float]:
+    """Return the present frequency of the first processor in MHz; empty where it is not readable."""
+    kilohertz = _text(folder / "cpu0/cpufreq/scaling_cur_freq")
+    return [int(kilohertz) / 1000] if kilohertz else []
 
 
 def matching_flags(flags: str) -> tuple[str, ...]:

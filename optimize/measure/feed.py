@@ -61,7 +61,7 @@ def open_feed(
         UsageError: Nothing says what the files take.
         OptimizeError: The data does not fit.
     """
-    specs = _specs(first, second, input_shape)
+    specs = agreed_specs([side.inputs for side in (first, second) if side.inputs], input_shape)
     sizes = {spec.shape[0] for spec in specs}
     fixed = next((size for size in sizes if isinstance(size, int)), None)
     if data is not None:
@@ -71,13 +71,25 @@ def open_feed(
     return Feed("noise", True, lambda: _noise(specs, fixed or 1, rows))
 
 
-def _specs(first: Side, second: Side, input_shape: str | None) -> list[TensorSpec]:
-    """Return what both sides take: a size is free only where neither side nor ``input_shape`` fixes it."""
-    sides = [side.inputs for side in (first, second) if side.inputs]
+def agreed_specs(known: Sequence[Sequence[TensorSpec]], input_shape: str | None) -> list[TensorSpec]:
+    """Return what several files take: a size is free only where no file and not ``input_shape`` fixes it.
+
+    Args:
+        known: The inputs of each file that says what it takes, in one order.
+        input_shape: Sizes of one sample, such as ``3,224,224``, as the user gives them.
+
+    Raises:
+        UsageError: Nothing says what the files take.
+        Refused: They do not take the same inputs, or an input without a batch.
+    """
+    sides = [tuple(entry) for entry in known]
     if input_shape is not None:
         sides.append(_given(input_shape, sides[0] if sides else ()))
     if not sides:
-        raise UsageError("Neither file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
+        raise UsageError("No file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
+    for other in sides[1:]:
+        if len(other) != len(sides[0]) or not all(map(alike, sides[0], other)):
+            raise Refused(f"The files do not take the same inputs: {listed(sides[0])}, and {listed(other)}.")
     specs = [functools.reduce(_merged, entries) for entries in zip(*sides, strict=True)]
     scalar = next((spec for spec in specs if not spec.shape), None)
     if scalar is not None:
@@ -139,10 +151,21 @@ def _noise(specs: Sequence[TensorSpec], batch: int, rows: Sequence[int]) -> Iter
     """Yield normal noise, and for inputs that are not floats numbers below ``rows``."""
     generator = np.random.default_rng(0)
     for _ in range(-(-NOISE_SAMPLES // batch)):
-        yield [_drawn(spec, batch, limit, generator) for spec, limit in zip(specs, rows, strict=True)]
+        yield [drawn(spec, batch, limit, generator) for spec, limit in zip(specs, rows, strict=True)]
 
 
-def _drawn(spec: TensorSpec, batch: int, limit: int, generator: np.random.Generator) -> np.ndarray:
+def drawn(spec: TensorSpec, batch: int, limit: int, generator: np.random.Generator) -> np.ndarray:
+    """Return normal noise for one input, numbers below ``limit`` where it is not of floats.
+
+    Args:
+        spec: The input; only its batch may be free.
+        batch: The size of a free batch.
+        limit: One more than the largest number.
+        generator: Where the numbers come from.
+
+    Raises:
+        UsageError: Another size is free.
+    """
     first, *others = spec.shape
     free = next((size for size in others if isinstance(size, str)), None)
     if free is not None:

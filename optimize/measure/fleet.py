@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -45,11 +45,32 @@ class Session:
         threads: Compute threads, given to the runtime and to the environment of the process.
         load_s: Seconds to import the runtime and load the file.
         failure: Why the session is closed; None while it answers.
+
+    Args:
+        artifact: What it runs.
+        folder: Made by the session, for its files.
+        threads: Compute threads.
+        patience_s: The longest one answer may take before the worker counts as hung.
+        interpreter: Python of another environment, with its own runtime; None runs this process's.
+        affinity: Processors it may run on; all of this process's where empty.
     """
 
-    def __init__(self, artifact: Artifact, folder: Path, *, threads: int, patience_s: float) -> None:
+    #: The module that runs as its process.
+    program: ClassVar[str] = "optimize.measure.worker"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        folder: Path,
+        *,
+        threads: int,
+        patience_s: float,
+        interpreter: Path | None = None,
+        affinity: Sequence[int] = (),
+    ) -> None:
         self.artifact = artifact
         self.threads = threads
+        self.affinity = tuple(affinity)
         self.load_s = 0.0
         self.failure: str | None = None
         self._folder = folder
@@ -57,7 +78,7 @@ class Session:
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         folder.mkdir()
         with (folder / "stderr").open("wb") as errors:
-            self._process = _start(threads, errors)
+            self._process = _start(self.program, threads, errors, interpreter, folder)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def load(self) -> None:
@@ -66,7 +87,8 @@ class Session:
         fields["path"] = str(fields["path"])
         try:
             module = type(find_target(self.artifact.target)).__module__
-            self.load_s = self.ask("load", artifact=fields, module=module, threads=self.threads)["load_s"]
+            wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity}
+            self.load_s = self.ask("load", module=module, **wanted)["load_s"]
         except WorkerFailed:
             return
 
@@ -156,6 +178,8 @@ class Fleet:
         threads: Compute threads of every worker.
         patience_s: The longest one answer may take before its worker counts as hung.
         progress: Told how many are loaded.
+        interpreters: Python of the environment of each artifact, None for this one; empty means this one for all.
+        affinity: Processors every worker may run on; all of this process's where empty.
     """
 
     def __init__(
@@ -165,18 +189,24 @@ class Fleet:
         threads: int = 1,
         patience_s: float = 300.0,
         progress: Progress | None = None,
+        interpreters: Sequence[Path | None] = (),
+        affinity: Sequence[int] = (),
     ) -> None:
         self.threads = threads
         self.sessions: tuple[Session, ...] = ()
         self._artifacts = artifacts
         self._patience_s = patience_s
         self._progress = progress
+        self._interpreters = interpreters or [None] * len(artifacts)
+        self._affinity = affinity
         self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
 
     def __enter__(self) -> Fleet:
         try:
             for index, artifact in enumerate(self._artifacts):
                 self._enlist(index, artifact)
+            for index, session in enumerate(self.sessions):
+                self._load(index, session)
         except BaseException:
             self.close()
             raise
@@ -200,22 +230,46 @@ class Fleet:
         self._folder.cleanup()
 
     def _enlist(self, index: int, artifact: Artifact) -> None:
+        """Start a process; the interpreters of all start at the same time, the runtimes one after another."""
         folder = Path(self._folder.name) / str(index)
-        session = Session(artifact, folder, threads=self.threads, patience_s=self._patience_s)
+        session = Session(
+            artifact,
+            folder,
+            threads=self.threads,
+            patience_s=self._patience_s,
+            interpreter=self._interpreters[index],
+            affinity=self._affinity,
+        )
         self.sessions += (session,)
+
+    def _load(self, index: int, session: Session) -> None:
         session.load()
         if self._progress:
             self._progress("load artifacts", (index + 1) / len(self._artifacts))
 
 
-def _start(threads: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    program: str, threads: int, errors: IO[bytes], interpreter: Path | None, folder: Path
+) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-    # The worker finds the modules this process finds, and none that lie in the current folder by chance (-P).
-    environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    command = [sys.executable, "-P", "-m", "optimize.measure.worker"]
+    environment["PYTHONPATH"] = _module_path() if interpreter is None else _this_package_alone(folder)
+    command = [str(interpreter or sys.executable), "-P", "-m", program]
     return subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
     )
+
+
+def _module_path() -> str:
+    """Return where this process finds its modules: the worker finds them, and none that lie in its folder by chance."""
+    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+
+
+def _this_package_alone(folder: Path) -> str:
+    """Return a folder that holds this package and nothing else, so that another environment keeps its own runtimes."""
+    alone = folder / "package"
+    alone.mkdir()
+    (alone / "optimize").symlink_to(Path(__file__).parents[1], target_is_directory=True)
+    return str(alone)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

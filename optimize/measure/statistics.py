@@ -1,4 +1,4 @@
-"""Figures from samples that were taken in rounds: medians, a percentile where there are enough, bootstrap intervals."""
+"""Figures from samples that were taken in rounds: medians, percentiles where there are enough, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: Samples before a 95th percentile may be printed: with 99 % confidence at least one sample lies above the true one,
+#: Samples before a percentile may be printed: with 99 % confidence at least one sample lies above the true one,
 #: MLPerf LoadGen's early-stopping rule.
-SAMPLES_FOR_P95 = 130
+SAMPLES_FOR = {90: 64, 95: 130, 99: 662}
+SAMPLES_FOR_P95 = SAMPLES_FOR[95]
 RESAMPLES = 1000
+#: Two levels: the split explains this share of the variance (a normal distribution reaches 0.64, a uniform one 0.75),
+#: each level holds this share of the samples, and they lie this far apart.
+_EXPLAINED, _MINORITY, _APART = 0.85, 0.15, 0.05
+
+
+def percentile(samples: np.ndarray, percent: int) -> float | None:
+    """Return the 90th, 95th or 99th percentile of samples ``[n]``, or None where ``n`` is too small to know it.
+
+    >>> percentile(np.arange(64.0), 90), percentile(np.arange(661.0), 99)
+    (56.7, None)
+    """
+    return float(np.percentile(samples, percent)) if samples.size >= SAMPLES_FOR[percent] else None
 
 
 def percentile_95(samples: np.ndarray) -> float | None:
     """Return the 95th percentile of samples ``[n]``, or None where ``n`` is too small to know it."""
-    return float(np.percentile(samples, 95)) if samples.size >= SAMPLES_FOR_P95 else None
+    return percentile(samples, 95)
 
 
 def median_interval(rounds: Sequence[np.ndarray], *, seed: int) -> tuple[float, float]:
@@ -25,13 +38,48 @@ def median_interval(rounds: Sequence[np.ndarray], *, seed: int) -> tuple[float, 
     variation arises.
 
     Args:
-        rounds: One array ``[runs]`` a round, all of one length.
+        rounds: One array ``[runs]`` a round.
         seed: Seed of the draws.
     """
-    samples = np.stack(rounds)
-    draws = np.random.default_rng(seed).integers(len(samples), size=(RESAMPLES, len(samples)))
-    medians = [np.median(samples[draw]) for draw in draws]
+    return nested_interval([rounds], seed=seed)
+
+
+def nested_interval(restarts: Sequence[Sequence[np.ndarray]], *, seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the median of all samples by a bootstrap that draws restarts, then their rounds.
+
+    Args:
+        restarts: For each process that was started, one array ``[runs]`` a round.
+        seed: Seed of the draws.
+    """
+    medians = nested_medians(restarts, np.random.default_rng(seed))
     low, high = np.percentile(medians, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def nested_medians(restarts: Sequence[Sequence[np.ndarray]], draws: np.random.Generator) -> np.ndarray:
+    """Return the medians ``[RESAMPLES]`` of samples drawn by restarts, then by rounds within each."""
+    medians = np.empty(RESAMPLES)
+    for index in range(RESAMPLES):
+        chosen = [restarts[at] for at in draws.integers(len(restarts), size=len(restarts))]
+        drawn = [rounds[at] for rounds in chosen for at in draws.integers(len(rounds), size=len(rounds))]
+        medians[index] = np.median(np.concatenate(drawn))
+    return medians
+
+
+def ratio_interval(
+    above: Sequence[Sequence[np.ndarray]], below: Sequence[Sequence[np.ndarray]], *, seed: int
+) -> tuple[float, float]:
+    """Return the 95 % interval of the ratio of two medians that were *not* measured side by side.
+
+    It covers the noise within both measurements, not what changed on the machine between them.
+
+    Args:
+        above: Restarts of rounds of the numerator.
+        below: Those of the denominator.
+        seed: Seed of the draws.
+    """
+    draws = np.random.default_rng(seed)
+    low, high = np.percentile(nested_medians(above, draws) / nested_medians(below, draws), (2.5, 97.5))
     return float(low), float(high)
 
 
@@ -39,3 +87,26 @@ def relative_spread(samples: np.ndarray) -> float:
     """Return the distance between the quartiles of samples ``[n]``, relative to their median."""
     low, median, high = np.percentile(samples, (25, 50, 75))
     return float((high - low) / median)
+
+
+def two_levels(samples: np.ndarray) -> tuple[float, float] | None:
+    """Return the medians of two levels that samples ``[n]`` fall into, None where they form one.
+
+    The split is the one with the largest variance between its parts: Nobuyuki Otsu, "A threshold selection method from
+    gray-level histograms", IEEE Transactions on Systems, Man, and Cybernetics 9 (1979).
+
+    >>> two_levels(np.array([1.0] * 6 + [1.5] * 4)), two_levels(np.linspace(1.0, 1.5, 40))
+    ((1.0, 1.5), None)
+    """
+    ordered = np.sort(samples)
+    size, variance = ordered.size, float(ordered.var())
+    if size < 8 or variance == 0.0:
+        return None
+    counts = np.arange(1, size)
+    left = np.cumsum(ordered)[:-1] / counts
+    right = (ordered.sum() - np.cumsum(ordered)[:-1]) / (size - counts)
+    between = counts * (size - counts) / size**2 * np.square(right - left)
+    at = int(between.argmax()) + 1
+    low, high = float(np.median(ordered[:at])), float(np.median(ordered[at:]))
+    split = between.max() >= _EXPLAINED * variance and min(at, size - at) >= _MINORITY * size
+    return (low, high) if split and high / low - 1 >= _APART else None

@@ -16,13 +16,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optimize.errors import OptimizeError
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
+
+
+class Sample(NamedTuple):
+    """Seconds of one run: on the wall clock, and of processor time over all threads of the process."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Switches(NamedTuple):
+    """How often a process lost the processor: taken by the system for others, or given up by itself to wait."""
+
+    involuntary: int
+    voluntary: int
 
 
 class Worker:
@@ -32,22 +46,28 @@ class Worker:
         self.runner: Runner | None = None
         self.inputs: list[np.ndarray] = []
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one request and return its reply; an exception becomes a reply too."""
-        commands: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    @property
+    def commands(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
+        """What it can be asked, by name."""
+        return {
             "load": self._load,
             "inputs": self._take_inputs,
             "warm": self._warm,
             "time": self._time,
             "run": self._run,
         }
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one request and return its reply; an exception becomes a reply too."""
         try:
-            return {"ok": True, **commands[request["do"]](request)}
+            return {"ok": True, **self.commands[request["do"]](request)}
         except Exception as error:  # the parent records why; whatever the runtime raises is the reason
             return {"ok": False, "error": _describe(error)}
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
+        if request.get("affinity"):  # before the runtime starts threads, which inherit it
+            os.sched_setaffinity(0, request["affinity"])
         importlib.import_module(request["module"])
         self.runner = artifact_from(request["artifact"]).load(threads=request["threads"])
         return {"load_s": time.perf_counter() - start}
@@ -58,26 +78,41 @@ class Worker:
 
     def _warm(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run until both floors are reached (``runs``, ``seconds``), at most ``cap_s`` but never fewer than 3 runs."""
-        samples = [self._timed()]
-        while not _is_warm(samples, request):
-            samples.append(self._timed())
+        samples = [self._timed().wall_s]
+        while not is_warm(samples, request):
+            samples.append(self._timed().wall_s)
         return {"first_call_s": samples[0], "run_s": float(np.median(samples[len(samples) // 2 :]))}
 
     def _time(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run once untimed (caches belong to the process that ran before), then time ``runs`` runs."""
-        self._timed()
-        return {"samples_s": [self._timed() for _ in range(request["runs"])]}
+        """Run once untimed (caches belong to the process that ran before), then time ``runs`` runs on both clocks.
+
+        ``untimed``: 0 leaves the first out, for runs so long that caches do not matter.
+        """
+        for _ in range(request.get("untimed", 1)):
+            self._timed()
+        before = context_switches()
+        samples = [self._timed() for _ in range(request["runs"])]
+        after = context_switches()
+        return {
+            "samples_s": [sample.wall_s for sample in samples],
+            "cpu_s": [sample.cpu_s for sample in samples],
+            "preempted": after.involuntary - before.involuntary,
+            "waited": after.voluntary - before.voluntary,
+        }
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         outputs = self._loaded().run(self._checked(read_arrays(Path(request["inputs"]))))
         write_arrays(Path(request["outputs"]), outputs)
         return {}
 
-    def _timed(self) -> float:
+    def _timed(self) -> Sample:
+        """Run once; the processor's clock is read outside the wall clock's interval: reading it takes longer."""
         runner = self._loaded()
+        cpu_start = time.process_time()
         start = time.perf_counter()
         runner.run(self.inputs)
-        return time.perf_counter() - start
+        wall_s = time.perf_counter() - start
+        return Sample(wall_s, time.process_time() - cpu_start)
 
     def _loaded(self) -> Runner:
         if self.runner is None:
@@ -111,24 +146,30 @@ def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
         np.savez(file, *arrays)
 
 
-def main() -> None:
-    """Answer requests from standard input until it ends.
+def context_switches() -> Switches:
+    """Return how often this process, all its threads, was switched away from so far; zeros where nobody counts."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return Switches(0, 0)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return Switches(usage.ru_nivcsw, usage.ru_nvcsw)
+
+
+def serve(worker: Worker) -> None:
+    """Let a worker answer requests from standard input until it ends.
 
     Native libraries print to file descriptor 1, so the replies go to a private copy of it and the rest to 2.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
-        _serve(sys.stdin, replies)
+        for line in sys.stdin:
+            replies.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+            replies.flush()
 
 
-def _serve(requests: IO[str], replies: IO[str]) -> None:
-    worker = Worker()
-    for line in requests:
-        replies.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        replies.flush()
-
-
-def _is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
+def is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
+    """Say whether runs have reached both floors (``runs``, ``seconds``), or three of them ``cap_s``."""
     spent_s = sum(samples)
     floor = len(samples) >= request["runs"] and spent_s >= request["seconds"]
     return floor or (len(samples) >= 3 and spent_s >= request["cap_s"])
@@ -142,4 +183,4 @@ def _describe(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,19 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
 from optimize.passes.base import Exactness
-from optimize.report.model import DISAGREES_DB, Calibration, Merge, Model, Report, Row, Stats, Status, Step, now
+from optimize.report.model import (
+    DISAGREES_DB,
+    Calibration,
+    LayerFigures,
+    Merge,
+    Model,
+    Report,
+    Row,
+    Stats,
+    Status,
+    Step,
+    now,
+)
 from optimize.report.operations import compare
 from optimize.targets.base import Artifact
 
@@ -64,6 +77,7 @@ def assemble(
         trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
         merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
         graph=change,
+        layers=tuple(_layers(exports)),
         warnings=(*_about_rows(rows), *about, *timings.warnings),
     )
 
@@ -92,6 +106,13 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     if row.status == "failed":  # a file that does not run is not kept
         return row.model_copy(update={"path": None})
     return row.model_copy(update={"path": str((job.out / entry.artifact.path.name).resolve())})
+
+
+def _layers(exports: Sequence[Export]) -> Iterator[LayerFigures]:
+    """Yield what the layers of each INT8 file cost."""
+    for entry in exports:
+        for cost in entry.layers:
+            yield LayerFigures(row=f"{entry.target} {entry.precision}", **dataclasses.asdict(cost))
 
 
 def _checked(job: Job, entry: Export, quality: Quality) -> BoundCheck | None:

@@ -1,4 +1,7 @@
-"""Geometry of the two charts of the HTML page, in the units of their SVG view box; the template draws it."""
+"""Geometry of the charts of the HTML pages, in the units of their SVG view box; the templates draw it.
+
+Every chart is made for a width: a page holds a wide one, and a narrow one for phones, so that letters are never scaled.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ from optimize.report import format as form
 from optimize.report.model import Report, Row
 from optimize.report.table import is_timed
 
-WIDTH = 480
-LEFT, RIGHT, PLOT_LEFT = 16, 16, 52
+#: Units of the view box on a screen and on a phone.
+WIDE, NARROW = 480, 300
+LEFT, RIGHT, PLOT_LEFT = 12, 16, 52
 HEIGHT = 300.0
+#: A lane holds its label on a line of its own, and the outline below.
+_LANE, _PEAK = 68.0, 36.0
+_AXIS = 28.0
 _POINTS = 96
 _LETTER = 7.0  # width of an average letter
 
@@ -30,8 +37,25 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """The runs of one artifact: its name, its place in the table, every sample, their median and its interval."""
+
+    name: str
+    hue: int
+    samples_s: Sequence[float]
+    median_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def logs(self) -> np.ndarray:
+        """The decimal logarithms of the samples ``[n]``."""
+        return np.log10(np.asarray(self.samples_s))
+
+
+@dataclass(frozen=True)
 class Lane:
-    """The distribution of one artifact's runs: an outline, the median with its interval, a label on the free side."""
+    """The distribution of one artifact's runs: an outline, the median with its interval, a label above."""
 
     name: str
     text: str
@@ -42,13 +66,14 @@ class Lane:
     low: float
     high: float
     label_x: float
-    anchor: str
+    label_y: float
 
 
 @dataclass(frozen=True)
 class Distributions:
     """Latency distributions on one logarithmic axis, in the order of the rows."""
 
+    width: int
     height: float
     ticks: tuple[Tick, ...]
     lanes: tuple[Lane, ...]
@@ -69,8 +94,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Quality against latency with the Pareto front as a polyline."""
+    """Quality against latency with the Pareto front as a staircase."""
 
+    width: int
     height: float
     title: str
     unit: str
@@ -95,27 +121,31 @@ class Scale:
         return round(self.start + part * (self.end - self.start), 2)
 
 
-def distributions(report: Report) -> Distributions | None:
-    """Return the latency distributions of every timed row; None when there is none.
+def timed(report: Report) -> list[Timed]:
+    """Return the runs of every row of a report that was timed."""
+    return [
+        Timed(row.name, hue, taken.samples_s, taken.median_s, taken.ci_low_s, taken.ci_high_s)
+        for hue, row, taken in _timed(report)
+    ]
 
-    The slowest and fastest half percent of each row lies outside, so that one hiccup does not flatten the rest.
+
+def distributions(entries: Sequence[Timed], width: int = WIDE) -> Distributions | None:
+    """Return the latency distributions of artifacts; None when there is none.
+
+    The slowest and fastest half percent of each lies outside, so that one hiccup does not flatten the rest.
     """
-    rows = _timed(report)
-    if not rows:
+    if not entries:
         return None
-    bounds = [np.percentile(_logs(taken), (0.5, 99.5)) for _, _, taken in rows]
+    bounds = [np.percentile(entry.logs, (0.5, 99.5)) for entry in entries]
     low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
     margin = max(0.04 * (high - low), 0.02)
-    scale = Scale(low - margin, high + margin, LEFT, WIDTH - RIGHT)
-    height = max((HEIGHT - 28) / len(rows), 40.0)
-    lanes = tuple(
-        _lane(row, taken, hue, scale, round(height * (index + 1), 2), height)
-        for index, (hue, row, taken) in enumerate(rows)
-    )
-    return Distributions(round(height * len(rows), 2) + 28, _log_ticks(scale), lanes)
+    scale = Scale(low - margin, high + margin, LEFT, width - RIGHT)
+    lanes = tuple(_lane(entry, scale, _LANE * (index + 1) - 8) for index, entry in enumerate(entries))
+    ticks = _thinned(_log_ticks(scale), width)
+    return Distributions(width, _LANE * len(entries) + _AXIS, ticks, lanes)
 
 
-def tradeoff(report: Report) -> Tradeoff | None:
+def tradeoff(report: Report, width: int = WIDE) -> Tradeoff | None:
     """Return accuracy, or agreement where accuracy was not measured, against latency; None below two points."""
     rows = [
         (hue, row, taken, quality)
@@ -127,16 +157,66 @@ def tradeoff(report: Report) -> Tradeoff | None:
     logs = [math.log10(taken.median_s) for _, _, taken, _ in rows]
     qualities = [quality for *_, quality in rows]
     pad = max(0.08 * (max(qualities) - min(qualities)), 0.25)
-    x = Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, WIDTH - RIGHT)
+    x = Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, width - RIGHT)
     y = Scale(min(qualities) - pad, max(qualities) + pad, HEIGHT - 40, 24)
     front = pareto(list(zip(logs, qualities, strict=True)))
     points = [
-        _point(row, hue, x(logs[index]), y(quality), index in front)
+        _point(row, hue, x(logs[index]), y(quality), index in front, width)
         for index, (hue, row, _, quality) in enumerate(rows)
     ]
     title, unit = ("Accuracy", "%") if _has_accuracy(report) else ("SQNR", "dB")
     line = _steps([(x(logs[index]), y(qualities[index])) for index in front])
-    return Tradeoff(HEIGHT, title, unit, _log_ticks(x), linear_ticks(y), tuple(_apart(points)), line)
+    ticks = _thinned(_log_ticks(x), width)
+    return Tradeoff(width, HEIGHT, title, unit, ticks, linear_ticks(y), tuple(_apart(points)), line)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one artifact reaches over the steps of a sweep: the corners of a line."""
+
+    name: str
+    hue: int
+    corners: tuple[tuple[float, float], ...]
+
+    @property
+    def path(self) -> str:
+        """The line through its corners."""
+        return "M" + " L".join(f"{x},{y}" for x, y in self.corners)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Throughput over batches or callers; the steps stand side by side, whatever their sizes."""
+
+    width: int
+    height: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
+
+
+def sweep(
+    steps: Sequence[str], lines: Sequence[tuple[str, int, Sequence[float | None]]], width: int = WIDE
+) -> Sweep | None:
+    """Return the chart of a sweep; None with fewer than two steps or nothing measured.
+
+    Args:
+        steps: What each step is called.
+        lines: Of each artifact its name, its place in the table, and samples a second at each step.
+        width: Of the view box.
+    """
+    rates = [rate for *_, found in lines for rate in found if rate is not None]
+    if len(steps) < 2 or not rates:
+        return None
+    x = Scale(0, len(steps) - 1, PLOT_LEFT + 8, width - RIGHT - 8)
+    y = Scale(0.0, 1.06 * max(rates), HEIGHT - 40, 24)
+    curves = [
+        Curve(form.plain(name), hue, tuple((x(at), y(rate)) for at, rate in enumerate(found) if rate is not None))
+        for name, hue, found in lines
+        if any(rate is not None for rate in found)
+    ]
+    ticks = tuple(Tick(tick.at, _short_rate(float(tick.label))) for tick in linear_ticks(y))
+    return Sweep(width, HEIGHT, tuple(Tick(x(at), step) for at, step in enumerate(steps)), ticks, tuple(curves))
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -170,26 +250,21 @@ def _quality(report: Report, row: Row) -> float | None:
     return min(row.agreement.sqnr_db, 150.0) if row.agreement else None
 
 
-def _lane(row: Row, taken: Latency, hue: int, scale: Scale, base: float, height: float) -> Lane:
-    median = scale(math.log10(taken.median_s))
-    right = median < WIDTH / 2
+def _lane(entry: Timed, scale: Scale, base: float) -> Lane:
+    room = int((scale.end - LEFT) / _LETTER) - 10
+    name = form.plain(entry.name)
     return Lane(
-        name=form.plain(row.name),
-        text=form.seconds(taken.median_s),
-        hue=hue,
-        outline=_outline(_logs(taken), scale, base, 0.62 * height),
+        name=name if len(name) <= room else f"{name[: room // 2]}…{name[len(name) - room // 2 :]}",
+        text=form.seconds(entry.median_s),
+        hue=entry.hue,
+        outline=_outline(entry.logs, scale, base, _PEAK),
         base=base,
-        median=median,
-        low=scale(math.log10(taken.ci_low_s)),
-        high=scale(math.log10(taken.ci_high_s)),
-        label_x=WIDTH - RIGHT if right else LEFT,
-        anchor="end" if right else "start",
+        median=scale(math.log10(entry.median_s)),
+        low=scale(math.log10(entry.low_s)),
+        high=scale(math.log10(entry.high_s)),
+        label_x=LEFT,
+        label_y=base - _PEAK - 7,
     )
-
-
-def _logs(taken: Latency) -> np.ndarray:
-    """Return the decimal logarithms of the samples ``[n]``."""
-    return np.log10(np.asarray(taken.samples_s))
 
 
 def _outline(logs: np.ndarray, scale: Scale, base: float, peak: float) -> str:
@@ -207,10 +282,10 @@ def _outline(logs: np.ndarray, scale: Scale, base: float, peak: float) -> str:
     return f"M{scale(float(inside[0]))},{base} {corners} L{scale(float(inside[-1]))},{base} Z"
 
 
-def _point(row: Row, hue: int, x: float, y: float, front: bool) -> Point:
+def _point(row: Row, hue: int, x: float, y: float, front: bool, width: int) -> Point:
     name = form.plain(row.name)
     half = _LETTER * len(name) / 2
-    label_x = min(max(x, PLOT_LEFT + half), WIDTH - RIGHT - half)
+    label_x = min(max(x, PLOT_LEFT + half), width - half)
     return Point(name, hue, x, y, round(label_x, 2), y - 12, front)
 
 
@@ -257,6 +332,12 @@ def _log_ticks(scale: Scale) -> tuple[Tick, ...]:
     return tuple(Tick(scale(math.log10(value)), _short_seconds(value)) for value in thinned)
 
 
+def _thinned(ticks: tuple[Tick, ...], width: int) -> tuple[Tick, ...]:
+    """Return as many ticks as have room for their labels, evenly chosen."""
+    room = max(int(width // 56), 2)
+    return ticks[:: math.ceil(len(ticks) / room)] if ticks else ()
+
+
 def linear_ticks(scale: Scale) -> tuple[Tick, ...]:
     """Return at most seven ticks at round numbers."""
     span = scale.high - scale.low
@@ -264,9 +345,14 @@ def linear_ticks(scale: Scale) -> tuple[Tick, ...]:
     step = next(power * part for part in (0.1, 0.2, 0.5, 1, 2, 5, 10) if span / (power * part) <= 6)
     first = math.ceil(scale.low / step)
     values = [index * step for index in range(first, math.floor(scale.high / step) + 1)]
-    return tuple(Tick(scale(value), f"{value:g}" if step >= 0.1 else f"{value:.2f}") for value in values)
+    return tuple(Tick(scale(value), f"{value:.10g}" if step >= 0.1 else f"{value:.2f}") for value in values)
 
 
 def _short_seconds(value: float) -> str:
     scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "µs")) if value >= 0.999 * s)
     return f"{value / (scale or 1e-6):.3g} {unit}"
+
+
+def _short_rate(value: float) -> str:
+    scale, unit = next((s, u) for s, u in ((1e6, "M"), (1e3, "k"), (0.0, "")) if value >= s)
+    return f"{value / (scale or 1.0):.4g}{unit}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from optimize.report import details, table
 from optimize.report import format as form
-from optimize.report import table
 from optimize.report.model import Report, Row, Step
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
+#: Layers that are named; the page has them all.
+FOREMOST = 5
 
 
 def show(report: Report, folder: Path | None = None, *, console: Console | None = None) -> None:
     """Print the artifacts, what each pass did, the warnings and where the page lies."""
     console = console or standard_output()
     parts = [_headline(report), _artifacts(report, console.width), _reasons(report), _passes(report), _merges(report)]
-    for part in (*parts, _coverage(report), _warnings(report)):
+    for part in (*parts, _coverage(report), *_layers(report), _warnings(report)):
         if part is not None:
             console.print(part)
     if folder is not None:
@@ -115,15 +117,33 @@ def _headline(report: Report) -> Text:
 
 
 def _artifacts(report: Report, width: int) -> Table:
-    shown = table.table(report)
+    return fitted_grid(table.table(report), "Artifact", _cell, width, FIRST_TO_GO)
+
+
+def fitted_grid(
+    shown: table.Table,
+    heading: str,
+    cell: Callable[[table.Line, str], Text],
+    width: int,
+    first_to_go: Sequence[str],
+) -> Table:
+    """Return lines of figures as a grid; where the terminal is too narrow, columns go instead of being squeezed.
+
+    Args:
+        shown: The lines.
+        heading: Of their names.
+        cell: What stands in a column of a line.
+        width: Of the terminal.
+        first_to_go: Columns that a narrow one does without, in order.
+    """
     names = [_name(line) for line in shown.lines]
-    columns = {column: [_cell(line, column) for line in shown.lines] for column in shown.columns}
+    columns = {column: [cell(line, column) for line in shown.lines] for column in shown.columns}
     widths = {column: max(_width(cells), _heading_width(column)) for column, cells in columns.items()}
-    for column in FIRST_TO_GO:
+    for column in first_to_go:
         if _width(names) + sum(widths[kept] + 3 for kept in columns) > width:  # rich puts 3 spaces between columns
             columns.pop(column, None)
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    grid.add_column("Artifact", no_wrap=True)
+    grid.add_column(heading, no_wrap=True)
     for column in columns:
         grid.add_column(column, justify="right", width=widths[column])
     for index, name in enumerate(names):
@@ -196,6 +216,18 @@ def _covered(row: Row) -> Text:
             f"\n    {form.plain(layer.name)} ({form.plain(layer.op)}): {form.plain(layer.reason)}", style="dim"
         )
     return found
+
+
+def _layers(report: Report) -> Iterator[RenderableType]:
+    """Yield the layers to look at first; the page has all of them."""
+    for name, found in details.layers_by_row(report):
+        what, chosen = details.foremost(found, FOREMOST)
+        columns, rows = details.layer_table(chosen)
+        grid = listing_grid(f"{name}, {what}", *columns, right=columns)
+        for cells in rows:
+            grid.add_row(*map(form.plain, cells))
+        yield ""
+        yield grid
 
 
 def _warnings(report: Report) -> RenderableType | None:

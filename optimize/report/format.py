@@ -13,6 +13,8 @@ MISSING = "–"
 EQUAL_DB = 200.0
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
+_RATES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 _COUNTS = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 
 
@@ -35,6 +37,15 @@ def seconds(value: float | None) -> str:
         return MISSING
     scale, unit = _unit(value, _TIMES)
     return f"{digits(value / scale)} {unit}"
+
+
+def seconds_saved(value: float | None) -> str:
+    """Return a difference of durations with its sign.
+
+    >>> seconds_saved(1.2e-5), seconds_saved(-0.0031), seconds_saved(None)
+    ('+12.0 µs', '−3.10 ms', '–')
+    """
+    return MISSING if value is None else f"{'−' if value < 0 else '+'}{seconds(abs(value))}"
 
 
 def seconds_interval(value: float, low: float, high: float) -> str:
@@ -64,6 +75,38 @@ def ratio(value: float | None) -> str:
     '3.21×'
     """
     return MISSING if value is None else f"{digits(value)}×"
+
+
+def rate(value: float) -> str:
+    """Return how many a second.
+
+    >>> rate(1234.5), rate(2.5), rate(1_234_567.0)
+    ('1.23 k', '2.50', '1.23 M')
+    """
+    scale, unit = _unit(value, _RATES)
+    return f"{digits(value / scale)}{unit}"
+
+
+def rate_interval(value: float, low: float, high: float) -> str:
+    """Return the interval around a rate, in the rate's unit and digits.
+
+    >>> rate_interval(1234.5, 1200.0, 1250.0)
+    '[1.20, 1.25]'
+    """
+    scale, _ = _unit(value, _RATES)
+    return interval(value / scale, low / scale, high / scale)
+
+
+def energy(value: float | None) -> str:
+    """Return an energy in joules.
+
+    >>> energy(0.0123), energy(2.5), energy(None)
+    ('12.3 mJ', '2.50 J', '–')
+    """
+    if value is None:
+        return MISSING
+    scale, unit = _unit(value, _ENERGIES)
+    return f"{digits(value / scale)} {unit}"
 
 
 def size(value: int | None) -> str:

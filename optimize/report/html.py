@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from optimize.report import charts, drawing, table
+from optimize.report import charts, details, drawing, sensitivity_plot, table
 from optimize.report import format as form
-from optimize.report.model import Comparison, Report
+from optimize.report.model import Comparison, LayerFigures, Record, Report
+
+if TYPE_CHECKING:
+    from optimize.report.bench import BenchReport
 
 #: What ends a script element or starts a comment in it, and the two line ends JSON allows and JavaScript did not.
 _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -16,16 +22,63 @@ _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028
 
 def render(report: Report) -> str:
     """Return the page; every text from outside is escaped."""
+    timed = charts.timed(report)
     return template("report.html.j2").render(
         report=report,
-        plural=form.plural,
+        details=details,
         missing=form.MISSING,
-        distributions=charts.distributions(report),
-        tradeoff=charts.tradeoff(report),
-        chart_width=charts.WIDTH,
+        distributions=_looks(lambda width: charts.distributions(timed, width)),
+        tradeoff=_looks(lambda width: charts.tradeoff(report, width)),
+        layers=[(name, *details.layer_table(found), _bars(found)) for name, found in details.layers_by_row(report)],
+        width=sensitivity_plot.WIDTH,
+        height=sensitivity_plot.HEIGHT,
+        left=sensitivity_plot.LEFT,
+        right=sensitivity_plot.WIDTH - sensitivity_plot.RIGHT,
         json=json_in_script(report),
         **(_drawn(report.graph) if report.graph else {"drawing": None, "table": table}),
     )
+
+
+def render_bench(report: BenchReport) -> str:
+    """Return the page of a benchmark."""
+    from optimize.report import bench_table as bench
+
+    scenarios = [
+        (
+            scenario.name.capitalize(),
+            bench.scenario_table(report, scenario),
+            _looks(functools.partial(charts.distributions, bench.timed(report, scenario))),
+        )
+        for scenario in report.plan.scenarios
+    ]
+    sweeps = [
+        (title, chart)
+        for title, steps, lines in bench.sweeps(report)
+        if (chart := _looks(functools.partial(charts.sweep, steps, lines)))
+    ]
+    return template("bench.html.j2").render(
+        report=report,
+        bench=bench,
+        missing=form.MISSING,
+        scenarios=scenarios,
+        sweeps=sweeps,
+        json=json_in_script(report),
+    )
+
+
+def _bars(layers: Sequence[LayerFigures]) -> sensitivity_plot.SensitivityPlot | None:
+    """Return the drawing of what layers lose and save in INT8; None where losses or all times are not known."""
+    levels = [layer.sqnr_db for layer in layers if layer.sqnr_db is not None]
+    if len(levels) < len(layers) or all(layer.int8_s is None for layer in layers):
+        return None
+    saved = [None if layer.saved_s is None else 1e6 * layer.saved_s for layer in layers]
+    return sensitivity_plot.plot([layer.layer for layer in layers], levels, saved)
+
+
+def _looks(draw: Callable[[int], Any]) -> dict[str, Any]:
+    """Return a chart for a screen and for a phone, by the class that shows it; empty where there is nothing to draw."""
+    found = {"wide": draw(charts.WIDE), "narrow": draw(charts.NARROW)}
+    return found if found["wide"] is not None else {}
 
 
 def render_comparison(comparison: Comparison, title: str) -> str:
@@ -62,7 +115,7 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-def json_in_script(report: Report) -> str:
+def json_in_script(report: Record) -> str:
     """Return the report as JSON that cannot end the script element it stands in."""
     text = report.model_dump_json()
     for char, escaped in _IN_SCRIPT.items():

@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from optimize.report import details, table
 from optimize.report import format as form
-from optimize.report import table
 from optimize.report.model import Report, Step
 
 
@@ -15,14 +15,16 @@ def render(report: Report) -> str:
     """Return the report as Markdown; every text from outside is escaped."""
     sections = [
         f"# Optimization of {escape(report.model.source)}",
-        _headline(report),
+        headline(table.cards(report)),
         _artifacts(report),
-        _bullets("Warnings", map(escape, report.warnings)),
+        bullets("Warnings", map(escape, report.warnings)),
+        _runs(report),
+        _layers(report),
         _passes(report),
         _graph(report),
         _merges(report),
         _left_float(report),
-        _bullets("Notes", (f"{escape(row.name)}: {escape(note)}" for row in report.rows for note in row.notes)),
+        bullets("Notes", (f"{escape(row.name)}: {escape(note)}" for row in report.rows for note in row.notes)),
         _facts("Model", table.model_facts(report)),
         _facts("Environment", table.environment_facts(report)),
         _reproduce(report),
@@ -48,18 +50,50 @@ def code(text: str) -> str:
     return f"`{form.plain(text).replace('`', chr(39)).replace('|', '¦')}`"
 
 
-def _headline(report: Report) -> str:
+def headline(cards: Iterable[table.Card]) -> str:
+    """Return the figures of a headline, a line each."""
     return "\n".join(
-        f"- **{card.title}**: {escape(card.cell.text)}" + (f" ({escape(card.cell.detail)})" if card.cell.detail else "")
-        for card in table.cards(report)
+        f"- **{escape(card.title)}**: {escape(card.cell.text)}"
+        + (f" ({escape(card.cell.detail)})" if card.cell.detail else "")
+        for card in cards
     )
+
+
+def table_of(shown: table.Table, first: str = "File", reasons_in: str = "Median") -> str:
+    """Return lines of figures as a table; why one has none stands in one of its columns.
+
+    Args:
+        shown: The table.
+        first: Heading of the names.
+        reasons_in: Heading of the column that says why.
+    """
+    rows = [[_name(line), *_cells(line, shown.columns, reasons_in)] for line in shown.lines]
+    return grid([first, *shown.columns], rows)
+
+
+def bullets(title: str, items: Iterable[str]) -> str:
+    """Return a section that lists things, empty where there are none."""
+    lines = [f"- {item}" for item in items]
+    return "\n".join([f"## {title}\n", *lines]) if lines else ""
+
+
+def fence(text: str) -> str:
+    """Return a code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    marks = "`" * max(3, longest + 1)
+    return f"{marks}\n{text.rstrip()}\n{marks}"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first column is set left and the others right; the cells are Markdown already."""
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
 
 
 def _artifacts(report: Report) -> str:
     shown = table.table(report)
-    rows = [[_name(line), *_cells(line, shown.columns)] for line in shown.lines]
     reasons = [f"- {escape(line.name)} – {escape(line.reason)}" for line in shown.lines if line.reason]
-    text = _grid(["Artifact", *shown.columns], rows)
+    text = table_of(shown, "Artifact", "Median latency")
     note = (
         "Median of all runs with its 95 % interval; speed-up is the median of the paired rounds' ratios. "
         "The intervals hold for these processes; a restart moves a ratio by about half a percent."
@@ -67,16 +101,30 @@ def _artifacts(report: Report) -> str:
     return "\n\n".join(["## Artifacts", text, *(["\n".join(reasons)] if reasons else []), note])
 
 
+def _runs(report: Report) -> str:
+    rows = [list(map(escape, cells)) for cells in details.run_cells(report)]
+    return f"## Runs\n\n{grid(details.RUN_COLUMNS, rows)}" if rows else ""
+
+
+def _layers(report: Report) -> str:
+    tables = []
+    for name, found in details.layers_by_row(report):
+        columns, rows = details.layer_table(found)
+        tables.append(grid([escape(name), *columns], [list(map(escape, cells)) for cells in rows]))
+    return "\n\n".join(["## Layers", *tables, details.LAYER_NOTE]) if tables else ""
+
+
 def _name(line: table.Line) -> str:
     name = f"**{escape(line.name)}**" if line.best else escape(line.name)
     return f"{name} {code(line.file)}" if line.file else name
 
 
-def _cells(line: table.Line, columns: Sequence[str]) -> list[str]:
+def _cells(line: table.Line, columns: Sequence[str], reasons_in: str) -> list[str]:
     found = []
     for column in columns:
         cell = line.cells[column]
-        text = table.short_status(line.reason) if line.reason and column == "Median latency" else cell.text
+        reason = line.reason and column == reasons_in and cell.text == form.MISSING
+        text = table.short_status(line.reason) if reason else cell.text
         found.append(f"{escape(text)} {escape(cell.detail)}".strip())
     return found
 
@@ -97,7 +145,7 @@ def _passes(report: Report) -> str:
         for step in report.trace
     ]
     skips = _skips(report.trace)
-    return "\n\n".join(["## Passes", _grid(head, rows), *(["\n".join(skips)] if skips else [])])
+    return "\n\n".join(["## Passes", grid(head, rows), *(["\n".join(skips)] if skips else [])])
 
 
 def _skips(trace: Sequence[Step]) -> list[str]:
@@ -112,7 +160,7 @@ def _graph(report: Report) -> str:
     if report.graph is None:
         return ""
     rows = table.figures(report.graph)
-    return "\n\n".join(["## Graph", _grid(["One sample", "Before", "After", "Less"], rows), table.BYTES_NOTE])
+    return "\n\n".join(["## Graph", grid(["One sample", "Before", "After", "Less"], rows), table.BYTES_NOTE])
 
 
 def _merges(report: Report) -> str:
@@ -120,7 +168,7 @@ def _merges(report: Report) -> str:
         return ""
     rows = [[code(cells[0]), *map(escape, cells[1:])] for cells in map(table.merge_cells, report.merges)]
     note = escape(f"{table.MERGE_NOTE} {table.merge_summary(report.merges)}".strip())
-    return "\n\n".join(["## Merged weights in INT8", _grid(table.MERGE_COLUMNS, rows), note])
+    return "\n\n".join(["## Merged weights in INT8", grid(table.MERGE_COLUMNS, rows), note])
 
 
 def _left_float(report: Report) -> str:
@@ -136,26 +184,9 @@ def _left_float(report: Report) -> str:
 
 
 def _facts(title: str, facts: Iterable[tuple[str, str]]) -> str:
-    return _bullets(title, (f"{name}: {escape(text)}" for name, text in facts))
+    return bullets(title, (f"{name}: {escape(text)}" for name, text in facts))
 
 
 def _reproduce(report: Report) -> str:
-    text = f"## Reproduce\n\n{_fence(report.command)}"
-    return f"{text}\n\n{_fence(report.recipe)}" if report.recipe else text
-
-
-def _fence(text: str) -> str:
-    """Return a code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text.rstrip()}\n{fence}"
-
-
-def _bullets(title: str, items: Iterable[str]) -> str:
-    lines = [f"- {item}" for item in items]
-    return "\n".join([f"## {title}\n", *lines]) if lines else ""
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["--:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+    text = f"## Reproduce\n\n{fence(report.command)}"
+    return f"{text}\n\n{fence(report.recipe)}" if report.recipe else text

@@ -288,6 +288,31 @@ class Model(Record):
     inputs: tuple[str, ...] = ()
 
 
+class LayerFigures(Record):
+    """One weighted layer in float and in INT8, where its target's runtime tells the times.
+
+    Attributes:
+        row: Name of the row whose file it belongs to, such as ``onnx int8``.
+        layer: Path of its module.
+        op: Short name of its operator.
+        float_s: Seconds of it in the float file; None where the runtime fused it with another layer.
+        int8_s: Seconds of it in the file with every layer in INT8, likewise.
+        sqnr_db: Of the outputs with this layer alone in INT8; None where that was not needed.
+    """
+
+    row: str
+    layer: str
+    op: str
+    float_s: float | None = None
+    int8_s: float | None = None
+    sqnr_db: float | None = None
+
+    @property
+    def saved_s(self) -> float | None:
+        """Seconds that INT8 saves; negative where it costs some."""
+        return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
+
+
 class Calibration(Record):
     """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
 
@@ -312,6 +337,7 @@ class Report(Record):
         trace: One step a pass.
         merges: One a weight that merging branches made.
         graph: The graph before and after the passes.
+        layers: What the weighted layers cost in float and in INT8; empty where no runtime told it.
         warnings: What makes a figure doubtful.
     """
 
@@ -325,6 +351,7 @@ class Report(Record):
     trace: tuple[Step, ...] = ()
     merges: tuple[Merge, ...] = ()
     graph: Comparison | None = None
+    layers: tuple[LayerFigures, ...] = ()
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
     calibration: Calibration | None = None

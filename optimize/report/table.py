@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optimize.measure.environment import Environment
 from optimize.report import format as form
 from optimize.report.model import (
     DISAGREES_DB,
@@ -260,16 +261,22 @@ def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
 
 
 def environment_facts(report: Report) -> tuple[tuple[str, str], ...]:
-    """Return the machine, as (name, text)."""
-    machine = report.environment
+    """Return the machine of a run, as (name, text)."""
+    taken = report.baseline.latency
+    facts = environment_facts_of(report.environment, threads=taken.threads if taken else None)
+    batch = (("Batch", str(taken.batch)),) if taken else ()
+    return (*facts, *batch)
+
+
+def environment_facts_of(machine: Environment, *, threads: int | None) -> tuple[tuple[str, str], ...]:
+    """Return a machine and the threads that were used on it, as (name, text)."""
     load = machine.load_average
     facts = [
         ("CPU", f"{machine.cpu}, {form.plural(machine.cores, 'core')}"),
         ("Instruction sets", " ".join(machine.cpu_flags)),
         ("GPU", "; ".join(machine.gpus) or "none"),
         ("Memory", form.size(machine.memory_bytes)),
-        ("Threads", str(report.baseline.latency.threads) if report.baseline.latency else ""),
-        ("Batch", str(report.baseline.latency.batch) if report.baseline.latency else ""),
+        ("Threads", str(threads) if threads else ""),
         ("Governor", machine.governor or ""),
         ("Load at start", f"{load[0]:.2f}" if load else ""),
         ("System", f"{machine.system}, Python {machine.python}"),

@@ -1,6 +1,8 @@
 """Sessions in fresh processes: what they answer, and how their deaths are told."""
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,3 +86,22 @@ def test_progress_is_told(make: Make) -> None:
     with Fleet([make(), make()], progress=lambda phase, share: told.append((phase, share))):
         pass
     assert told == [("load artifacts", 0.5), ("load artifacts", 1.0)]
+
+
+def test_affinity_reaches_the_process(make: Make) -> None:
+    core = min(os.sched_getaffinity(0))
+    with Fleet([make()], affinity=[core]) as fleet:
+        assert os.sched_getaffinity(fleet.sessions[0]._process.pid) == {core}
+
+
+def test_another_interpreter_sees_this_package_and_its_own_environment(tmp_path: Path) -> None:
+    """The worker's own ``sys.path`` is printed by an interpreter that is a script around this one."""
+    seen, script = tmp_path / "seen", tmp_path / "python"
+    script.write_text(f'#!/bin/sh\necho "$PYTHONPATH" > {seen}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    lost = Artifact("onnx", tmp_path / "lost.onnx", (), (), "", "", 0, "")
+    with Fleet([lost], interpreters=[script]) as fleet:
+        folder = Path(seen.read_text().strip())
+        assert [entry.name for entry in folder.iterdir()] == ["optimize"]
+        assert (folder / "optimize" / "measure" / "worker.py").is_file()
+        assert str(fleet.sessions[0].failure).startswith("load: ")  # it ran, and the file is not there

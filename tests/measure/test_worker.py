@@ -50,3 +50,17 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(path, arr_0=np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):
         read_arrays(path)
+
+
+def test_blocks_are_timed_on_both_clocks(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    worker, given = Worker(), tmp_path / "given.npz"
+    write_arrays(given, [np.ones((2, 3), np.float32)])
+    fields = as_json(make(sleep_s=0.002))
+    worker.answer({"do": "load", "module": "arithmetic_target", "artifact": fields, "threads": 1})
+    worker.answer({"do": "inputs", "path": str(given)})
+    reply = worker.answer({"do": "time", "runs": 5, "untimed": 0})
+    assert len(reply["samples_s"]) == len(reply["cpu_s"]) == 5
+    assert min(reply["samples_s"]) >= 0.002 > min(reply["cpu_s"])  # a sleeper takes no processor time
+    assert reply["waited"] >= 5 and reply["preempted"] >= 0  # and gives the processor up by itself
+    assert worker.runner is not None and vars(worker.runner)["calls"] == 5  # none untimed

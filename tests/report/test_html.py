@@ -49,7 +49,7 @@ def test_every_figure_of_the_table_is_the_records(report: Report) -> None:
     record = json.loads(report.model_dump_json())
     head, *lines = page.rows
     rows = [record["baseline"], *record["rows"]]
-    assert lines[len(rows)][0] == "One sample"
+    assert lines[len(rows)][0] == "Artifact"  # the table of runs
     for row, line in zip(rows, lines[: len(rows)], strict=True):
         shown = dict(zip(head, line, strict=False))
         assert shown["Size"] == form.size(row["size_bytes"])
@@ -99,7 +99,7 @@ def test_embedded_json_survives_names_that_end_a_script(report: Report, name: st
 
 def test_drawings_are_well_formed_and_finite(report: Report) -> None:
     drawings = re.findall(r"<svg.*?</svg>", html.render(report), re.S)
-    assert len(drawings) == 3
+    assert len(drawings) == 6  # two charts for two widths, the layers' and the graph's
     for drawing in drawings:
         ET.fromstring(drawing)
         assert "nan" not in drawing and "inf" not in drawing.replace("info", "")
@@ -110,4 +110,4 @@ def test_a_report_without_figures_renders(report: Report) -> None:
         update={"rows": report.rows[3:], "baseline": report.rows[4], "trace": (), "warnings": (), "recipe": None}
     )
     assert "not run: no NVIDIA GPU" in html.render(bare)
-    assert charts.distributions(bare) is None and charts.tradeoff(bare) is None
+    assert charts.distributions(charts.timed(bare)) is None and charts.tradeoff(bare) is None

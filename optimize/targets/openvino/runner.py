@@ -91,8 +91,17 @@ def label(model: Any, precision: str) -> frozenset[str]:
     return frozenset(node.get_friendly_name() for node in nodes)
 
 
-def compile_file(runtime: Any, description: Path, weights: Path, *, threads: int | None = None) -> Any:
+def compile_file(
+    runtime: Any, description: Path, weights: Path, *, threads: int | None = None, counters: bool = False
+) -> Any:
     """Return the compiled model of an IR file: one stream, in the precision the file carries.
+
+    Args:
+        runtime: The openvino module.
+        description: The ``.xml``.
+        weights: The ``.bin``.
+        threads: Threads of the stream; None leaves it to OpenVINO.
+        counters: Count the time of every kernel, for ``profiling_info``.
 
     Raises:
         Refused: OpenVINO cannot compile it on this CPU.
@@ -104,8 +113,11 @@ def compile_file(runtime: Any, description: Path, weights: Path, *, threads: int
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # a thread bound to a core that another process uses waits for it
-            "INFERENCE_PRECISION_HINT": model.get_rt_info(_PRECISION).astype(str),
         }
+        if model.has_rt_info(_PRECISION):  # a file of another writer leaves the choice to the plug-in
+            options["INFERENCE_PRECISION_HINT"] = model.get_rt_info(_PRECISION).astype(str)
+        if counters:
+            options["PERF_COUNT"] = True
         if threads is not None:
             options["INFERENCE_NUM_THREADS"] = threads
         return core.compile_model(model, DEVICE, options)

@@ -1,0 +1,117 @@
+"""The line of advice: every rule looks at one case, remedies are tried, and what helps most comes first."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimize.advise.base import Advice, Case, Host, Rule, registered
+from optimize.errors import OptimizeError
+from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.latency import measure
+from optimize.profile.machine import Limits, measure_limits, torch_threads
+from optimize.profile.result import FreshProcess
+from optimize.program import Program
+from optimize.registry import find_target
+
+_FRESH_BUDGET_S = 1.0
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What was found in a model.
+
+    Attributes:
+        advice: Sorted: measured gains first, then estimates, then the rest.
+        clean: Names of the rules that found nothing.
+        limits: What this machine can do.
+        batch: Samples in one run.
+        run_s: Seconds of one run in eager, in a process of its own; None where it was not run.
+    """
+
+    advice: tuple[Advice, ...]
+    clean: tuple[str, ...]
+    limits: Limits
+    batch: int
+    run_s: float | None
+
+
+def advise(
+    program: Program,
+    *,
+    batch: int = 1,
+    threads: int = 1,
+    attempt: bool = True,
+    loader: Any = None,
+    limits: Limits | None = None,
+    host: Host | None = None,
+    fresh: bool = True,
+    rules: Iterable[Rule] | None = None,
+    progress: Progress = silent,
+) -> Advised:
+    """Return what would make a model faster.
+
+    Args:
+        program: The captured model.
+        batch: Samples in one run; a program with a fixed batch keeps it.
+        threads: Compute threads.
+        attempt: Try remedies and measure what they gain.
+        loader: A ``torch.utils.data.DataLoader`` that feeds it.
+        limits: What this machine can do; measured when None.
+        host: What this machine offers; looked up when None.
+        fresh: Also run the model in a process of its own, for its first call.
+        rules: The rules to ask; all of them when None.
+        progress: Told what is going on.
+    """
+    progress("machine", 0.0)
+    size = batch if program.batch else int(program.inputs[0].shape[0])
+    case = Case(program, limits or measure_limits(threads), host or Host.current(), size, loader)
+    if fresh:
+        case.startup, case.steady_s = _startup(case, threads, progress)
+    asked = [rule for rule in (registered() if rules is None else rules) if attempt or not rule.needs_trial]
+    found, clean = [], []
+    with torch_threads(threads):
+        for done, rule in enumerate(asked):
+            progress("rules", done / len(asked))
+            finding = rule.look(case)
+            if finding is None:
+                clean.append(rule.name)
+            else:
+                found.append(_tried(rule, case, Advice(rule.name, rule.effort, finding, untried=rule.untried), attempt))
+    return Advised(tuple(sorted(found, key=_worth)), tuple(clean), case.limits, size, case.steady_s or None)
+
+
+def _tried(rule: Rule, case: Case, advice: Advice, attempt: bool) -> Advice:
+    if not attempt:
+        return dataclasses.replace(advice, untried="not asked for (--try)")
+    try:
+        measured = rule.attempt(case)
+    except (OptimizeError, RuntimeError) as error:  # torch lacks a kernel for that type or layout
+        return dataclasses.replace(advice, untried=f"the attempt failed: {str(error).splitlines()[0]}")
+    return advice if measured is None else dataclasses.replace(advice, measured=measured, untried="")
+
+
+def _worth(advice: Advice) -> tuple[int, float]:
+    """Return the key to sort by: what was measured to help, then what is estimated to, then the rest."""
+    if advice.measured is not None and advice.measured.helps:
+        return 0, -advice.measured.ratio
+    if advice.measured is None and advice.finding.saved_s:
+        return 1, -advice.finding.saved_s
+    return 2, 0.0
+
+
+def _startup(case: Case, threads: int, progress: Progress) -> tuple[FreshProcess | None, float]:
+    """Return what the first call costs in a process of its own, and the seconds of a later one."""
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        artifact = find_target("eager").export(case.program, Path(folder) / "model.eager.pt2")
+        inputs = [tensor.numpy() for tensor in case.inputs(case.program)]
+        with Fleet([artifact], threads=threads, progress=progress) as fleet:
+            (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
+    if timing.latency is None:
+        return None, 0.0
+    taken = timing.latency
+    return FreshProcess(taken.load_s, taken.first_call_s, timing.peak_memory_bytes), taken.median_s

@@ -1,0 +1,81 @@
+"""Element-wise operators, and chains of them that a runtime without fusion runs one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from torch import fx
+
+from optimize import graph
+from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
+from optimize.graph import aten
+
+ADDITIONS = (aten.add.Tensor, aten.sub.Tensor)
+#: Operators whose every output value is computed from the input values at its own place.
+ELEMENTWISE = (
+    *ADDITIONS, aten.mul.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar, aten.neg.default, aten.abs.default,
+    aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.exp.default, aten.sqrt.default,
+    aten.rsqrt.default, aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default,
+    aten.clamp_min.default, aten.sigmoid.default, aten.tanh.default, aten.gelu.default, aten.silu.default,
+    aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default, aten.elu.default, aten.mish.default,
+    aten.softplus.default, aten.prelu.default, aten.batch_norm.default,
+)  # fmt: skip
+#: A chain of so many operators is worth fusing.
+_LONG = 2
+
+
+@register_rule
+class ElementwiseChains(Rule):
+    """Element-wise operators one after another read and write the same map again and again in eager and TorchScript.
+
+    A chain of ``n`` operators writes and reads ``n - 1`` maps more than one fused loop.
+    """
+
+    name = "element-wise chains"
+    effort = "exact"
+    untried = "optimize bench compares the runtimes"
+
+    def look(self, case: Case) -> Finding | None:
+        """Find chains of element-wise operators each of which is the only reader of the one before."""
+        found = {graph.origin(chain[-1]): chain for chain in chains(case)}
+        if not found:
+            return None
+        written = {name: cost.written_bytes for name, cost in case.costs.calls.items()}
+        extra = {place: 2.0 * sum(written[node.name] for node in chain[:-1]) for place, chain in found.items()}
+        calls = sum(len(chain) - 1 for chain in found.values())
+        longest = max(found, key=lambda place: len(found[place]))
+        names = ", ".join(map(graph.op_name, found[longest]))
+        return Finding(
+            what=f"{len(found)} chains of element-wise operators; the longest is {names} in '{longest}'.",
+            places=by_cost(extra),
+            saved_s=sum(extra.values()) / case.limits.copy_bytes_per_s + calls * case.limits.call_s,
+            formula="2 * bytes of the values between / copy bandwidth + calls saved * cost of a call",
+            action="Use a runtime that fuses them: --to onnx, openvino or pt2.",
+        )
+
+
+def chains(case: Case) -> Iterator[list[fx.Node]]:
+    """Yield the longest runs of two and more element-wise calls in which each is the only reader of the one before."""
+    inside = {node for node, _ in case.calls(*ELEMENTWISE)}
+    before = {node: _continued(node, inside) for node in inside}
+    after = {source: node for node, source in before.items() if source is not None}
+    for node in case.fused.graph.nodes:
+        if node not in inside or before[node] is not None:
+            continue
+        chain = [node]
+        while chain[-1] in after:
+            chain.append(after[chain[-1]])
+        if len(chain) >= _LONG:
+            yield chain
+
+
+def _continued(node: fx.Node, inside: Container[fx.Node]) -> fx.Node | None:
+    """Return the call whose chain a call continues: the first it reads that nothing else does."""
+    sources = (source for source in node.all_input_nodes if source in inside and list(source.users) == [node])
+    return next(sources, None)
+
+
+def follows_layer(node: fx.Node) -> bool:
+    """Say whether a runtime can put an operator of one input behind the layer it follows."""
+    computed = [source for source in node.all_input_nodes if not graph.weights_behind(source)]
+    return len(computed) == 1 and graph.is_call(computed[0], *graph.WEIGHTED) and len(computed[0].users) == 1

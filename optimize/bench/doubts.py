@@ -1,0 +1,231 @@
+"""What makes figures doubtful, as data: what was seen, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from optimize.bench.figures import Figures, Judged, round_ratios
+from optimize.bench.plan import Plan
+from optimize.bench.rounds import Block, Outcome, Track
+from optimize.measure.environment import Environment
+from optimize.measure.latency import BUSY_LOAD, MIN_ROUNDS, WIDE_SPREAD
+from optimize.measure.statistics import relative_spread, two_levels
+
+Kind = Literal[
+    "load",
+    "frequency",
+    "drift",
+    "few runs",
+    "few restarts",
+    "spread",
+    "two levels",
+    "restarts differ",
+    "provider",
+    "clock",
+    "outputs",
+]
+#: Changes of the processor's frequency, and of the first file's time from the first to the last third, that matter.
+_DRIFT = 0.05
+#: Restarts whose paired ratios differ by more than this hold different levels (half of a 5 % regression).
+_RESTARTS_DIFFER = 0.025
+#: Outputs farther apart than this are not those of one model.
+_DISAGREES_DB = 10.0
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One thing that makes a figure doubtful.
+
+    Attributes:
+        kind: What it is about.
+        about: The file and the scenario, empty where it is the machine.
+        seen: What was seen, as a sentence.
+        advice: What to do next, as a sentence.
+    """
+
+    kind: Kind
+    about: str
+    seen: str
+    advice: str
+
+    @property
+    def text(self) -> str:
+        """All of it in one line."""
+        return f"{self.about}: {self.seen} {self.advice}" if self.about else f"{self.seen} {self.advice}"
+
+
+def doubts(
+    outcome: Outcome, judged: Sequence[Judged], plan: Plan, machine: Environment, device: str = "cpu"
+) -> list[Doubt]:
+    """Return everything that makes the figures doubtful, the machine first.
+
+    Args:
+        outcome: What was measured.
+        judged: The figures of each subject, in order.
+        plan: How it was measured.
+        machine: Read before measuring.
+        device: What torch modules were asked to run on.
+    """
+    found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
+    for track, entry in zip(outcome.tracks, judged, strict=True):
+        found += [*_provider(track, device), *_outputs(track, entry, outcome.tracks[0])]
+        found += _one_a_kind(
+            doubt
+            for figures in entry.scenarios
+            if figures.blocks
+            for doubt in _samples(
+                f"{track.subject.name}, {figures.scenario.name}",
+                figures,
+                outcome.tracks[0].blocks.get(figures.scenario, []),
+            )
+        )
+    first = next((figures for figures in judged[0].scenarios if figures.blocks), None)
+    return [*found, *(_drift(first) if first else ())]
+
+
+def _one_a_kind(found: Iterable[Doubt]) -> Iterator[Doubt]:
+    """Yield the first doubt of each kind about one file, and in how many other scenarios it came up."""
+    kinds: dict[Kind, list[Doubt]] = {}
+    for doubt in found:
+        kinds.setdefault(doubt.kind, []).append(doubt)
+    for first, *others in kinds.values():
+        more = f" and {len(others)} other scenario{'s' if len(others) > 1 else ''}" if others else ""
+        yield replace(first, about=first.about + more)
+
+
+def _machine(machine: Environment) -> Iterator[Doubt]:
+    load = machine.load_average[0] if machine.load_average else 0.0
+    if load > BUSY_LOAD * machine.cores:
+        yield Doubt(
+            "load",
+            "",
+            f"The machine was busy before measuring began: load {load:.1f} on {machine.cores} cores.",
+            "Ratios hold better than seconds; stop other work and run again for seconds.",
+        )
+    if machine.governor is not None and machine.governor != "performance":
+        yield Doubt(
+            "frequency",
+            "",
+            f"The processor's frequency governor is '{machine.governor}'.",
+            "Set it with 'cpupower frequency-set -g performance' and run again.",
+        )
+
+
+def _frequency(readings: Sequence[float]) -> Iterator[Doubt]:
+    if readings and max(readings) / min(readings) - 1 > _DRIFT:
+        yield Doubt(
+            "frequency",
+            "",
+            f"The processor's frequency changed from {min(readings):.0f} to {max(readings):.0f} MHz.",
+            "Fix the frequency or let the machine cool; ratios hold, seconds do not.",
+        )
+
+
+def _restarts(outcome: Outcome, plan: Plan) -> Iterator[Doubt]:
+    if any(track.starts for track in outcome.tracks) and outcome.restarts < plan.restarts:
+        yield Doubt(
+            "few restarts",
+            "",
+            f"Only {outcome.restarts} of {plan.restarts} restarts fitted into the time.",
+            f"Give --seconds {3 * max(outcome.seconds, 1.0):.0f}, or --restarts {outcome.restarts}.",
+        )
+
+
+def _provider(track: Track, device: str) -> Iterator[Doubt]:
+    if device == "cuda" and track.ran_on and not any("cuda" in name.lower() for name in track.ran_on):
+        yield Doubt(
+            "provider",
+            track.subject.name,
+            f"It ran on {', '.join(track.ran_on)}; cuda was asked.",
+            "This runtime is used on the CPU here: compare it with a file for the GPU, such as a TensorRT engine.",
+        )
+
+
+def _outputs(track: Track, judged: Judged, first: Track) -> Iterator[Doubt]:
+    seen = judged.differs
+    if judged.agreement is not None and judged.agreement.sqnr_db < _DISAGREES_DB:
+        seen = f"Its outputs are {judged.agreement.sqnr_db:.1f} dB from those of {first.subject.name}."
+    if seen:
+        advice = f"Look where they part: optimize compare {first.subject.name} {track.subject.name}."
+        yield Doubt("outputs", track.subject.name, seen, advice)
+
+
+def _samples(about: str, figures: Figures, first: Sequence[Block]) -> Iterator[Doubt]:
+    """Say what the samples of one file in one scenario show."""
+    rounds, samples = len(figures.blocks), figures.samples_s
+    size = len(figures.blocks[0].samples_s)
+    if rounds < MIN_ROUNDS:
+        yield Doubt(
+            "few runs",
+            about,
+            f"Only {rounds} round{'s' if rounds > 1 else ''} of {size} fitted into the time.",
+            f"An interval needs {MIN_ROUNDS} rounds: give a larger --seconds.",
+        )
+    if figures.group > 1:
+        yield Doubt(
+            "clock",
+            about,
+            f"A run is too short for the clock, so {figures.group} runs are one sample.",
+            "Percentiles of single runs are not known; a larger --batch makes runs longer.",
+        )
+    spread = relative_spread(samples)
+    if spread > WIDE_SPREAD:
+        yield Doubt(
+            "spread",
+            about,
+            f"The middle half of the runs spreads over {100 * spread:.0f} % of the median.",
+            "Stop other work, or keep it to processors of its own with --affinity.",
+        )
+    yield from _levels(about, figures)
+    yield from _between_restarts(about, figures, first)
+
+
+def _levels(about: str, figures: Figures) -> Iterator[Doubt]:
+    levels = two_levels(np.array([np.median(block.samples_s) for block in figures.blocks]))
+    if levels is not None:
+        low, high = levels
+        yield Doubt(
+            "two levels",
+            about,
+            f"The blocks fall into two groups, {high / low:.2f} times apart: the median says little.",
+            "Look at the distribution; more --restarts tell whether a level belongs to a process.",
+        )
+
+
+def _between_restarts(about: str, figures: Figures, first: Sequence[Block]) -> Iterator[Doubt]:
+    """Say when processes of one file sit at different levels against the first file in the same rounds."""
+    if figures.speedup is None:
+        return
+    shared, ratios = round_ratios(first, figures.blocks)
+    numbers = sorted({block.restart for block in shared})
+    medians = [
+        float(np.median([ratio for block, ratio in zip(shared, ratios, strict=True) if block.restart == number]))
+        for number in numbers
+    ]
+    if len(medians) > 1 and max(medians) / min(medians) - 1 > _RESTARTS_DIFFER:
+        yield Doubt(
+            "restarts differ",
+            about,
+            f"Its ratio to the first file differs between restarts: {min(medians):.3f} to {max(medians):.3f}.",
+            f"Average over more processes: --restarts {2 * len(medians)}.",
+        )
+
+
+def _drift(first: Figures) -> Iterator[Doubt]:
+    """Say when the first file got slower or faster from the first to the last third of the benchmark."""
+    medians = [float(np.median(block.samples_s)) for block in first.blocks]
+    third = len(medians) // 3
+    if third < 3:
+        return
+    change = float(np.median(medians[-third:]) / np.median(medians[:third])) - 1
+    if abs(change) > _DRIFT:
+        yield Doubt(
+            "drift",
+            "",
+            f"The machine got {abs(change):.0%} {'slower' if change > 0 else 'faster'} from beginning to end.",
+            "Ratios hold, because everything ran in turn; seconds hold for this moment only.",
+        )

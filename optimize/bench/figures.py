@@ -1,0 +1,208 @@
+"""What is shown of a benchmark, derived from its samples alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optimize.bench.plan import Plan, Scenario
+from optimize.bench.rounds import Block, Outcome, Start, Track
+from optimize.errors import VerificationFailed
+from optimize.measure.agreement import Agreement, AgreementMeter
+from optimize.measure.latency import Speedup
+from optimize.measure.statistics import nested_interval, percentile
+
+Status = Literal["measured", "not_run", "failed"]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples a second: the median of the blocks with its 95 % interval."""
+
+    per_s: float
+    ci_low: float
+    ci_high: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One file in one scenario.
+
+    Attributes:
+        batch: Samples in one run.
+        streams: Callers at the same time.
+        reason: Why there are no figures, empty where there are.
+        runs: Timed samples.
+        first_s: The very first run, median over restarts; it pays for what a runtime puts off till then.
+        median_s: Median of all samples.
+        ci_low_s: Lower end of its 95 % interval.
+        ci_high_s: Upper end.
+        p90_s: 90th percentile; None with fewer than 64 samples, or samples of several runs.
+        p95_s: 95th percentile, from 130 samples on.
+        p99_s: 99th percentile, from 662 samples on.
+        cpu_s: Median processor time of a run, over all threads.
+        device_s: Median time between events on a GPU; None on a CPU.
+        throughput: Samples a second.
+        speedup: Over the first file in this scenario; None for that one.
+        restart_medians_s: The median of each restart.
+        energy_j: Joules a run; None where nothing counts them.
+        blocks: Every sample.
+    """
+
+    batch: int
+    streams: int
+    reason: str = ""
+    runs: int = 0
+    first_s: float | None = None
+    median_s: float | None = None
+    ci_low_s: float | None = None
+    ci_high_s: float | None = None
+    p90_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+    cpu_s: float | None = None
+    device_s: float | None = None
+    throughput: Throughput | None = None
+    speedup: Speedup | None = None
+    restart_medians_s: tuple[float, ...] = ()
+    energy_j: float | None = None
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def scenario(self) -> Scenario:
+        """The way it was run."""
+        return Scenario(self.batch, self.streams)
+
+    @property
+    def group(self) -> int:
+        """Runs in one sample."""
+        return self.blocks[0].group if self.blocks else 1
+
+    @property
+    def samples_s(self) -> np.ndarray:
+        """All samples ``[n]`` in order of time, seconds."""
+        return np.concatenate([block.samples_s for block in self.blocks])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one subject came to.
+
+    Attributes:
+        status: ``failed`` where it stopped, whatever it did before is kept; ``not_run`` where it cannot run here.
+        reason: Why, empty when it was measured.
+        agreement: With the first subject's outputs, on noise; None for that one and where there are none.
+        scenarios: Its figures.
+    """
+
+    status: Status
+    reason: str
+    agreement: Agreement | None
+    differs: str
+    scenarios: tuple[Figures, ...]
+
+
+def figures(outcome: Outcome, plan: Plan) -> list[Judged]:
+    """Return what each subject came to, in order."""
+    first = outcome.tracks[0]
+    return [_judged(track, first, plan) for track in outcome.tracks]
+
+
+def _judged(track: Track, first: Track, plan: Plan) -> Judged:
+    agreement, differs = _agreement(first, track)
+    status: Status = "measured"
+    if track.failure is not None:
+        status = "not_run" if track.failure.startswith("not run") else "failed"
+    found = tuple(_figures(track, first, scenario, plan.seed) for scenario in plan.scenarios)
+    return Judged(status, track.failure or "", agreement, differs, found)
+
+
+def _figures(track: Track, first: Track, scenario: Scenario, seed: int) -> Figures:
+    blocks = track.blocks.get(scenario, [])
+    if not blocks:
+        reason = track.refusals.get(scenario) or track.failure or "no round was finished"
+        return Figures(scenario.batch, scenario.streams, reason)
+    restarts = by_restart(blocks, [np.array(block.samples_s) for block in blocks])
+    samples = np.concatenate([entry for rounds in restarts for entry in rounds])
+    low, high = nested_interval(restarts, seed=seed)
+    alone = samples if blocks[0].group == 1 else samples[:0]
+    device = [value for block in blocks for value in block.device_s]
+    return Figures(
+        batch=scenario.batch,
+        streams=scenario.streams,
+        runs=int(samples.size),
+        first_s=_first_s(track.starts, scenario),
+        median_s=float(np.median(samples)),
+        ci_low_s=low,
+        ci_high_s=high,
+        p90_s=percentile(alone, 90),
+        p95_s=percentile(alone, 95),
+        p99_s=percentile(alone, 99),
+        cpu_s=float(np.median([value for block in blocks for value in block.cpu_s])),
+        device_s=float(np.median(device)) if device else None,
+        throughput=_throughput(blocks, scenario, seed),
+        speedup=None if track is first else _speedup(first.blocks.get(scenario, []), blocks, seed),
+        restart_medians_s=tuple(float(np.median(np.concatenate(rounds))) for rounds in restarts),
+        energy_j=_energy_j(blocks),
+        blocks=tuple(blocks),
+    )
+
+
+def by_restart(blocks: Sequence[Block], values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """Return one value a block as lists, one a restart."""
+    numbers = sorted({block.restart for block in blocks})
+    return [[value for block, value in zip(blocks, values, strict=True) if block.restart == n] for n in numbers]
+
+
+def round_ratios(first: Sequence[Block], other: Sequence[Block]) -> tuple[list[Block], list[float]]:
+    """Return how many times faster the other was in each round both finished, with the other's blocks."""
+    medians = {(block.restart, block.round): float(np.median(block.samples_s)) for block in first}
+    shared = [block for block in other if (block.restart, block.round) in medians]
+    return shared, [medians[block.restart, block.round] / float(np.median(block.samples_s)) for block in shared]
+
+
+def _speedup(first: Sequence[Block], other: Sequence[Block], seed: int) -> Speedup | None:
+    shared, ratios = round_ratios(first, other)
+    if not ratios:
+        return None
+    low, high = nested_interval(by_restart(shared, [np.array([ratio]) for ratio in ratios]), seed=seed)
+    return Speedup(float(np.median(ratios)), low, high)
+
+
+def _throughput(blocks: Sequence[Block], scenario: Scenario, seed: int) -> Throughput:
+    if scenario.streams > 1:
+        rates = [scenario.batch * len(block.samples_s) / block.span_s for block in blocks]
+    else:
+        rates = [scenario.batch / float(np.median(block.samples_s)) for block in blocks]
+    low, high = nested_interval(by_restart(blocks, [np.array([rate]) for rate in rates]), seed=seed)
+    return Throughput(float(np.median(rates)), low, high)
+
+
+def _first_s(starts: Sequence[Start], scenario: Scenario) -> float | None:
+    found = [start.warm_ups[scenario.name].first_s[0] for start in starts if scenario.name in start.warm_ups]
+    return float(np.median(found)) if found else None
+
+
+def _energy_j(blocks: Sequence[Block]) -> float | None:
+    """Return the joules of a run; the run before each block, and those on the device's clock, are counted in."""
+    if any(block.energy_j is None for block in blocks):
+        return None
+    runs = sum(
+        len(block.samples_s) * block.group + len(block.device_s) + (block.settling_s is not None) for block in blocks
+    )
+    return sum(block.energy_j or 0.0 for block in blocks) / runs
+
+
+def _agreement(first: Track, track: Track) -> tuple[Agreement | None, str]:
+    """Return how near the outputs are to the first subject's, or why they cannot be compared."""
+    if track is first or first.outputs is None or track.outputs is None:
+        return None, ""
+    meter = AgreementMeter()
+    try:
+        meter.update(first.outputs, track.outputs)
+    except VerificationFailed as error:
+        return None, error.what
+    return meter.result(), ""

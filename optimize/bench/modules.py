@@ -1,0 +1,74 @@
+"""Run the user's own torch module in a worker: in Python as it stands, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from optimize.errors import TargetUnavailable
+from optimize.load import load
+from optimize.targets.base import Artifact, Runner
+
+
+class ModuleRunner(Runner):
+    """Calls a module on flat positional tensors, without gradients; copies to and from its device belong to a run.
+
+    Attributes:
+        providers: The device it runs on.
+    """
+
+    def __init__(self, artifact: Artifact, module: Callable[..., Any], device: str) -> None:
+        super().__init__(artifact)
+        self.module = module
+        self.device = torch.device(device)
+        self.providers = (device if device == "cpu" else f"{device} ({torch.cuda.get_device_name(self.device)})",)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on flat arrays; return flat arrays."""
+        with torch.inference_mode():
+            leaves = pytree.tree_leaves(self.module(*self._tensors(inputs)))
+        return [(leaf.float() if leaf.dtype is torch.bfloat16 else leaf).cpu().numpy() for leaf in leaves]
+
+    def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
+        """Return the seconds between events on the GPU around each run, inputs already there; one wait at the end.
+
+        A CPU has no events: nothing is returned.
+        """
+        if self.device.type != "cuda":
+            return []
+        with torch.inference_mode():
+            tensors = self._tensors(inputs)
+            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
+            for start, end in events:
+                start.record()
+                self.module(*tensors)
+                end.record()
+            torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+    def _tensors(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        return [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in inputs]
+
+
+def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) -> ModuleRunner:
+    """Load a module, a state dict with its factory, TorchScript or a factory by the rules of ``optimize.load``.
+
+    Args:
+        artifact: What it takes.
+        loading: ``source``, ``factory``, ``trust`` and ``device``.
+        threads: Torch's threads, for the whole process.
+
+    Raises:
+        TargetUnavailable: There is no such device here.
+        OptimizeError: It cannot be loaded.
+    """
+    device = loading["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TargetUnavailable("Torch finds no GPU on this machine.", hint="Leave out --device cuda.")
+    torch.set_num_threads(threads)
+    module = load(loading["source"], model=loading["factory"], trust=loading["trust"]).module
+    return ModuleRunner(artifact, module.eval().to(device), device)

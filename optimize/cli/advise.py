@@ -1,0 +1,49 @@
+"""``optimize advise``: what would make a model faster, and by how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optimize.cli import options
+
+
+@click.command()
+@click.argument("model")
+@click.option("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Samples in one run.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for advice.json and advice.html, too.")
+@options.factory
+@options.trust
+@options.input_shape
+@options.quiet
+def advise(model: str, **given: Any) -> None:
+    """Read MODEL and say what would make it faster: the estimated gain of each remedy with its formula, the measured
+    one where it can be tried, and what to do."""
+    from optimize.advise import advise as advise_on
+    from optimize.job import Job
+    from optimize.measure import environment
+    from optimize.opening import open_program
+    from optimize.profile.artifacts import runtime_of
+    from optimize.recipe import parse
+    from optimize.report import advice as shown
+    from optimize.report.console import Phases
+    from optimize.report.model import now
+
+    if runtime_of(model):
+        raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
+    recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
+    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
+    with Phases(quiet=given["quiet"]) as phases:
+        machine, subject = environment.current(), open_program(job, phases.update)
+        settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
+        found = advise_on(subject.program, **settings, progress=phases.update)
+    record = shown.AdviceRecord(
+        created=now(), command=options.command_line(), source=subject.source, environment=machine, found=found
+    )
+    shown.show(record)
+    if given["out"]:
+        click.echo(f"\nAdvice {shown.write(record, given['out'])}")

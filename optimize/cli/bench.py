@@ -1,0 +1,138 @@
+"""``optimize bench``: files and modules timed against each other in lock-step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.cli import options
+from optimize.errors import UsageError
+
+if TYPE_CHECKING:
+    from optimize.report.bench import BenchReport
+
+
+class Numbers(click.ParamType):
+    """Whole numbers from ``least`` on, separated by commas."""
+
+    name = "N[,N...]"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers, each once."""
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            numbers = tuple(dict.fromkeys(int(part) for part in value.split(",")))
+        except ValueError:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4.", param, ctx)
+        if min(numbers) < self.least:
+            self.fail(f"'{value}' holds a number below {self.least}.", param, ctx)
+        return numbers
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="A [B ...]")
+@click.option("--batch", "batches", type=Numbers(1), help="Samples in one run; several sweep.  [default: 1]")
+@click.option(
+    "--streams", type=Numbers(1), default="1", show_default=True, help="Callers at the same time; several sweep."
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of a process.")
+@click.option("--affinity", type=Numbers(0), default=(), help="Processors that the processes may run on, such as 2,3.")
+@click.option("--runs", type=click.IntRange(1), help="Timed runs of each file and scenario; 662 give a p99.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
+)
+@click.option("--restarts", type=click.IntRange(1), default=3, show_default=True, help="Fresh processes of each file.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of torch modules."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of inputs, order and intervals.")
+@options.factory
+@options.trust
+@options.input_shape
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("bench"),
+    show_default=True,
+    help="Folder for bench.json (every sample), bench.md and bench.html.",
+)
+@options.quiet
+def bench(sources: tuple[str, ...], **given: Any) -> None:
+    """Time A, B, ... against each other: .onnx, OpenVINO .xml, TensorRT .engine, TorchScript, .pt2, a torch module's
+    file or package.module:factory.
+
+    Each runs in fresh processes, in turn with the others: short blocks in random order. Ratios are quoted against A.
+    Without --runs and --seconds, 130 runs of each are wanted and the time is bounded; one of them alone is the only
+    bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
+    """
+    from optimize.report import bench as shown
+    from optimize.report.console import Phases
+
+    with Phases(quiet=given["quiet"]) as phases:
+        report = _measured(sources, given, phases.update)
+    page = shown.write(report, given["out"])
+    shown.show(report, page)
+    sys.exit(exit_code(report))
+
+
+def exit_code(report: BenchReport) -> int:
+    """Return 1 when a file failed, 4 when one could not run here, else 0."""
+    states = {row.status for row in report.rows}
+    return 1 if "failed" in states else 4 if "not_run" in states else 0
+
+
+def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) -> BenchReport:
+    """Open, time and judge everything."""
+    import tempfile
+
+    from optimize.bench.doubts import doubts
+    from optimize.bench.energy import find_meter
+    from optimize.bench.figures import figures
+    from optimize.bench.rounds import run
+    from optimize.bench.subjects import Opening, agreed_inputs
+    from optimize.measure.environment import current
+    from optimize.report.bench import BenchReport
+
+    _check_affinity(given["affinity"])
+    device = given["device"]
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        opening = Opening(Path(folder), given["factory"], given["trust"], device)
+        subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
+        plan, machine = _plan(given, subjects), current()
+        meter, energy = find_meter(device)
+        outcome = run(subjects, plan, meter=meter, progress=progress)
+    judged = figures(outcome, plan)
+    found = doubts(outcome, judged, plan, machine, device)
+    command = options.command_line()
+    return BenchReport.of(outcome, judged, found, plan, machine, command, device=device, energy=energy)
+
+
+def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
+    """Return what is asked; without --batch, a batch that is fixed in every file is taken."""
+    from optimize.bench.plan import Plan, limits, sweep
+
+    fixed = {subject.fixed_batch for subject in subjects if not subject.missing}
+    only = fixed.pop() if len(fixed) == 1 else None
+    scenarios = sweep(given["batches"] or (only or 1,), given["streams"])
+    runs, budget_s = limits(given["runs"], given["seconds"], len(subjects) * len(scenarios))
+    return Plan(scenarios, given["threads"], given["affinity"], given["restarts"], runs, budget_s, given["seed"])
+
+
+def _check_affinity(wanted: tuple[int, ...]) -> None:
+    import os
+
+    if not wanted:
+        return
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("This system cannot keep a process to some processors.", hint="Leave out --affinity.")
+    missing = set(wanted) - os.sched_getaffinity(0)
+    if missing:
+        there = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise UsageError(f"There is no processor {min(missing)} here.", hint=f"Choose from --affinity {there}.")

@@ -1,0 +1,179 @@
+"""``optimize check``: the gate of a CI: is the candidate slower, larger or less accurate than the base?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.cli import options
+from optimize.errors import OptimizeError, UsageError
+
+if TYPE_CHECKING:
+    from optimize.gate.limits import Settings
+    from optimize.gate.record import Record
+
+#: Options that become keys of the configuration, by the name of the key.
+_KEYS = {
+    "max_regression": "max_regression",
+    "max_seconds": "max_seconds",
+    "max_drop": "max_drop",
+    "min_sqnr": "min_sqnr",
+    "max_memory": "max_memory",
+    "max_size": "max_size",
+    "evaluate": "eval",
+    "data": "data",
+    "input_shape": "input_shape",
+    "batch": "batch",
+    "threads": "threads",
+    "base_python": "base_python",
+    "candidate_python": "candidate_python",
+    "on_inconclusive": "on_inconclusive",
+}
+_file = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
+@click.option("--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]")
+@click.option("--max-seconds", type=float, metavar="S", help="Time of one comparison.  [default: 120]")
+@click.option("--max-memory", metavar="SIZE", help="More memory than the base, such as 10%, or at most, such as 500MB.")
+@click.option("--max-size", metavar="SIZE", help="The same of the file.")
+@click.option("--eval", "evaluate", metavar="DATA", help="Labelled data: accuracy is compared before any timing.")
+@click.option("--max-drop", type=float, metavar="POINTS", help="Accuracy that may be lost.  [default: 1]")
+@click.option("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
+@click.option("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
+@options.input_shape
+@click.option("--batch", type=click.IntRange(1), help="Samples of a timed run.  [default: 1]")
+@click.option("--threads", type=click.IntRange(1), help="Compute threads.  [default: 1]")
+@click.option("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
+@click.option("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
+@click.option("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
+@click.option("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
+@click.option("--save-baseline", type=_file, help="Store the candidate as the next base, unless it fails.")
+@click.option("--self-test", is_flag=True, help="Compare one model with itself 20 times: is this runner fit to gate?")
+@click.option(
+    "--on-inconclusive",
+    type=click.Choice(["pass", "fail", "keep"]),
+    help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
+)
+@click.option("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
+@click.option("--json", "json_file", type=_file, help="Write everything, every sample kept.")
+@click.option("--junit", type=_file, help="Write JUnit XML.")
+@click.option("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
+@options.trust
+@options.quiet
+def check(models: tuple[str, ...], **given: Any) -> None:
+    """Compare CANDIDATE with BASE: outputs and accuracy first, then time, in fresh processes, side by side.
+
+    Without models, every case of [tool.optimize.check] is checked.
+
+    Exit codes: 0 pass, 1 fail (slower, larger, or wrong), 2 usage, 3 inconclusive, 4 not comparable.
+    """
+    settings = _settings(models, given)
+    try:
+        record = _self_test(settings, given) if given["self_test"] else _check(settings, given)
+    except UsageError:
+        raise
+    except OptimizeError as error:
+        _end(error)
+    _report(record, given)
+    sys.exit(record.exit_code)
+
+
+def _end(error: OptimizeError) -> None:
+    """Say what stands in the way of a comparison and end with the code of one that could not be made."""
+    click.echo(f"optimize: {error}", err=True)
+    sys.exit(4)
+
+
+def _check(settings: Settings, given: dict[str, Any]) -> Record:
+    from optimize.gate import suite
+    from optimize.report.console import Phases
+
+    with Phases(quiet=given["quiet"]) as phases:
+        return suite.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
+
+
+def _self_test(settings: Settings, given: dict[str, Any]) -> Record:
+    from optimize.gate import self_test
+    from optimize.report.console import Phases
+
+    with Phases(quiet=given["quiet"]) as phases:
+        return self_test.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
+
+
+def _report(record: Record, given: dict[str, Any]) -> None:
+    from optimize.gate import baseline, junit, summary
+    from optimize.gate import record as records
+    from optimize.report import check as shown
+
+    shown.show(record)
+    if given["json_file"]:
+        records.write(record, given["json_file"])
+    if given["junit"]:
+        junit.write(record, given["junit"])
+    where = os.environ.get(summary.VARIABLE)
+    if given["github"] or (given["github"] is None and where):
+        for line in summary.commands(record):
+            click.echo(line)
+        if where:
+            summary.append(record, Path(where))
+    if given["save_baseline"]:
+        try:
+            baseline.save(record, given["save_baseline"])
+        except UsageError:
+            raise
+        except OptimizeError as error:
+            click.echo(f"optimize: {error.what}", err=True)
+        else:
+            click.echo(f"\nBaseline {given['save_baseline']}")
+
+
+def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
+    """Return what the options and the configuration ask, the options first.
+
+    Raises:
+        UsageError: They do not fit together.
+    """
+    from optimize.gate import limits
+
+    path = given["config"] or limits.find(Path.cwd())
+    content = limits.read(path) if path else {}
+    asked: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
+    if given["cpus"]:
+        asked["cpus"] = limits.cpus(given["cpus"])
+    case = _case(models, given)
+    if case:
+        asked["cases"] = [case]
+    settings = limits.settings(content, given=asked, source=str(path or "options"))
+    if path and not case:
+        located = tuple(limits.located(entry, path.parent) for entry in settings.cases)
+        settings = settings.model_copy(update={"cases": located})
+    if not settings.cases:
+        raise UsageError("No models were given.", hint="optimize check BASE CANDIDATE, or cases in pyproject.toml.")
+    return settings
+
+
+def _case(models: tuple[str, ...], given: dict[str, Any]) -> dict[str, str]:
+    """Return the pair that the command line names; empty where it names none.
+
+    One model alone is a candidate beside ``--baseline``; with ``--self-test`` or ``--save-baseline`` it is both sides.
+    """
+    wanted = 1 if given["baseline"] or given["self_test"] else 2
+    if len(models) > wanted:
+        raise UsageError(f"{wanted} model(s) are compared here; {len(models)} were given.")
+    if len(models) == 2:
+        return {"base": models[0], "candidate": models[1]}
+    if len(models) == 1:
+        if given["baseline"]:
+            return {"base": str(given["baseline"]), "candidate": models[0]}
+        if given["self_test"] or given["save_baseline"]:
+            return {"base": models[0], "candidate": models[0]}
+        raise UsageError("One model cannot be compared.", hint="Give BASE and CANDIDATE, or --baseline FILE.")
+    if given["baseline"]:
+        raise UsageError("--baseline needs the candidate.", hint="optimize check CANDIDATE --baseline FILE")
+    return {}

@@ -1,0 +1,93 @@
+"""``optimize profile``: what one run of a model is made of, layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimize.cli import options
+
+if TYPE_CHECKING:
+    from optimize.measure.fleet import Progress
+    from optimize.profile.result import Profile
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--to",
+    "target",
+    metavar="TARGET",
+    help="Runtime: eager, torchscript, onnx, openvino or pt2.  [default: eager; of a .onnx or .xml file its own]",
+)
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Samples in one run.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@click.option("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
+@click.option("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for profile.json, profile.html and roofline.svg, too."
+)
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
+@options.factory
+@options.trust
+@options.input_shape
+@options.quiet
+def profile(model: str, **given: Any) -> None:
+    """Show where one run of MODEL spends its time: every kernel of the runtime with the layers it computes, their
+    multiply-accumulates and bytes, and how near they come to what this machine can do.
+
+    MODEL is whatever `optimize` opens, an .onnx file, or an .xml of OpenVINO.
+    """
+    from optimize.measure import environment
+    from optimize.profile.trace import write_trace
+    from optimize.report import profile as shown
+    from optimize.report.console import Phases
+    from optimize.report.model import now
+
+    with Phases(quiet=given["quiet"]) as phases:
+        machine = environment.current()
+        found, source = _profiled(model, given, phases.update)
+    record = shown.ProfileRecord(
+        created=now(), command=options.command_line(), source=source, environment=machine, found=found
+    )
+    shown.show(record, whole=given["whole"])
+    if given["trace"]:
+        write_trace(found, source, given["trace"])
+        click.echo(f"\nTrace {given['trace']}")
+    if given["out"]:
+        click.echo(f"\nProfile {shown.write(record, given['out'])}")
+
+
+def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:
+    """Return the profile and what to call the model."""
+    from optimize.errors import UsageError
+    from optimize.profile.artifacts import profile_file, runtime_of
+    from optimize.profile.profiling import profile_program, require_times
+
+    own = runtime_of(model)
+    target = given["target"] or own or "eager"
+    require_times(target)
+    settings = {"batch": given["batch"], "threads": given["threads"], "progress": progress}
+    if own is None:
+        program, source = _opened(model, given, progress)
+        return profile_program(program, target, **settings), source
+    if target != own or given["fuse"]:
+        raise UsageError(f"'{model}' runs in its own runtime, as it is.", hint="Leave --to and --fuse out.")
+    return profile_file(Path(model), input_shape=given["input_shape"], **settings), model
+
+
+def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any, str]:
+    from optimize.job import Job
+    from optimize.opening import open_program
+    from optimize.recipe import parse
+    from optimize.workflow import transform
+
+    entries = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
+    shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
+    recipe = parse({"passes": entries, **shape}, source="options")
+    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
+    subject = open_program(job, progress)
+    (variant,) = transform(subject.program, job.passes(()), progress)
+    return variant.program, subject.source

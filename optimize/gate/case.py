@@ -1,0 +1,232 @@
+"""One pair of models from its files to its verdict: what they answer first, then what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optimize.bench.subjects import Opening, Subject
+from optimize.errors import OptimizeError, UsageError
+from optimize.gate import baseline, findings, record
+from optimize.gate.baseline import Stored
+from optimize.gate.limits import Case, Settings
+from optimize.gate.lockstep import Protocol, SideFailed, measure, start_fleet
+from optimize.gate.models import Pair, Samples, digest, open_model, open_pair
+from optimize.gate.quality import Quality, judge
+from optimize.gate.record import CaseRecord, Finding
+from optimize.gate.rounds import SIDES, Clock, SideName, Trace, to_json
+from optimize.gate.verdict import Decision, Outcome, Rule, decide, is_decided
+from optimize.measure import environment
+from optimize.measure.fleet import Progress
+from optimize.targets.base import Artifact
+
+#: Runnable processes for each core from which a machine counts as busy.
+BUSY_LOAD = 0.5
+#: The share of the time after which no further unlabelled sample is compared: long runs, few samples.
+JUDGED_SHARE = 0.1
+
+
+@dataclass
+class _State:
+    """What is known of a case so far; whatever stops it, this much is reported."""
+
+    case: Case
+    began: float = field(default_factory=time.monotonic)
+    pair: Pair | None = None
+    quality: Quality = field(default_factory=Quality)
+    trace: Trace = field(default_factory=Trace)
+    decision: Decision | None = None
+    rule: Rule = field(default_factory=Rule)
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    input_digest: str | None = None
+    sides: tuple[SideName, ...] = SIDES
+
+
+def check(case: Case, settings: Settings, opening: Opening, *, progress: Progress | None = None) -> CaseRecord:
+    """Return the verdict on one pair; whatever goes wrong with a file or a worker becomes part of it.
+
+    Args:
+        case: The pair and what is asked of it.
+        settings: The error rates and how many cases share them.
+        opening: How files are opened.
+        progress: Told how far it is.
+
+    Raises:
+        UsageError: What was asked cannot be meant.
+    """
+    state = _State(case)
+    try:
+        _check(state, settings, opening, progress)
+    except UsageError:
+        raise
+    except SideFailed as error:
+        # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
+        verdict = Outcome.FAIL if error.side == "candidate" else Outcome.NOT_COMPARABLE
+        return _record(state, verdict, f"the {error.side} does not run: {error.reason}".rstrip("."))
+    except OptimizeError as error:
+        return _record(state, Outcome.NOT_COMPARABLE, error.what.rstrip("."))
+    verdict = record.overall(entry.verdict for entry in state.findings)
+    return _record(state, verdict, "; ".join(_reasons(state.findings, verdict)))
+
+
+def _check(state: _State, settings: Settings, opening: Opening, progress: Progress | None) -> None:
+    case = state.case
+    stored = baseline.stored_by(case)
+    if stored is not None and not stored.file.is_file():
+        _against_numbers(state, stored, opening)
+        return
+    state.pair = open_case(case, opening)
+    samples = Samples(state.pair, case.batch, case.data, case.eval)
+    inputs = samples.timed()
+    state.input_digest = digest(inputs)
+    state.warnings += _warnings_before(case)
+    if progress:
+        progress(f"{case.title}: compare outputs", 0.0)
+    with start_fleet(state.pair, protocol(case)) as fleet:
+        state.quality = judge(samples, fleet, seconds=JUDGED_SHARE * case.max_seconds)
+        state.findings += findings.of_outputs(case, state.quality)
+        state.findings += findings.of_size(case, *(model.artifact.size_bytes for model in state.pair.models))
+        if any(entry.verdict is Outcome.FAIL and entry.metric != "size" for entry in state.findings):
+            return  # the time of a wrong answer says nothing
+        state.rule = rule_of(case, settings, [model.artifact for model in state.pair.models])
+        tell = (lambda _, done: progress(f"{case.title}: measure", done)) if progress else None
+        state.trace = measure(
+            state.pair, inputs, protocol(case), lambda trace: is_decided(trace, state.rule), tell, fleet
+        )
+    state.decision = decide(state.trace, state.rule)
+    state.findings += findings.of_time(case, state.decision, state.trace, state.rule, batch=len(inputs[0]))
+    state.findings += findings.of_memory(case, state.trace)
+    state.warnings += _warnings_after(state.decision, case.max_regression)
+
+
+def open_case(case: Case, opening: Opening) -> Pair:
+    """Open both sides of a case.
+
+    Raises:
+        OptimizeError: One cannot be opened or run here, or they do not take the same inputs.
+    """
+    stored = baseline.stored_by(case)
+    source = str(stored.file) if stored else case.base
+    base = open_model(source, _apart(opening), case.input_shape)
+    if stored is not None:
+        stored.require(base.artifact.sha256)
+    same = source == case.candidate
+    candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
+    interpreters = [Path(name) if name else None for name in (case.base_python, case.candidate_python)]
+    return open_pair(base, candidate, interpreters, case.input_shape)
+
+
+def _apart(opening: Opening) -> Opening:
+    """Return the opening with a folder of its own: both sides may have one file name."""
+    return dataclasses.replace(opening, folder=Path(tempfile.mkdtemp(dir=opening.folder)))
+
+
+def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
+    """Compare with stored numbers: the base's file is gone, so this warns and never fails.
+
+    Raises:
+        Refused: The numbers are of another machine, or were taken in another way.
+    """
+    case = state.case
+    stored.require_same_machine(environment.current())
+    lone = case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
+    state.pair, state.sides = open_case(lone, opening), ("candidate",)
+    samples = Samples(state.pair, case.batch, case.data, case.eval)
+    inputs = samples.timed()
+    state.input_digest = digest(inputs)
+    stored.require_same_run(case, state.input_digest)
+    state.trace = measure(state.pair, inputs, protocol(case), lambda trace: True)
+    state.findings.append(findings.of_numbers(stored.baseline, state.trace, case.max_regression))
+    state.warnings.append(
+        f"'{stored.file}' is gone: only its numbers are left, and the machine has moved on since. "
+        "Equal files failed 6 to 91 % of such comparisons when that was measured, so this one fails nothing."
+    )
+
+
+def protocol(case: Case) -> Protocol:
+    """Return how a case is measured."""
+    return Protocol(threads=case.threads, affinity=case.cpus, max_seconds=case.max_seconds)
+
+
+def rule_of(case: Case, settings: Settings, artifacts: Sequence[Artifact]) -> Rule:
+    """Return what is asked of the time, alpha shared by everything in the suite that can fail for its time."""
+    asked = sum(1 + (latency_limit(entry) is not None) for entry in settings.cases)
+    return Rule(
+        max_regression=case.max_regression,
+        alpha=settings.alpha,
+        beta=settings.beta,
+        cases=max(asked, 1),
+        max_latency_s=latency_limit(case),
+        threads=case.threads,
+        targets=tuple(artifact.target for artifact in artifacts),
+    )
+
+
+def latency_limit(case: Case) -> float | None:
+    """Return the longest median run that latency and throughput allow, in seconds; None where neither is asked."""
+    return case.batch / case.min_throughput if case.min_throughput else case.max_latency
+
+
+def _reasons(found: Sequence[Finding], verdict: Outcome) -> list[str]:
+    """Return why: the reasons of everything that has the verdict, of the time alone where all is well."""
+    deciding = [entry for entry in found if entry.verdict is verdict]
+    if verdict is Outcome.PASS:
+        deciding = [entry for entry in deciding if entry.metric == "time"]
+    return [entry.reason for entry in deciding]
+
+
+def _warnings_before(case: Case) -> list[str]:
+    found = []
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load > BUSY_LOAD * cores:
+        found.append(f"The machine was busy before measuring began: load {load:.1f} on {cores} cores. Ratios hold.")
+    if case.data is None and case.eval is None:
+        found.append("Outputs were compared on noise: give samples (--data) or labelled ones (--eval).")
+    return found
+
+
+def _warnings_after(decision: Decision, max_regression: float) -> list[str]:
+    found = []
+    if decision.bimodal:
+        spread = ", ".join(f"{ratio:.3f}" for ratio in decision.restart_ratios)
+        found.append(f"Restarts disagree beyond their own noise (ratios {spread}): memory layout decides the time.")
+    wall, cpu = (decision.ratios.get(clock) for clock in (Clock.WALL, Clock.CPU))
+    if wall and cpu and abs(wall.value - cpu.value) > max_regression:
+        found.append(f"The clocks disagree: {wall.value:.3f} on the wall, {cpu.value:.3f} in processor time.")
+    return found
+
+
+def _record(state: _State, verdict: Outcome, reason: str) -> CaseRecord:
+    pair, case, found = state.pair, state.case, state.quality
+    agreement, digests = found.agreement, found.digests or {}
+    models = dict(zip(SIDES, pair.models, strict=True)) if pair else {}
+    sides = {
+        side: record.side_record(model, state.trace, side, digests.get(side))
+        for side, model in models.items()
+        if side in state.sides
+    }
+    return CaseRecord(
+        name=case.title,
+        verdict=verdict,
+        reason=reason,
+        **sides,
+        time=record.time_record(state.trace, state.decision, state.rule) if state.decision else None,
+        sqnr_db=agreement.sqnr_db if agreement else None,
+        max_abs_error=agreement.max_abs_error if agreement else None,
+        accuracy=record.accuracy_record(found.accuracy),
+        findings=tuple(state.findings),
+        warnings=tuple(state.warnings),
+        input_digest=state.input_digest,
+        inputs=tuple(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in pair.specs) if pair else (),
+        threads=case.threads,
+        cpus=case.cpus,
+        batch=case.batch,
+        seconds=time.monotonic() - state.began,
+        raw=to_json(state.trace) if state.trace.rounds else None,
+    )

@@ -1,0 +1,113 @@
+"""Each thing that is asked of a candidate, held against what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optimize.gate.baseline import Baseline
+from optimize.gate.limits import Case, Growth
+from optimize.gate.quality import Quality
+from optimize.gate.record import Finding
+from optimize.gate.rounds import Clock, SideName, Trace
+from optimize.gate.verdict import Decision, Outcome, Rule
+from optimize.report import format as form
+
+#: What is asked of the outputs where nobody says: dB without labels, points of accuracy with them.
+MIN_SQNR_DB, MAX_DROP = 20.0, 1.0
+
+
+def of_outputs(case: Case, found: Quality) -> list[Finding]:
+    """Return what follows from the outputs and the accuracy."""
+    if found.failure is not None:
+        return [_finding("outputs", Outcome.FAIL, "the base's outputs", "others", f"wrong outputs: {found.failure}")]
+    checks = []
+    least = case.min_sqnr if case.min_sqnr is not None or found.accuracy else MIN_SQNR_DB
+    if found.agreement is not None and least is not None:
+        level, limit = found.agreement.sqnr_db, f"at least {least:g} dB"
+        verdict = Outcome.PASS if level >= least else Outcome.FAIL
+        reason = f"the outputs agree to {form.decibels(level)}; {least:g} dB are asked for"
+        checks.append(_finding("outputs", verdict, limit, form.decibels(level), reason))
+    if found.accuracy is not None:
+        most = MAX_DROP if case.max_drop is None else case.max_drop
+        drop = found.accuracy.drop
+        # Shares are quotients: 0.5 points may be 0.50000000001.
+        verdict = Outcome.PASS if drop <= most + 1e-9 else Outcome.FAIL
+        reason = f"{found.accuracy.metric} falls by {drop:.2f} points; {most:g} are allowed"
+        checks.append(_finding("accuracy", verdict, f"at most {most:g} points lost", f"{drop:.2f} points", reason))
+    return checks
+
+
+def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[Finding]:
+    """Return what follows from the sizes of the files."""
+    return _grown("size", "the file", case.max_size, base_bytes, candidate_bytes)
+
+
+def of_memory(case: Case, trace: Trace) -> list[Finding]:
+    """Return what follows from the largest resident memory of the processes, the median over restarts."""
+    base, candidate = (_peak(trace, side) for side in ("base", "candidate"))
+    if case.max_memory is not None and (base is None or candidate is None):
+        reason = "this system does not tell the memory of a process"
+        return [_finding("memory", Outcome.INCONCLUSIVE, _allowed(case.max_memory), form.MISSING, reason)]
+    return _grown("memory", "its process", case.max_memory, base or 0, candidate or 0)
+
+
+def of_time(case: Case, decision: Decision, trace: Trace, rule: Rule, *, batch: int) -> list[Finding]:
+    """Return what follows from the rounds: the ratio, and the latency or throughput that is asked for.
+
+    Args:
+        case: What is asked.
+        decision: The verdict on the rounds.
+        trace: The rounds.
+        rule: What the verdict was held against.
+        batch: Samples in a run.
+    """
+    ratio = decision.ratios.get(decision.clock.clock)
+    found = f"{100 * (ratio.value - 1):+.1f} %" if ratio else form.MISSING
+    limit = f"at most {100 * case.max_regression:g} % more"
+    checks = [_finding("time", decision.outcome, limit, found, decision.reason)]
+    if decision.absolute is None or rule.max_latency_s is None:
+        return checks
+    verdict = rule.outcome(*decision.absolute)
+    median_s = float(np.median(trace.medians("candidate", Clock.WALL)))
+    if case.max_latency is not None:
+        checks.append(_latency(verdict, case.max_latency, median_s))
+    if case.min_throughput is not None:
+        rate = f"{batch / median_s:.4g} samples/s"
+        reason = f"{rate}; {case.min_throughput:g} are asked for"
+        checks.append(_finding("throughput", verdict, f"at least {case.min_throughput:g} samples/s", rate, reason))
+    return checks
+
+
+def of_numbers(stored: Baseline, trace: Trace, max_regression: float) -> Finding:
+    """Return what stored numbers say of the candidate: a warning, whatever they are."""
+    change = 100 * (float(np.median(trace.samples("candidate"))) / stored.median_s - 1)
+    reason = f"{change:+.1f} % against a median that was stored, which is no verdict"
+    return _finding("time", Outcome.WARN, f"at most {100 * max_regression:g} % more", f"{change:+.1f} %", reason)
+
+
+def _latency(verdict: Outcome, limit_s: float, median_s: float) -> Finding:
+    shown, limit = form.seconds(median_s), form.seconds(limit_s)
+    return _finding("latency", verdict, f"at most {limit}", shown, f"a run takes {shown}; {limit} are allowed")
+
+
+def _grown(metric: str, noun: str, limit: Growth | None, base: float, candidate: float) -> list[Finding]:
+    if limit is None:
+        return []
+    verdict = Outcome.PASS if candidate <= limit.allowed_bytes(base) else Outcome.FAIL
+    found, most = form.size(int(candidate)), form.size(int(limit.allowed_bytes(base)))
+    return [_finding(metric, verdict, _allowed(limit), found, f"{noun} takes {found}; {most} are allowed")]
+
+
+def _allowed(limit: Growth) -> str:
+    if limit.size_bytes is not None:
+        return f"at most {form.size(int(limit.size_bytes))}"
+    return f"at most {100 * (limit.share or 0.0):g} % more"
+
+
+def _peak(trace: Trace, side: SideName) -> float | None:
+    found = [start.peak_memory_bytes for start in trace.starts(side) if start.peak_memory_bytes is not None]
+    return float(np.median(found)) if found else None
+
+
+def _finding(metric: str, verdict: Outcome, limit: str, found: str, reason: str) -> Finding:
+    return Finding(metric=metric, verdict=verdict, limit=limit, found=found, reason=reason)

@@ -1,0 +1,295 @@
+"""What is asked of a candidate, from ``[tool.optimize.check]`` of a pyproject.toml or from a YAML file.
+
+    [tool.optimize.check]
+    max_regression = "5%"      # slower than the base
+    max_memory = "10%"         # more than the base, or "500 MB" at most
+    min_sqnr = 30              # dB between the outputs
+
+    [[tool.optimize.check.cases]]
+    base = "baselines/net.json"
+    candidate = "build/net.onnx"
+    eval = "data/eval.npz"
+    max_drop = 0.5             # points of accuracy
+
+Keys of a case win over those above. Files are looked for beside the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from optimize.errors import UsageError, nearest
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+OnInconclusive = Literal["pass", "fail", "keep"]
+
+
+def share(value: Any) -> float:
+    """Read a share of one: ``"5%"`` or ``0.05``; a number from 1 on is refused, because it may mean either.
+
+    >>> share("5%"), share("150 %"), share(0.05)
+    (0.05, 1.5, 0.05)
+    """
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return float(value.strip()[:-1]) / 100
+    number = float(value)
+    if number >= 1:
+        raise ValueError(f"{number:g} is not a share; write '{number:g}%' or {number / 100:g}")
+    return number
+
+
+def seconds(value: Any) -> Any:
+    """Read a duration: ``"5 ms"``, ``"20 us"``, or seconds as a number.
+
+    >>> seconds("5 ms"), seconds(2)
+    (0.005, 2)
+    """
+    return _scaled(value, _SECONDS) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The most bytes that are allowed.
+
+    Attributes:
+        share: More than the base has, as a share; None where ``size_bytes`` is given.
+        size_bytes: At most; None where ``share`` is given.
+    """
+
+    share: float | None = None
+    size_bytes: float | None = None
+
+    def allowed_bytes(self, base_bytes: float) -> float:
+        """Return the most bytes beside a base of this size."""
+        return self.size_bytes if self.size_bytes is not None else base_bytes * (1 + (self.share or 0.0))
+
+
+def growth(value: Any) -> Any:
+    """Read ``"10%"`` more than the base or ``"500 MB"`` at most.
+
+    >>> growth("10%"), growth("500 MB")
+    (Growth(share=0.1, size_bytes=None), Growth(share=None, size_bytes=500000000.0))
+    """
+    if isinstance(value, Growth):
+        return value
+    if isinstance(value, str) and not value.strip().endswith("%"):
+        return Growth(size_bytes=_scaled(value, _BYTES))
+    return Growth(share=share(value))
+
+
+def cpus(text: str) -> tuple[int, ...]:
+    """Read processors.
+
+    Raises:
+        UsageError: They are no numbers.
+
+    >>> cpus("0-2,5")
+    (0, 1, 2, 5)
+    """
+    try:
+        bounds = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--cpus '{text}' does not name processors.", hint="Write 0-3 or 0,2.") from error
+    return tuple(dict.fromkeys(number for ends in bounds for number in range(ends[0], ends[-1] + 1)))
+
+
+def _scaled(text: str, units: Mapping[str, float]) -> float:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
+    if found is None or found[2] not in units:
+        raise ValueError(f"'{text}' needs a unit: {', '.join(units)}")
+    return float(found[1]) * units[found[2]]
+
+
+Share = Annotated[float, BeforeValidator(share)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+AsGrowth = Annotated[Growth, BeforeValidator(growth)]
+
+
+class Limits(BaseModel):
+    """What is asked of a candidate; None asks nothing.
+
+    Attributes:
+        max_regression: The slowdown that must be found, as a share.
+        max_latency: The longest median run, in seconds on the wall.
+        min_throughput: The fewest samples a second, one run after another.
+        max_memory: The largest resident memory of its process.
+        max_size: The largest file.
+        max_drop: Points of accuracy that may be lost on the labelled data; 1 where there is some and nobody says.
+        min_sqnr: Signal to quantization noise of the outputs against the base's, in dB; 20 where neither this nor
+            labelled data is given.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_regression: Annotated[Share, Field(gt=0, le=10)] = 0.05
+    max_latency: Seconds | None = None
+    min_throughput: float | None = Field(default=None, gt=0)
+    max_memory: AsGrowth | None = None
+    max_size: AsGrowth | None = None
+    max_drop: float | None = Field(default=None, ge=0)
+    min_sqnr: float | None = None
+
+
+class Case(Limits):
+    """One pair of models.
+
+    Attributes:
+        name: In the report; the candidate's file name where none is given.
+        base: A model file, or a baseline file (``.json``).
+        candidate: A model file.
+        data: Unlabelled samples that outputs are compared on; noise where none are given.
+        eval: Labelled samples.
+        input_shape: Shape of one sample, where the files leave it free.
+        batch: Samples of a timed run.
+        threads: Compute threads of both.
+        cpus: Processors both may run on; all of them where empty.
+        base_python: Python of the base's own environment.
+        candidate_python: Python of the candidate's.
+        max_seconds: Time of the measurement.
+    """
+
+    name: str = ""
+    base: str = ""
+    candidate: str = ""
+    data: str | None = None
+    eval: str | None = None
+    input_shape: str | None = None
+    batch: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    cpus: tuple[int, ...] = ()
+    base_python: str | None = None
+    candidate_python: str | None = None
+    max_seconds: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Case:
+        if self.max_drop is not None and not self.eval:
+            raise ValueError("max_drop is in points of accuracy and needs labelled data (eval)")
+        if self.max_latency is not None and self.min_throughput is not None:
+            raise ValueError("max_latency and min_throughput bound one thing; give one of them")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return self.name or Path(self.candidate).name
+
+
+class Settings(BaseModel):
+    """Everything a check is asked.
+
+    Attributes:
+        cases: The pairs.
+        alpha: The largest probability of a false alarm, over all cases.
+        beta: The largest probability that a slowdown of ``max_regression`` passes, in each case.
+        on_inconclusive: What an inconclusive check ends as: success, failure, or its own exit code 3.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cases: tuple[Case, ...] = ()
+    alpha: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01
+    beta: Annotated[Share, Field(gt=0, lt=0.5)] = 0.05
+    on_inconclusive: OnInconclusive = "keep"
+
+
+#: Keys that belong to single cases only.
+_OF_A_CASE = ("name", "base", "candidate")
+_SHARED = tuple(name for name in Case.model_fields if name not in _OF_A_CASE)
+
+
+def find(folder: Path) -> Path | None:
+    """Return the pyproject.toml in a folder, None where it says nothing of checks."""
+    path = folder / "pyproject.toml"
+    return path if path.is_file() and _table(path) is not None else None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what a configuration says, unchecked.
+
+    Raises:
+        UsageError: It cannot be read, or has no section for checks.
+    """
+    content = _table(path) if path.suffix == ".toml" else _yaml(path)
+    if content is None:
+        raise UsageError(f"'{path}' has no [tool.optimize.check].")
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{path}: a check is a mapping with the keys {', '.join(_known())}.")
+    return dict(content)
+
+
+def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: str) -> Settings:
+    """Return what is asked, checked: options over the keys of a case over the keys above.
+
+    Args:
+        content: What the configuration says.
+        given: Options of the command line; ``cases`` among them replaces the configuration's.
+        source: What to call the configuration.
+
+    Raises:
+        UsageError: A key is unknown or a value is wrong.
+    """
+    for key in content:
+        if key not in _known():
+            raise UsageError(f"{source}: unknown key '{key}'.", hint=nearest(str(key), _known()))
+    shared = {key: content[key] for key in _SHARED if key in content}
+    entries = given.get("cases", content.get("cases", ()))
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise UsageError(f"{source}: 'cases' is a list of tables.")
+    for entry in entries:
+        for key in entry:
+            if key not in Case.model_fields:
+                raise UsageError(f"{source}: unknown key '{key}' in a case.", hint=nearest(str(key), Case.model_fields))
+    options = {key: value for key, value in given.items() if key in _SHARED}
+    whole = {key: value for key, value in {**content, **given}.items() if key in Settings.model_fields}
+    whole["cases"] = [{**shared, **entry, **options} for entry in entries]
+    try:
+        return Settings.model_validate(whole)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
+
+
+def located(case: Case, folder: Path) -> Case:
+    """Return a case of a configuration with its files looked for beside that configuration."""
+    names = ("base", "candidate", "data", "eval", "base_python", "candidate_python")
+    found = {name: _beside(folder, getattr(case, name)) for name in names}
+    return case.model_copy(update=found)
+
+
+def _beside(folder: Path, name: str | None) -> str | None:
+    """Return the name of a file below the folder where there is one, else the name as it is (it may be a callable)."""
+    return str(folder / name) if name and (folder / name).exists() else name
+
+
+def _known() -> tuple[str, ...]:
+    return (*Settings.model_fields, *_SHARED)
+
+
+def _table(path: Path) -> Any:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' is not TOML: {error}.") from error
+    return content.get("tool", {}).get("optimize", {}).get("check")
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' is not YAML: {' '.join(str(error).split())}.") from error

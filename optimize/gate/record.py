@@ -1,0 +1,351 @@
+"""What a check says, as data: the JSON output, from which every other output is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from optimize.gate import rounds
+from optimize.gate.limits import OnInconclusive
+from optimize.gate.models import Model
+from optimize.gate.rounds import Clock, SideName, Trace
+from optimize.gate.verdict import Decision, Outcome, Ratio, Rule
+from optimize.measure.accuracy import Accuracy
+from optimize.measure.environment import Environment
+from optimize.measure.statistics import percentile
+
+SCHEMA_VERSION = 1
+#: Exit codes; what an inconclusive check ends as can be chosen.
+EXIT_CODES = {
+    Outcome.PASS: 0,
+    Outcome.WARN: 0,
+    Outcome.FAIL: 1,
+    Outcome.INCONCLUSIVE: 3,
+    Outcome.NOT_COMPARABLE: 4,
+}
+#: What several verdicts amount to: the first of these that is among them.
+_PRECEDENCE = (Outcome.FAIL, Outcome.NOT_COMPARABLE, Outcome.INCONCLUSIVE, Outcome.WARN)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SideRecord(_Record):
+    """One side.
+
+    Attributes:
+        source: The file.
+        kind: What it is, in words.
+        target: The target that runs it.
+        sha256: Hash of its files, hexadecimal; empty where it is no file.
+        size_bytes: Of its files.
+        output_digest: Hash of its outputs on the first samples; None where it was not run.
+        runs: Timed runs.
+        median_s: Median run on the wall; None where it was not timed.
+        cpu_median_s: Median run in processor time.
+        p90_s: 90th percentile on the wall; None with fewer than 64 runs.
+        p95_s: 95th; None with fewer than 130.
+        p99_s: 99th; None with fewer than 662.
+        load_s: Median over the restarts of importing the runtime and loading the file.
+        first_call_s: The same of the first run.
+        peak_memory_bytes: The same of the largest resident memory; None where nobody says.
+        preempted: How often the system took the processor away during timed runs.
+        waited: How often the process gave it up by itself.
+    """
+
+    source: str
+    kind: str
+    target: str
+    sha256: str
+    size_bytes: int
+    output_digest: str | None = None
+    runs: int = 0
+    median_s: float | None = None
+    cpu_median_s: float | None = None
+    p90_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+    load_s: float | None = None
+    first_call_s: float | None = None
+    peak_memory_bytes: int | None = None
+    preempted: int = 0
+    waited: int = 0
+
+
+class RatioRecord(_Record):
+    """How many times longer the candidate takes, with its 95 % interval (None with fewer than 6 rounds)."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class TimeRecord(_Record):
+    """The verdict on time and what it rests on; see ``verdict.Decision`` and ``verdict.Rule``."""
+
+    max_regression: float
+    clock: Clock
+    clock_reason: str
+    ratio: RatioRecord
+    wall: RatioRecord | None
+    cpu: RatioRecord | None
+    e_fail: float
+    e_pass: float
+    fail_at: float
+    pass_at: float
+    rounds: int
+    restarts: int
+    restart_ratios: tuple[float, ...]
+    bimodal: bool
+    seconds: float
+
+
+class AccuracyRecord(_Record):
+    """Accuracy on labelled data: the candidate's ``value`` and the base's, and the 95 % interval of the difference."""
+
+    metric: str
+    value: float
+    base: float
+    samples: int
+    drop: float
+    difference_low: float | None
+    difference_high: float | None
+
+
+class Finding(_Record):
+    """One thing that was asked.
+
+    Attributes:
+        metric: Outputs, accuracy, size, time, latency, throughput or memory.
+        verdict: What follows from it alone.
+        limit: What was asked, in words.
+        found: What was measured, in words.
+        reason: A sentence without a full stop.
+    """
+
+    metric: str
+    verdict: Outcome
+    limit: str
+    found: str
+    reason: str
+
+
+class CaseRecord(_Record):
+    """One pair of models.
+
+    Attributes:
+        name: What it is called.
+        verdict: Over everything that was asked.
+        reason: Why, as a sentence without a full stop.
+        base: None where it could not be opened.
+        candidate: Likewise.
+        time: None where nothing was timed.
+        sqnr_db: Of the candidate's outputs against the base's; None where they were not compared.
+        max_abs_error: Largest difference of an output.
+        accuracy: None without labelled data.
+        findings: One for everything that was asked and measured.
+        warnings: What makes the figures doubtful.
+        input_digest: Hash of the inputs of a timed run.
+        inputs: What both take, as text.
+        threads: Compute threads.
+        cpus: Processors both were bound to; empty where to none.
+        batch: Samples of a timed run.
+        seconds: Of everything.
+        raw: Every sample of every block, see ``rounds``.
+    """
+
+    name: str
+    verdict: Outcome
+    reason: str
+    base: SideRecord | None = None
+    candidate: SideRecord | None = None
+    time: TimeRecord | None = None
+    sqnr_db: float | None = None
+    max_abs_error: float | None = None
+    accuracy: AccuracyRecord | None = None
+    findings: tuple[Finding, ...] = ()
+    warnings: tuple[str, ...] = ()
+    input_digest: str | None = None
+    inputs: tuple[str, ...] = ()
+    threads: int = 1
+    cpus: tuple[int, ...] = ()
+    batch: int = 1
+    seconds: float = 0.0
+    raw: Any = None
+
+    def trace(self) -> Trace:
+        """Return what was measured; empty where nothing was."""
+        return rounds.from_json(self.raw) if self.raw else Trace()
+
+
+class SelfTestRecord(_Record):
+    """What comparing one model with itself says of a runner.
+
+    Attributes:
+        decisions: How many comparisons.
+        false_alarms: How many failed.
+        inconclusive: How many were not decided.
+        median_s: Median seconds of one.
+        spread: Standard deviation of a round's log-ratio, from its quartiles.
+        smallest_regression: The smallest slowdown that the time allows to gate, as a share; None where not even 50 %.
+        fit: No false alarm, and one in five inconclusive at most.
+    """
+
+    decisions: int
+    false_alarms: int
+    inconclusive: int
+    median_s: float
+    spread: float
+    smallest_regression: float | None
+    fit: bool
+
+
+class Record(_Record):
+    """A check.
+
+    Attributes:
+        schema_version: Of this record.
+        verdict: Over all cases.
+        exit_code: What the command ends with.
+        alpha: The largest probability of a false alarm, over all cases.
+        beta: The largest probability that the slowdown asked for passes, in each case.
+        on_inconclusive: What an inconclusive check ends as.
+        cases: In order.
+        self_test: Of the runner; None where it was not asked for.
+        environment: The machine.
+        command: How to do it again.
+        created: When, in UTC.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: Outcome
+    exit_code: int
+    alpha: float
+    beta: float
+    on_inconclusive: OnInconclusive
+    cases: tuple[CaseRecord, ...]
+    self_test: SelfTestRecord | None = None
+    environment: Mapping[str, Any]
+    command: str
+    created: str
+
+
+def overall(verdicts: Iterable[Outcome]) -> Outcome:
+    """Return what several verdicts amount to.
+
+    >>> overall([Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.FAIL]).value, overall([]).value
+    ('fail', 'pass')
+    """
+    found = set(verdicts)
+    return next((entry for entry in _PRECEDENCE if entry in found), Outcome.PASS)
+
+
+def exit_code(verdict: Outcome, on_inconclusive: OnInconclusive) -> int:
+    """Return what the command ends with.
+
+    >>> [exit_code(Outcome.INCONCLUSIVE, choice) for choice in ("keep", "pass", "fail")]
+    [3, 0, 1]
+    """
+    if verdict is Outcome.INCONCLUSIVE and on_inconclusive != "keep":
+        return 0 if on_inconclusive == "pass" else 1
+    return EXIT_CODES[verdict]
+
+
+def side_record(model: Model, trace: Trace, side: SideName, output_digest: str | None) -> SideRecord:
+    """Return what is known of one side."""
+    artifact = model.artifact
+    return SideRecord(
+        source=model.source,
+        kind=model.kind,
+        target=artifact.target,
+        sha256=artifact.sha256,
+        size_bytes=artifact.size_bytes,
+        output_digest=output_digest,
+        **_figures(trace, side),
+    )
+
+
+def _figures(trace: Trace, side: SideName) -> dict[str, Any]:
+    """Return what the rounds say of one side; nothing where there are none."""
+    if not trace.rounds:
+        return {}
+    samples, blocks, starts = trace.samples(side), list(trace.blocks(side)), trace.starts(side)
+    peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes is not None]
+    first_calls = [start.first_call_s for start in starts if start.first_call_s is not None]
+    return {
+        "runs": samples.size,
+        "median_s": float(np.median(samples)),
+        "cpu_median_s": float(np.median([sample for block in blocks for sample in block.cpu_s])),
+        "p90_s": percentile(samples, 90),
+        "p95_s": percentile(samples, 95),
+        "p99_s": percentile(samples, 99),
+        "load_s": float(np.median([start.load_s for start in starts])),
+        "first_call_s": float(np.median(first_calls)) if first_calls else None,
+        "peak_memory_bytes": int(np.median(peaks)) if peaks else None,
+        "preempted": sum(block.preempted for block in blocks),
+        "waited": sum(block.waited for block in blocks),
+    }
+
+
+def time_record(trace: Trace, decision: Decision, rule: Rule) -> TimeRecord:
+    """Return the verdict on time and what it rests on."""
+    ratios = {clock: _ratio(decision.ratios.get(clock)) for clock in Clock}
+    decided = ratios[decision.clock.clock]
+    assert decided is not None
+    return TimeRecord(
+        max_regression=rule.max_regression,
+        clock=decision.clock.clock,
+        clock_reason=decision.clock.reason,
+        ratio=decided,
+        wall=ratios[Clock.WALL],
+        cpu=ratios[Clock.CPU],
+        e_fail=decision.e_fail,
+        e_pass=decision.e_pass,
+        fail_at=rule.fail_at,
+        pass_at=rule.pass_at,
+        rounds=len(trace.rounds),
+        restarts=len(decision.restart_ratios),
+        restart_ratios=decision.restart_ratios,
+        bimodal=decision.bimodal,
+        seconds=trace.seconds,
+    )
+
+
+def accuracy_record(found: Accuracy | None) -> AccuracyRecord | None:
+    """Return accuracy as data."""
+    if found is None:
+        return None
+    return AccuracyRecord(
+        metric=found.metric,
+        value=found.value,
+        base=found.baseline,
+        samples=found.samples,
+        drop=found.drop,
+        difference_low=found.difference_low,
+        difference_high=found.difference_high,
+    )
+
+
+def environment_record(environment: Environment) -> dict[str, Any]:
+    """Return the machine as data."""
+    return asdict(environment)
+
+
+def write(record: Record, path: Path) -> None:
+    """Write the record as JSON, whole or not at all."""
+    from optimize.files import write_text
+
+    write_text(path, record.model_dump_json(indent=1) + "\n")
+
+
+def _ratio(found: Ratio | None) -> RatioRecord | None:
+    if found is None:
+        return None
+    low, high = found.interval or (None, None)
+    return RatioRecord(value=found.value, low=low, high=high)

@@ -1,0 +1,153 @@
+"""Is this runner fit to gate? One model against itself, again and again: any failure is a false alarm."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from optimize.bench.subjects import Opening
+from optimize.errors import Refused
+from optimize.gate import suite
+from optimize.gate.case import open_case, protocol, rule_of
+from optimize.gate.evidence import e_value
+from optimize.gate.limits import Case, Settings
+from optimize.gate.lockstep import Protocol, SideFailed, measure
+from optimize.gate.models import Samples
+from optimize.gate.record import CaseRecord, Record, SelfTestRecord
+from optimize.gate.rounds import Clock, Trace
+from optimize.gate.verdict import FIRST_LOOK, Outcome, Rule, choose_clock, decide, is_decided
+from optimize.measure import environment
+from optimize.measure.fleet import Progress
+
+DECISIONS = 20
+#: The largest share of decisions that may stay open on a runner that is fit.
+MOST_INCONCLUSIVE = 0.2
+#: Slowdowns that are tried for the smallest one that can be gated, as shares.
+SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+#: A size can be gated where this share of resampled comparisons decides rightly.
+POWER, RESAMPLES = 0.95, 400
+
+
+def check(settings: Settings, *, trust: bool = False, command: str = "", progress: Progress | None = None) -> Record:
+    """Return whether this runner is fit to gate the first case; one that is not counts as not comparable.
+
+    Args:
+        settings: The case and the error rates.
+        trust: Run the code that files hold.
+        command: How to do it again, for the record.
+        progress: Told how far it is.
+
+    Raises:
+        OptimizeError: The model cannot be opened, or does not run.
+    """
+    case, machine = settings.cases[0], environment.current()
+    try:
+        found = run(case, settings, trust=trust, progress=progress)
+    except SideFailed as error:
+        raise Refused(f"'{case.base}' does not run: {error.reason}.") from error
+    verdict = Outcome.PASS if found.fit else Outcome.NOT_COMPARABLE
+    reason = f"this runner is {'' if found.fit else 'not '}fit to gate at {100 * case.max_regression:g} %"
+    entry = CaseRecord(name=f"{case.title} against itself", verdict=verdict, reason=reason)
+    return suite.of(settings, (entry,), machine, command=command, self_test=found)
+
+
+def run(
+    case: Case, settings: Settings, *, trust: bool = False, decisions: int = DECISIONS, progress: Progress | None = None
+) -> SelfTestRecord:
+    """Compare a case's base with itself and say what this runner can gate.
+
+    Args:
+        case: The model and how it is measured.
+        settings: The error rates.
+        trust: Run the code that the file holds.
+        decisions: How many comparisons.
+        progress: Told how far it is.
+
+    Raises:
+        OptimizeError: The model cannot be opened or run.
+        SideFailed: It crashed or hung.
+    """
+    alone = case.model_copy(update={"candidate": case.base, "candidate_python": case.base_python})
+    traces = []
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        pair = open_case(alone, Opening(Path(folder), trust=trust))
+        inputs = Samples(pair, case.batch, case.data, case.eval).timed()
+        rule = rule_of(alone, settings, [model.artifact for model in pair.models])
+        for number in range(decisions):
+            traces.append(measure(pair, inputs, protocol(case), lambda trace: is_decided(trace, rule)))
+            if progress:
+                progress("compare the model with itself", (number + 1) / decisions)
+    return summarize(traces, rule, protocol(case))
+
+
+def summarize(traces: Sequence[Trace], rule: Rule, how: Protocol) -> SelfTestRecord:
+    """Return what comparisons of a model with itself say."""
+    outcomes = [decide(trace, rule).outcome for trace in traces]
+    false_alarms, open_ones = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.INCONCLUSIVE)
+    logs = [trace.log_ratios(choose_clock(trace, rule).clock) for trace in traces]
+    return SelfTestRecord(
+        decisions=len(traces),
+        false_alarms=false_alarms,
+        inconclusive=open_ones,
+        median_s=float(np.median([trace.seconds for trace in traces])),
+        spread=_spread(np.concatenate(logs)),
+        smallest_regression=smallest_regression(traces, rule, how),
+        fit=false_alarms == 0 and open_ones <= MOST_INCONCLUSIVE * len(traces),
+    )
+
+
+def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Protocol) -> float | None:
+    """Return the smallest slowdown that can be gated in the time, as a share; None where none of ``SIZES`` can.
+
+    Comparisons are drawn from the recorded restarts, whole restarts with replacement, as many as the time allows, each
+    with its own side swapped by a fair coin: equal files have no direction. A size can be gated where 95 % of them pass
+    as they are, and 95 % fail once the slowdown is added.
+    """
+    generator = np.random.default_rng(0)
+    restarts = [values for trace in traces for values in _restarts(trace, choose_clock(trace, rule).clock)]
+    rounds = _affordable_rounds(traces, how)
+    streams = np.stack([_stream(restarts, rounds, generator) for _ in range(RESAMPLES)])
+    first = min(FIRST_LOOK * how.rounds, rounds - 1)
+    return next((size for size in SIZES if _gates(streams, first, size, rule)), None)
+
+
+def _gates(streams: np.ndarray, first: int, size: float, rule: Rule) -> bool:
+    """Say whether enough comparisons ``[streams, rounds]`` pass as they are and fail with the slowdown added."""
+    passes = _reaches(streams < math.log1p(size), first, rule.pass_at)
+    fails = _reaches(streams + math.log1p(size) > math.log1p(size / 2), first, rule.fail_at)
+    return min(passes, fails) >= POWER
+
+
+def _reaches(signs: np.ndarray, first: int, needed: float) -> float:
+    """Return the share of streams whose evidence reaches what is needed at a round from ``first`` on."""
+    counts = np.arange(1, signs.shape[1] + 1)
+    evidence = e_value(signs.cumsum(1), counts)
+    return float((evidence[:, first:] >= needed).any(1).mean())
+
+
+def _stream(restarts: Sequence[np.ndarray], rounds: int, generator: np.random.Generator) -> np.ndarray:
+    drawn: list[np.ndarray] = []
+    while sum(map(len, drawn)) < rounds:
+        drawn.append(restarts[int(generator.integers(len(restarts)))] * generator.choice((-1.0, 1.0)))
+    return np.concatenate(drawn)[:rounds]
+
+
+def _affordable_rounds(traces: Sequence[Trace], how: Protocol) -> int:
+    """Return the rounds that fit into the time of one comparison, at the pace of the recorded ones."""
+    pace_s = sum(trace.seconds for trace in traces) / sum(len(trace.rounds) for trace in traces)
+    return max(min(int(how.max_seconds / max(pace_s, 1e-9)), how.max_restarts * how.rounds), 2)
+
+
+def _restarts(trace: Trace, clock: Clock) -> list[np.ndarray]:
+    values = ([entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts)
+    return [np.array(entry) for entry in values if len(entry) > 1]
+
+
+def _spread(values: np.ndarray) -> float:
+    """Return a standard deviation from quartiles, which outliers do not move."""
+    low, high = np.percentile(values, (25, 75))
+    return float(high - low) / 1.349

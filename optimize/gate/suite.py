@@ -1,0 +1,61 @@
+"""Several pairs one after another: one case that cannot be compared does not keep the others from being judged."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from optimize.bench.subjects import Opening
+from optimize.gate import case as cases
+from optimize.gate import record
+from optimize.gate.limits import Settings
+from optimize.gate.record import Record, SelfTestRecord
+from optimize.measure import environment
+from optimize.measure.fleet import Progress
+
+
+def check(settings: Settings, *, trust: bool = False, command: str = "", progress: Progress | None = None) -> Record:
+    """Return the verdict on every case, and over all of them.
+
+    The probability of any false alarm is ``alpha`` at most over all cases: with m of them evidence of m / alpha is
+    asked for (Bonferroni's correction), which costs few rounds, because evidence grows exponentially with them.
+
+    Args:
+        settings: The cases and the error rates.
+        trust: Run the code that files hold.
+        command: How to do it again, for the record.
+        progress: Told how far it is.
+
+    Raises:
+        UsageError: What was asked cannot be meant.
+    """
+    machine = environment.current()  # before anything runs: its load is that of the others
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        opening = Opening(Path(folder), trust=trust)
+        found = tuple(cases.check(entry, settings, opening, progress=progress) for entry in settings.cases)
+    return of(settings, found, machine, command=command)
+
+
+def of(
+    settings: Settings,
+    found: tuple[record.CaseRecord, ...],
+    machine: environment.Environment,
+    *,
+    command: str,
+    self_test: SelfTestRecord | None = None,
+) -> Record:
+    """Return the record of cases that were judged."""
+    verdict = record.overall(entry.verdict for entry in found)
+    return Record(
+        verdict=verdict,
+        exit_code=record.exit_code(verdict, settings.on_inconclusive),
+        alpha=settings.alpha,
+        beta=settings.beta,
+        on_inconclusive=settings.on_inconclusive,
+        cases=found,
+        self_test=self_test,
+        environment=record.environment_record(machine),
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

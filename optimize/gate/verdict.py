@@ -1,0 +1,220 @@
+"""From a trace to a verdict: slower, not slower, or not known, each with its error rate.
+
+``max_regression`` T means two things. FAIL needs evidence that the slowdown exceeds T/2, and happens at a slowdown of
+T/2 or less with probability ``alpha`` at most. PASS needs evidence that it is below T, and happens at T or more with
+probability ``beta`` at most. Between the two either is right. A gate that failed only on evidence of more than T itself
+would hardly ever fail at a slowdown of T: measured, it caught 1 to 4 % of them.
+
+Rounds are taken as exchangeable given the restart; restarts guard against the luck of one memory layout.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from optimize.gate import clock as clocks
+from optimize.gate.clock import Choice
+from optimize.gate.evidence import e_value, median_interval
+from optimize.gate.rounds import SIDES, Clock, Trace
+
+#: Restarts that decide about the clock, and before which no verdict falls.
+FIRST_LOOK = 2
+#: Restarts without which a verdict is not given while restarts disagree, and rounds of one that has a say in that.
+BIMODAL_RESTARTS, SAY = 5, 6
+#: Ticks of its clock that a run must last.
+TICKS = 200
+
+
+class Outcome(StrEnum):
+    """What is said of a comparison; ``warn`` says that stored numbers differ, which fails nothing."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARABLE = "not comparable"
+    WARN = "warn"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is asked of the candidate's time, and how surely it is to be answered.
+
+    Attributes:
+        max_regression: The slowdown that must be found, as a share: 0.05 is 5 %.
+        alpha: The largest probability of a false alarm, over all cases of the suite.
+        beta: The largest probability of letting such a slowdown pass.
+        cases: Cases of the suite.
+        max_latency_s: The longest median run of the candidate; None asks nothing.
+        threads: Compute threads of both sides.
+        targets: Names of their targets.
+    """
+
+    max_regression: float = 0.05
+    alpha: float = 0.01
+    beta: float = 0.05
+    cases: int = 1
+    max_latency_s: float | None = None
+    threads: int = 1
+    targets: tuple[str, ...] = ()
+
+    @property
+    def fail_at(self) -> float:
+        """The evidence that fails: Bonferroni's correction over the cases."""
+        return self.cases / self.alpha
+
+    @property
+    def pass_at(self) -> float:
+        """The evidence that passes."""
+        return 1 / self.beta
+
+    def outcome(self, e_fail: float, e_pass: float) -> Outcome:
+        """Return what the evidence says."""
+        if e_fail >= self.fail_at:
+            return Outcome.FAIL
+        return Outcome.PASS if e_pass >= self.pass_at else Outcome.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times longer the candidate takes, with the 95 % interval by order statistics of the rounds.
+
+    The interval is None with fewer than 6 rounds.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, log_ratios: np.ndarray) -> Ratio:
+        """Return the median ratio of rounds, from their logarithms ``[rounds]``."""
+        found = median_interval(log_ratios)
+        interval = (math.exp(found[0]), math.exp(found[1])) if found else None
+        return cls(math.exp(float(np.median(log_ratios))), interval)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on time, and everything it rests on.
+
+    Attributes:
+        outcome: Pass, fail or inconclusive.
+        reason: Why, as a sentence without a full stop.
+        clock: Which clock decided, and why.
+        ratios: By clock.
+        e_fail: Evidence of a slowdown above half of what is allowed.
+        e_pass: Evidence of one below what is allowed.
+        restart_ratios: The median ratio of each restart, on the deciding clock.
+        bimodal: Whether restarts disagree by more than half of what is allowed, beyond their own noise.
+        absolute: The evidence above and below ``max_latency_s``; None where nothing was asked.
+    """
+
+    outcome: Outcome
+    reason: str
+    clock: Choice
+    ratios: dict[Clock, Ratio]
+    e_fail: float
+    e_pass: float
+    restart_ratios: tuple[float, ...]
+    bimodal: bool
+    absolute: tuple[float, float] | None = None
+
+
+def decide(trace: Trace, rule: Rule) -> Decision:
+    """Return the verdict on what was measured so far, which must be a round at least."""
+    choice = choose_clock(trace, rule)
+    ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if _ticks(trace, clock)}
+    e_fail, e_pass = evidence(trace.log_ratios(choice.clock), rule.max_regression)
+    restart_ratios = tuple(_restart_medians(trace, choice.clock))
+    bimodal = is_bimodal(trace, choice.clock, rule.max_regression)
+    outcome, reason = rule.outcome(e_fail, e_pass), ""
+    doubt = _doubt(trace, choice.clock, bimodal)
+    if doubt or outcome is Outcome.INCONCLUSIVE:
+        outcome, reason = Outcome.INCONCLUSIVE, doubt or _undecided(e_fail, e_pass, rule)
+    absolute = None
+    if rule.max_latency_s is not None:
+        absolute = _absolute(trace, rule.max_latency_s)
+    reason = reason or _found(outcome, ratios[choice.clock], rule)
+    return Decision(outcome, reason, choice, ratios, e_fail, e_pass, restart_ratios, bimodal, absolute)
+
+
+def is_decided(trace: Trace, rule: Rule) -> bool:
+    """Say whether measuring can stop: a failure is known, or everything that was asked is."""
+    found = decide(trace, rule)
+    outcomes = [found.outcome] + ([rule.outcome(*found.absolute)] if found.absolute else [])
+    return Outcome.FAIL in outcomes or Outcome.INCONCLUSIVE not in outcomes
+
+
+def evidence(log_ratios: np.ndarray, max_regression: float) -> tuple[float, float]:
+    """Return the evidence of a slowdown above half of ``max_regression``, and of one below all of it."""
+    slower = int((log_ratios > math.log1p(max_regression / 2)).sum())
+    faster = int((log_ratios < math.log1p(max_regression)).sum())
+    return float(e_value(slower, len(log_ratios))), float(e_value(faster, len(log_ratios)))
+
+
+def choose_clock(trace: Trace, rule: Rule) -> Choice:
+    """Return the clock that decides, from the restarts before the first look."""
+    early = [entry for restart in trace.restarts[:FIRST_LOOK] for entry in restart.rounds]
+    choice = clocks.choose(early, threads=rule.threads, targets=rule.targets)
+    if choice.clock is Clock.CPU and not _ticks(trace, Clock.CPU):
+        return Choice(Clock.WALL, "this system's processor clock is too coarse for so short a run")
+    return choice
+
+
+def is_bimodal(trace: Trace, clock: Clock, max_regression: float) -> bool:
+    """Say whether restarts disagree: medians further apart than half of what is allowed, intervals that do not meet."""
+    found = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts]
+    known = [(np.median(values), median_interval(values)) for values in found if len(values) >= SAY]
+    intervals = [interval for _, interval in known if interval]
+    if not intervals:
+        return False
+    medians = [float(median) for median, _ in known]
+    apart = max(low for low, _ in intervals) > min(high for _, high in intervals)
+    return apart and max(medians) - min(medians) > max_regression / 2
+
+
+def _restart_medians(trace: Trace, clock: Clock) -> list[float]:
+    logs = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts if restart.rounds]
+    return [math.exp(float(np.median(values))) for values in logs]
+
+
+def _doubt(trace: Trace, clock: Clock, bimodal: bool) -> str:
+    """Return why no verdict may be given whatever the evidence; empty where nothing speaks against it."""
+    restarts = sum(bool(restart.rounds) for restart in trace.restarts)
+    if not _ticks(trace, clock):
+        return "a run is too short for the clock of this machine; time a larger batch"
+    if restarts <= FIRST_LOOK:
+        return f"the time allowed {restarts} restarts only; {FIRST_LOOK + 1} are needed"
+    if bimodal and restarts < BIMODAL_RESTARTS:
+        return f"restarts disagree, and {restarts} are too few to average that"
+    return ""
+
+
+def _ticks(trace: Trace, clock: Clock) -> bool:
+    """Say whether a run lasts long enough for the resolution of a clock."""
+    info = time.get_clock_info("perf_counter" if clock is Clock.WALL else "process_time")
+    return min(float(np.median(trace.medians(side, clock))) for side in SIDES) >= TICKS * info.resolution
+
+
+def _absolute(trace: Trace, limit_s: float) -> tuple[float, float]:
+    medians = trace.medians("candidate", Clock.WALL)
+    above, below = int((medians > limit_s).sum()), int((medians < limit_s).sum())
+    return float(e_value(above, len(medians))), float(e_value(below, len(medians)))
+
+
+def _undecided(e_fail: float, e_pass: float, rule: Rule) -> str:
+    return (
+        f"the evidence does not suffice: {e_fail:.3g} of {rule.fail_at:g} that it is slower, "
+        f"{e_pass:.3g} of {rule.pass_at:g} that it is not"
+    )
+
+
+def _found(outcome: Outcome, ratio: Ratio, rule: Rule) -> str:
+    change, limit = f"{100 * (ratio.value - 1):+.1f} % time", f"{100 * rule.max_regression:g} %"
+    if outcome is not Outcome.FAIL:
+        return f"{change}, less than {limit} beyond doubt"
+    return f"{change}, more than half of the {limit} allowed beyond doubt"

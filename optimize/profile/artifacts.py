@@ -1,0 +1,131 @@
+"""Profiling a file that a runtime takes as it is (.onnx, .xml), whose program is not at hand.
+
+Layers are called as the file calls its nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from optimize.errors import Refused, UsageError
+from optimize.measure.feed import open_feed
+from optimize.measure.fleet import Progress, silent
+from optimize.measure.sides import Side, open_side
+from optimize.profile.costs import Costs
+from optimize.profile.kernels import Times, take_times
+from optimize.profile.machine import Limits, measure_limits
+from optimize.profile.profiling import fresh_process, join
+from optimize.profile.result import Profile
+from optimize.targets.base import Artifact, TensorSpec, file_digest
+
+#: The target that runs a file, by the file's ending.
+RUNTIMES = {".onnx": "onnx", ".xml": "openvino"}
+
+
+def runtime_of(source: str) -> str | None:
+    """Return the target that runs a file as it is; None where the source is to be captured."""
+    return RUNTIMES.get(Path(source).suffix.lower())
+
+
+def profile_file(
+    path: Path,
+    *,
+    input_shape: str | None = None,
+    batch: int = 1,
+    threads: int = 1,
+    limits: Limits | None = None,
+    fresh: bool = True,
+    progress: Progress = silent,
+) -> Profile:
+    """Return what one run of a file is made of, on noise.
+
+    Args:
+        path: An ``.onnx`` file, or an ``.xml`` of OpenVINO with its ``.bin`` beside it.
+        input_shape: Sizes of one sample, such as ``3,224,224``, where the file leaves them free.
+        batch: Samples in a run, where the file leaves that free.
+        threads: Compute threads.
+        limits: What this machine can do; measured when None.
+        fresh: Also run the file in a process of its own, for its memory and first call.
+        progress: Told what is going on.
+
+    Raises:
+        Refused: The file is missing or cannot be run.
+        UsageError: Nothing says what it takes.
+        TargetUnavailable: Its runtime is not installed.
+    """
+    target = RUNTIMES[path.suffix.lower()]
+    if not path.is_file():
+        raise Refused(f"There is no file '{path}' (searched in '{Path.cwd()}').", hint="Check the path.")
+    side = open_side(str(path)) if target == "onnx" else _openvino_side(path)
+    inputs = _inputs(side, input_shape, batch)
+    times, costs = (_onnx if target == "onnx" else _openvino)(path, inputs, threads, progress)
+    found = join(times, costs, {}, limits or measure_limits(threads), target=target, batch=len(inputs[0]))
+    return dataclasses.replace(
+        found, fresh=fresh_process(_artifact(path, side, target), inputs, threads, progress) if fresh else None
+    )
+
+
+def _inputs(side: Side, input_shape: str | None, batch: int) -> list[np.ndarray]:
+    """Return noise for one run, the batch as asked where the file leaves it free."""
+    feed = open_feed(side, side, input_shape=input_shape)
+    arrays = next(iter(feed.batches(1)))
+    free = all(isinstance(spec.shape[0], str) for spec in side.inputs)
+    if free:
+        return [np.concatenate([array] * batch) for array in arrays]
+    if batch not in (1, len(arrays[0])):
+        raise UsageError(f"'{side.path}' takes a batch of {len(arrays[0])} and no other.", hint="Leave --batch out.")
+    return arrays
+
+
+def _onnx(path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> tuple[Times, Costs]:
+    from optimize.profile.names import onnx_names
+    from optimize.profile.onnx_costs import onnx_costs
+    from optimize.profile.onnx_runtime import OnnxProbe
+
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        probe = OnnxProbe(path, inputs, onnx_names(path), Path(folder), threads=threads)
+        return take_times(probe, progress=progress), onnx_costs(path, inputs)
+
+
+def _openvino(path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> tuple[Times, Costs]:
+    from optimize.profile.openvino_runtime import OpenVinoProbe
+
+    probe = OpenVinoProbe(path, inputs, None, threads=threads)
+    return take_times(probe, progress=progress), Costs({}, frozenset())
+
+
+class _OpenVinoSide(Side):
+    """What an IR file takes; it is run by its probe."""
+
+    @property
+    def kind(self) -> str:
+        """What the file is, in words."""
+        return "OpenVINO IR"
+
+    def _run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        raise NotImplementedError
+
+
+def _openvino_side(path: Path) -> Side:
+    from optimize.targets.openvino.runner import import_runtime, refusing
+
+    runtime = import_runtime()
+    with refusing(f"read '{path.name}'"):
+        model = runtime.Core().read_model(path)
+    specs = tuple(_spec(port) for port in model.inputs)
+    return _OpenVinoSide(path, specs, ())
+
+
+def _spec(port: object) -> TensorSpec:
+    sizes = [dim.get_length() if dim.is_static else "?" for dim in port.get_partial_shape()]  # type: ignore[attr-defined]
+    return TensorSpec(port.get_any_name(), tuple(sizes), np.dtype(port.get_element_type().to_dtype()).name)  # type: ignore[attr-defined]
+
+
+def _artifact(path: Path, side: Side, target: str) -> Artifact:
+    digest, size = file_digest(path), path.stat().st_size
+    return Artifact(target, path, side.inputs, (), "float32", digest, size, out_spec="")

@@ -1,0 +1,125 @@
+"""Which calls of the graph each kernel of a runtime computes.
+
+Runtimes fuse, rename and reorder. What they keep is the name of some call or value, so a kernel *claims* the calls it
+is known to compute by name, and the rest follows from the data flow:
+
+1. a layer (a call that multiplies by weights or matrices) that nobody claims belongs to the kernel whose claimed call
+   comes from it, with what lies between: ``relu`` names the convolution, BatchNorm and ReLU in one kernel;
+2. any other unclaimed call belongs to the last kernel that computes what it reads: runtimes fuse activations and sums
+   into what they follow;
+3. what reads nothing that is computed (a scaling of the input) belongs to the first kernel that reads it.
+
+So every call of the graph belongs to exactly one kernel.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.profile.costs import MULTIPLYING
+from optimize.program import Program
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a graph in execution order.
+
+    Attributes:
+        reads: Names of the calls that each call reads.
+        layers: Those that multiply by weights or matrices.
+    """
+
+    reads: Mapping[str, tuple[str, ...]]
+    layers: frozenset[str]
+
+
+def calls_of(program: Program) -> Calls:
+    """Return the calls of a program that depend on its inputs."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "call_function" and _is_computed(node)}
+    return Calls(
+        reads={
+            name: tuple(source.name for source in node.all_input_nodes if source.name in nodes)
+            for name, node in nodes.items()
+        },
+        layers=frozenset(name for name, node in nodes.items() if graph.is_call(node, *MULTIPLYING)),
+    )
+
+
+def attribute(calls: Calls, claims: Sequence[Collection[str]]) -> list[tuple[str, ...]]:
+    """Return the calls that each kernel computes, every call once, in the order of the graph.
+
+    Args:
+        calls: The graph.
+        claims: What each kernel, in execution order, is known to compute.
+
+    >>> reads = {"conv": (), "norm": ("conv",), "relu": ("norm",), "add": ("relu",), "conv_1": ("add",)}
+    >>> attribute(Calls(reads, frozenset({"conv", "conv_1"})), [("relu",), ("conv_1",)])
+    [('conv', 'norm', 'relu', 'add'), ('conv_1',)]
+    """
+    owners: dict[str, int] = {}
+    for kernel, claim in enumerate(claims):
+        for name in claim:
+            if name in calls.reads:
+                owners.setdefault(name, kernel)
+    for name, kernel in list(owners.items()):
+        for source in calls.reads[name]:
+            _take_layers(source, kernel, calls, owners)
+    _follow(calls, owners)
+    _precede(calls, owners)
+    places: list[list[str]] = [[] for _ in claims]
+    for name in calls.reads:
+        if name in owners:
+            places[owners[name]].append(name)
+    return [tuple(place) for place in places]
+
+
+def align(seen: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return for each operator that was seen running its place among the known ones, None where it has none.
+
+    Both run in the same order; either may have some that the other lacks.
+
+    >>> align(["conv2d", "detach", "relu"], ["conv2d", "add", "relu"])
+    [0, None, 2]
+    """
+    places: list[int | None] = [None] * len(seen)
+    for block in difflib.SequenceMatcher(None, seen, known, autojunk=False).get_matching_blocks():
+        for offset in range(block.size):
+            places[block.a + offset] = block.b + offset
+    return places
+
+
+def _take_layers(name: str, kernel: int, calls: Calls, owners: dict[str, int]) -> bool:
+    """Give a kernel the nearest unclaimed layers behind a call and what lies between; say whether there are any."""
+    if name in owners:
+        return False
+    # Every source is asked, not only up to the first that has one: a sum may join two layers.
+    behind = [] if name in calls.layers else [_take_layers(one, kernel, calls, owners) for one in calls.reads[name]]
+    found = name in calls.layers or any(behind)
+    if found:
+        owners[name] = kernel
+    return found
+
+
+def _follow(calls: Calls, owners: dict[str, int]) -> None:
+    for name, sources in calls.reads.items():
+        behind = [owners[source] for source in sources if source in owners]
+        if name not in owners and behind:
+            owners[name] = max(behind)
+
+
+def _precede(calls: Calls, owners: dict[str, int]) -> None:
+    for name in reversed(list(calls.reads)):
+        for source in calls.reads[name]:
+            if name in owners and source not in owners:
+                owners[source] = owners[name]
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Say whether a call gives tensors that depend on an input: no arithmetic on sizes or on weights."""
+    return isinstance(node.meta.get("val"), torch.Tensor | list | tuple) and not graph.weights_behind(node)

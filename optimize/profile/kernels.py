@@ -1,0 +1,182 @@
+"""Kernels and their times: what every runtime's profiler is asked for, and how its own cost is taken off again.
+
+Plain and profiled runs alternate in short blocks. Noting a time takes time, about the same for every note: what a
+profiled run takes longer than a plain one is shared out by the number of notes, so that
+
+    end to end (a plain run)  =  sum of the kernels' times  +  outside layers
+
+where the last term is real: the interpreter, allocation, the copies of inputs and outputs. On a shared machine half the
+runs may be interrupted for longer than they take, so every figure is a lower quartile; where even that run was
+interrupted, the end-to-end time of one thread is its processor time.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from optimize.measure.fleet import Progress, silent
+
+Clock = Literal["wall", "processor"]
+#: Blocks of plain and profiled runs, fewer where the time ends before.
+_ROUNDS, _RUNS, _LEAST_ROUNDS = 8, 5, 2
+_WARM_UP_S, _WARM_UP_RUNS = 0.2, 3
+#: A run that takes this many times its processor time was interrupted.
+_INTERRUPTED = 1.15
+#: Noting one time takes no longer than this; a greater difference to plain runs is noise.
+_DEAREST_NOTE_S = 4e-6
+#: Part of the cost of noting a kernel that lies before and after the time noted.
+_NOTED_OUTSIDE = 0.5
+#: What is left of a kernel's time at least when the profiler's share is taken off.
+_LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One thing a runtime executes.
+
+    Attributes:
+        name: Its name in the runtime.
+        op: Its kind, in the runtime's word.
+        nodes: Names of the calls of the graph that it computes; empty for conversions and layout changes.
+        dtype: What it computes in, where the runtime says so; empty otherwise.
+    """
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One profiled run.
+
+    Attributes:
+        wall_s: Seconds from call to return.
+        starts_s: When each kernel began ``[kernels]``, from the start of the run.
+        durations_s: How long it took ``[kernels]``.
+        notes: Times noted while it ran ``[kernels]``: its own and those of what it calls.
+    """
+
+    wall_s: float
+    starts_s: np.ndarray
+    durations_s: np.ndarray
+    notes: np.ndarray
+
+
+class Probe(ABC):
+    """A loaded model that runs with and without its runtime's profiler."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run once, without the profiler."""
+
+    @abstractmethod
+    def profile(self, times: int) -> None:
+        """Run so many times with the profiler."""
+
+    @abstractmethod
+    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+        """End profiling; return the kernels in execution order and every profiled run."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a run is made of.
+
+    Attributes:
+        kernels: In execution order.
+        seconds: Of each kernel, the profiler's own share taken off.
+        total_s: Lower quartile of the plain runs, end to end.
+        clock: What ``total_s`` is on: ``wall``, or ``processor`` where other processes interrupted every run.
+        runs: Plain runs.
+        typical: A profiled run of middling length, for a trace.
+    """
+
+    kernels: tuple[Kernel, ...]
+    seconds: tuple[float, ...]
+    total_s: float
+    clock: Clock
+    runs: int
+    typical: Run
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds of a run that no kernel takes; below zero by no more than the noise."""
+        return self.total_s - sum(self.seconds)
+
+
+def take_times(probe: Probe, *, budget_s: float = 4.0, progress: Progress = silent) -> Times:
+    """Run a model with and without the profiler in turns and return what its kernels take.
+
+    Args:
+        probe: The loaded model.
+        budget_s: Seconds after which no further round begins.
+        progress: Told how much is done.
+    """
+    _warm_up(probe)
+    plain: list[tuple[float, float]] = []
+    start = time.perf_counter()
+    for done in range(_ROUNDS):
+        probe.profile(_RUNS)
+        probe.run()  # the profiler's bookkeeping left the caches cold
+        plain += [_timed(probe) for _ in range(_RUNS)]
+        spent = (time.perf_counter() - start) / budget_s
+        progress("profile", min(1.0, max((done + 1) / _ROUNDS, spent)))
+        if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
+            break
+    kernels, runs = probe.finish()
+    return summarize(kernels, runs, np.array(plain))
+
+
+def summarize(kernels: tuple[Kernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
+    """Return the times of kernels, the profiler's own cost taken off by notes.
+
+    Args:
+        kernels: In execution order.
+        runs: The profiled runs.
+        plain: Wall and processor seconds of each plain run ``[runs, 2]``.
+    """
+    total_s, clock = end_to_end(plain)
+    profiled_s, plain_s = (float(np.percentile(values, 25)) for values in ([run.wall_s for run in runs], plain[:, 0]))
+    raw = np.percentile([run.durations_s for run in runs], 25, axis=0)
+    notes = runs[0].notes
+    each_s = min(max(profiled_s - plain_s, 0.0) / max(int(notes.sum()), 1), _DEAREST_NOTE_S)
+    net = np.maximum(raw - each_s * (notes - _NOTED_OUTSIDE), _LEAST_SHARE * raw)
+    typical = min(runs, key=lambda run: abs(run.wall_s - profiled_s))
+    return Times(kernels, tuple(net.tolist()), total_s, clock, len(plain), typical)
+
+
+def end_to_end(plain: np.ndarray) -> tuple[float, Clock]:
+    """Return the lower quartile of runs, and the clock it is on.
+
+    Args:
+        plain: Wall and processor seconds of each run ``[runs, 2]``.
+
+    >>> end_to_end(np.array([[2.0, 2.0], [6.5, 2.1], [2.1, 2.1], [2.1, 2.1], [6.5, 2.0]]))
+    (2.1, 'wall')
+    >>> end_to_end(np.array([[6.0, 2.0], [6.5, 2.1], [7.1, 2.0]]))
+    (2.0, 'processor')
+    """
+    wall_s, processor_s = np.percentile(plain, 25, axis=0).tolist()
+    return (processor_s, "processor") if wall_s > _INTERRUPTED * processor_s else (wall_s, "wall")
+
+
+def _warm_up(probe: Probe) -> None:
+    start, runs = time.perf_counter(), 0
+    while runs < _WARM_UP_RUNS or time.perf_counter() - start < _WARM_UP_S:
+        probe.run()
+        runs += 1
+
+
+def _timed(probe: Probe) -> tuple[float, float]:
+    """Return the wall and processor seconds of a plain run."""
+    start, busy = time.perf_counter(), time.process_time()
+    probe.run()
+    return time.perf_counter() - start, time.process_time() - busy

@@ -1,0 +1,127 @@
+"""Times of the kernels that ONNX Runtime executes, read from its profile and joined to the graph by name."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from optimize.profile.join import attribute
+from optimize.profile.kernels import Kernel, Probe, Run
+from optimize.profile.names import FileNames
+from optimize.targets.onnx.runner import import_runtime, open_session, session_options
+
+#: The profiler writes whole microseconds, rounded down.
+_ROUNDED_OFF_S = 0.5e-6
+_ENDING = "_kernel_time"
+
+
+class OnnxProbe(Probe):
+    """Two sessions of one file, one with the profiler.
+
+    Args:
+        path: The file.
+        inputs: Flat arrays of every run.
+        names: What the file calls the calls of the graph.
+        folder: An empty folder for what the profiler writes.
+        threads: Threads inside one operator.
+
+    Raises:
+        TargetUnavailable: ONNX Runtime is not installed, or cannot run the file.
+    """
+
+    def __init__(
+        self, path: Path, inputs: Sequence[np.ndarray], names: FileNames, folder: Path, *, threads: int
+    ) -> None:
+        runtime = import_runtime()
+        self._plain = open_session(runtime, str(path), session_options(runtime, threads=threads))
+        options = session_options(runtime, threads=threads)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
+        self._profiled = open_session(runtime, str(path), options)
+        self._feed = dict(zip((entry.name for entry in self._plain.get_inputs()), inputs, strict=True))
+        self._executed = list(onnx.load(folder / "optimized.onnx", load_external_data=False).graph.node)
+        self._names = names
+        self._walls_s: list[float] = []
+
+    def run(self) -> None:
+        """Run once."""
+        self._plain.run(None, self._feed)
+
+    def profile(self, times: int) -> None:
+        """Run so many times with the profiler."""
+        for _ in range(times):
+            start = time.perf_counter()
+            self._profiled.run(None, self._feed)
+            self._walls_s.append(time.perf_counter() - start)
+
+    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+        """Return a kernel a node of the graph that ONNX Runtime executes."""
+        events = json.loads(Path(self._profiled.end_profiling()).read_text(encoding="utf-8"))
+        runs = split_runs(events)
+        kernels = self._kernels([_key(event) for event in runs[0]])
+        return kernels, [_read(run, wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)]
+
+    def _kernels(self, keys: Sequence[tuple[str, str]]) -> tuple[Kernel, ...]:
+        nodes = _in_order(keys, self._executed)
+        found = attribute(self._names.calls, claims_of(nodes, self._names))
+        return tuple(
+            Kernel(node.name or node.output[0], node.op_type, mine) for node, mine in zip(nodes, found, strict=True)
+        )
+
+
+def split_runs(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the kernel events of each run in the order they began."""
+    runs = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == "model_run")
+    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_ENDING)]
+    return [
+        sorted((event for event in kernels if start <= event["ts"] <= end), key=lambda event: event["ts"])
+        for start, end in runs
+    ]
+
+
+def claims_of(nodes: Sequence[onnx.NodeProto], names: FileNames) -> list[set[str]]:
+    """Return the calls that each executed node is known to compute.
+
+    A node says what it computes by its name and by the values it gives; a value in another layout gets its name only
+    from the conversion behind it, and is counted to the node in front of that.
+    """
+    makers = {value: index for index, node in enumerate(nodes) for value in node.output}
+    claims = [set(names.claimed([node.name])) for node in nodes]
+    for index, node in enumerate(nodes):
+        maker = makers.get(node.input[0], index) if node.op_type == "ReorderOutput" else index
+        claims[maker] |= set(names.claimed(node.output))
+    return claims
+
+
+def _in_order(keys: Sequence[tuple[str, str]], nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the node of each event; nodes of one name and operator run in their order.
+
+    The profiler makes up a name for a node without.
+    """
+    names = {node.name for node in nodes}
+    waiting: dict[tuple[str, str], list[onnx.NodeProto]] = defaultdict(list)
+    for node in nodes:
+        waiting[node.name, node.op_type].append(node)
+    return [waiting[name if name in names else "", op].pop(0) for name, op in keys]
+
+
+def _key(event: Mapping[str, Any]) -> tuple[str, str]:
+    return event["name"].removesuffix(_ENDING), event["args"]["op_name"]
+
+
+def _read(events: Sequence[Mapping[str, Any]], wall_s: float) -> Run:
+    first = events[0]["ts"] if events else 0
+    return Run(
+        wall_s=wall_s,
+        starts_s=np.array([1e-6 * (event["ts"] - first) for event in events]),
+        durations_s=np.array([1e-6 * event["dur"] + _ROUNDED_OFF_S for event in events]),
+        notes=np.ones(len(events), dtype=int),
+    )

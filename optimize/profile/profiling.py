@@ -1,0 +1,204 @@
+"""The line of a profile: costs from the graph, an artifact, its kernels' times, both joined by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from optimize import graph
+from optimize.errors import UsageError
+from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.latency import measure
+from optimize.profile.costs import Costs, program_costs
+from optimize.profile.kernels import Kernel, Probe, Times, take_times
+from optimize.profile.machine import Limits, measure_limits, torch_threads
+from optimize.profile.memory import live_memory
+from optimize.profile.python_cost import PythonCost, python_cost
+from optimize.profile.result import FreshProcess, KernelProfile, Profile
+from optimize.program import Program
+from optimize.registry import find_target
+from optimize.targets.base import Artifact
+
+#: The targets whose runtimes tell the time of each kernel.
+TARGETS = ("eager", "torchscript", "onnx", "openvino", "pt2")
+_FRESH_BUDGET_S = 1.0
+#: What runtimes call the types that ``Limits`` knows.
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
+
+
+def require_times(target: str) -> None:
+    """Check that a target's runtime tells the time of each kernel.
+
+    Raises:
+        UsageError: It does not.
+    """
+    find_target(target)
+    if target not in TARGETS:
+        raise UsageError(
+            f"The time of each layer cannot be taken on the target '{target}'.",
+            hint=f"One of {', '.join(TARGETS)}; for TensorRT use its own trtexec --dumpProfile on the engine.",
+        )
+
+
+def profile_program(
+    program: Program,
+    target: str = "eager",
+    *,
+    batch: int = 1,
+    threads: int = 1,
+    limits: Limits | None = None,
+    fresh: bool = True,
+    progress: Progress = silent,
+) -> Profile:
+    """Export a program and return what one run of the artifact is made of.
+
+    Args:
+        program: The captured model, in float.
+        target: One of ``TARGETS``.
+        batch: Samples in a run; a program with a fixed batch keeps it.
+        threads: Compute threads.
+        limits: What this machine can do; measured when None.
+        fresh: Also run the artifact in a process of its own, for its memory and first call.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: The target's runtime does not tell the time of each kernel.
+        TargetUnavailable: The runtime is not installed.
+        Refused: The target lacks something the program uses.
+    """
+    require_times(target)
+    inputs = program.sample(batch) if program.batch else program.inputs
+    size = batch if program.batch else int(program.inputs[0].shape[0])
+    costs = program_costs(program, size)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
+        artifact = _export(program, target, Path(name), progress)
+        times = take_times(_probe(program, artifact, inputs, Path(name), threads), progress=progress)
+        process = fresh_process(artifact, [tensor.numpy() for tensor in inputs], threads, progress) if fresh else None
+        python = _python(program, inputs) if target == "eager" else None
+    progress("machine", 0.0)
+    layers = {node.name: graph.origin(node) for node in program.graph.nodes}
+    return dataclasses.replace(
+        join(times, costs, layers, limits or measure_limits(threads), target=target, batch=size),
+        fresh=process,
+        live=live_memory(program, size),
+        python=python,
+    )
+
+
+def join(times: Times, costs: Costs, layers: Mapping[str, str], limits: Limits, *, target: str, batch: int) -> Profile:
+    """Return a profile: each kernel with its layers and what they cost.
+
+    Args:
+        times: Of the kernels.
+        costs: Of the calls of the graph.
+        layers: Path of the module of each call.
+        limits: What this machine can do.
+        target: The runtime.
+        batch: Samples in the run.
+    """
+    served = list(_served(times.kernels))
+    rows = [
+        _row(kernel, seconds, float(start), costs, layers, serves)
+        for kernel, seconds, start, serves in zip(
+            times.kernels, times.seconds, times.typical.starts_s, served, strict=True
+        )
+    ]
+    return Profile(
+        target=target,
+        batch=batch,
+        threads=limits.threads,
+        total_s=times.total_s,
+        clock=times.clock,
+        runs=times.runs,
+        kernels=tuple(rows),
+        limits=limits,
+    )
+
+
+def _export(program: Program, target: str, folder: Path, progress: Progress) -> Artifact:
+    from optimize.profile.pt2_runtime import noting_kernels
+
+    progress(f"export {target}", 0.0)
+    backend = find_target(target)
+    with noting_kernels():
+        return backend.export(program, folder / f"model{backend.suffix}")
+
+
+def _probe(program: Program, artifact: Artifact, inputs: Sequence[torch.Tensor], folder: Path, threads: int) -> Probe:
+    arrays = [tensor.numpy() for tensor in inputs]
+    if artifact.target == "onnx":
+        from optimize.profile.names import program_names
+        from optimize.profile.onnx_runtime import OnnxProbe
+
+        return OnnxProbe(artifact.path, arrays, program_names(program), folder, threads=threads)
+    if artifact.target == "openvino":
+        from optimize.profile.names import program_names
+        from optimize.profile.openvino_runtime import OpenVinoProbe
+
+        return OpenVinoProbe(artifact.path, arrays, program_names(program), threads=threads)
+    return _torch_probe(program, artifact, inputs, threads)
+
+
+def _torch_probe(program: Program, artifact: Artifact, inputs: Sequence[torch.Tensor], threads: int) -> Probe:
+    from optimize.profile.pt2_runtime import PT2Probe
+    from optimize.profile.torch_runtime import TorchProbe
+
+    runner: Any = artifact.load(threads=threads)
+    if artifact.target == "pt2":
+        return PT2Probe(runner.module, artifact.path, inputs, program)
+    return TorchProbe(runner.module, inputs, program)
+
+
+def fresh_process(
+    artifact: Artifact, inputs: Sequence[np.ndarray], threads: int, progress: Progress
+) -> FreshProcess | None:
+    """Run the artifact in a process of its own; None where it does not run there."""
+    with Fleet([artifact], threads=threads, progress=progress) as fleet:
+        (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
+    if timing.latency is None:
+        return None
+    return FreshProcess(timing.latency.load_s, timing.latency.first_call_s, timing.peak_memory_bytes)
+
+
+def _python(program: Program, inputs: Sequence[torch.Tensor]) -> PythonCost | None:
+    """Profile the user's module; None where the program came from a file that holds none."""
+    if program.source is None:
+        return None
+    arguments, keywords = pytree.tree_unflatten(list(inputs), program.in_spec)
+    source = program.source
+    with torch.inference_mode():
+        return python_cost(lambda: source(*arguments, **keywords))
+
+
+def _served(kernels: Sequence[Kernel]) -> Iterator[tuple[str, ...]]:
+    """Yield for each kernel that computes no call the calls of the next one that does, or of the one before."""
+    for index, kernel in enumerate(kernels):
+        behind = (other.nodes for other in kernels[index:] if other.nodes)
+        before = (other.nodes for other in reversed(kernels[:index]) if other.nodes)
+        yield () if kernel.nodes else next(behind, ()) or next(before, ())
+
+
+def _row(
+    kernel: Kernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
+) -> KernelProfile:
+    calls = [costs.calls[name] for name in kernel.nodes if name in costs.calls]
+    main = max(calls, key=lambda call: call.macs, default=None)
+    return KernelProfile(
+        name=kernel.name,
+        op=kernel.op,
+        layers=tuple(dict.fromkeys(layers.get(name, name) for name in kernel.nodes)),
+        serves=tuple(dict.fromkeys(layers.get(name, name) for name in serves)),
+        nodes=kernel.nodes,
+        seconds=seconds,
+        start_s=start_s,
+        dtype=_DTYPES.get(kernel.dtype, kernel.dtype) or (main.dtype if main else ""),
+        macs=sum(call.macs for call in calls) if calls else None,
+        moved_bytes=costs.fused_bytes(kernel.nodes) if calls else None,
+    )

@@ -1,0 +1,384 @@
+"""What ``optimize compare a.json b.json`` shows: two reports of runs or benchmarks, row by row.
+
+The two were measured at different times, so their seconds are history: a ratio is given on one machine only, and its
+interval covers the noise within both measurements, not what changed on the machine between them (medians taken 25
+minutes apart on one machine differed by more than 2.5 % in 91 % of comparisons of equal files). Sizes, memory, accuracy
+and agreement are compared whatever the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from optimize.errors import UsageError
+from optimize.files import write_text
+from optimize.measure.accuracy import Accuracy
+from optimize.measure.environment import Environment
+from optimize.measure.latency import Speedup
+from optimize.measure.statistics import ratio_interval
+from optimize.report import format as form
+from optimize.report import markdown, read
+from optimize.report.bench import BenchReport, BenchRow
+from optimize.report.console import listing_grid, standard_output
+from optimize.report.model import Record, Report, Row, file_name
+
+COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")
+#: Samples of a run's report have no rounds: so many pieces in order of time stand for them.
+_PIECES = 40
+_HISTORY = (
+    "Both were measured at different times: the intervals do not cover what changed on the machine between them. "
+    "For a verdict run both files side by side: optimize bench A B, or optimize check A B."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact of a report in one scenario, in the words of both kinds of reports.
+
+    Attributes:
+        key: What it is joined by: target, precision, file and scenario.
+        name: What to call it.
+        median_s: Of a run; None where it was not timed.
+        restarts: Its samples, restarts of rounds.
+        speedup: Over the first artifact of its own report, measured side by side.
+    """
+
+    key: tuple[str, str, str, str]
+    name: str
+    median_s: float | None
+    restarts: Sequence[Sequence[np.ndarray]]
+    speedup: Speedup | None
+    size_bytes: int | None
+    peak_memory_bytes: int | None
+    accuracy: Accuracy | None
+    sqnr_db: float | None
+    conditions: str
+
+
+class Pair(Record):
+    """One artifact in both reports; a value is None where a report has none.
+
+    Attributes:
+        name: What to call it.
+        only_in: The report it is in, ``both``, ``first`` or ``second``.
+        first_s: Median seconds in the first report.
+        second_s: In the second one.
+        times_faster: First over second, with its 95 % interval; None where it is not stated, or not timed in both.
+        first_speedup: Over the first artifact of its own report, which was measured beside it.
+        second_speedup: Likewise.
+        size_bytes: In the first and the second report.
+        peak_memory_bytes: Likewise.
+        accuracy: Likewise, by one metric.
+        metric: Of the accuracies, empty where there are none to compare.
+        sqnr_db: Agreement with the original, likewise.
+    """
+
+    name: str
+    only_in: Literal["both", "first", "second"]
+    first_s: float | None
+    second_s: float | None
+    times_faster: Speedup | None
+    first_speedup: Speedup | None
+    second_speedup: Speedup | None
+    size_bytes: tuple[int | None, int | None]
+    peak_memory_bytes: tuple[int | None, int | None]
+    accuracy: tuple[float | None, float | None]
+    metric: str
+    sqnr_db: tuple[float | None, float | None]
+
+
+class ReportComparison(Record):
+    """Two reports side by side.
+
+    Attributes:
+        first: Path of the first report.
+        second: Path of the second one.
+        created: When each was measured.
+        pairs: The artifacts.
+        differences: What differs between the machines, versions and settings, as (what, first, second).
+        refusal: Why ratios of seconds are not stated; empty where they are.
+    """
+
+    kind: Literal["report comparison"] = "report comparison"
+    schema_version: Literal[1] = 1
+    first: str
+    second: str
+    created: tuple[str, str]
+    pairs: tuple[Pair, ...]
+    differences: tuple[tuple[str, str, str], ...]
+    refusal: str
+
+
+AnyReport = Report | BenchReport
+
+
+def read_any(path: Path) -> AnyReport:
+    """Read the report of a run or of a benchmark.
+
+    Raises:
+        UsageError: It cannot be read, or is neither.
+    """
+    from pydantic import ValidationError
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
+    if not _is_benchmark(content):
+        return read(path)
+    try:
+        return BenchReport.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(f"'{path}' is not a benchmark of this version: {where}: {first['msg']}.") from error
+
+
+def _is_benchmark(content: bytes) -> bool:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("kind") == "bench"
+
+
+def compare_reports(first: Path, second: Path, *, force: bool = False) -> ReportComparison:
+    """Join two reports by target, precision, file and scenario.
+
+    Args:
+        first: A ``report.json`` or ``bench.json``.
+        second: Another one.
+        force: State ratios of seconds although the machines or settings differ.
+
+    Raises:
+        UsageError: One cannot be read.
+    """
+    reports = read_any(first), read_any(second)
+    one, other = (list(_entries(report)) for report in reports)
+    machine = list(_machine_differences(reports[0].environment, reports[1].environment))
+    settings = list(_setting_differences(one, other))
+    refusal = "" if force else _refusal([name for name, *_ in machine + settings])
+    pairs = [_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)]
+    return ReportComparison(
+        first=str(first),
+        second=str(second),
+        created=(reports[0].created, reports[1].created),
+        pairs=tuple(pairs),
+        differences=(*machine, *settings, *_version_differences(*(report.environment for report in reports))),
+        refusal=refusal,
+    )
+
+
+def show(found: ReportComparison, *, console: Console | None = None) -> None:
+    """Print a row an artifact, what differs around them, and what the ratios are worth."""
+    console = console or standard_output()
+    shown = _columns(found)
+    grid = listing_grid(*shown, right=shown[1:])
+    for pair in found.pairs:
+        cells = cells_of(pair)
+        grid.add_row(Text(form.plain(cells[COLUMNS[0]]), "cyan"), *(Text(cells[column]) for column in shown[1:]))
+    console.print(grid)
+    if found.differences:
+        console.print(Text("\nWhat differs", style="bold"))
+    for name, before, after in found.differences:
+        console.print(Text(f"  {name}: {form.plain(before)} → {form.plain(after)}"))
+    console.print(Text(f"\n{found.refusal or _HISTORY}", style="yellow" if found.refusal else "dim"))
+
+
+def render_markdown(found: ReportComparison) -> str:
+    """Return the comparison as Markdown; every text from outside is escaped."""
+    shown = _columns(found)
+    rows = [[markdown.escape(cells_of(pair)[column]) for column in shown] for pair in found.pairs]
+    differences = (f"{name}: {markdown.escape(a)} → {markdown.escape(b)}" for name, a, b in found.differences)
+    sections = [
+        f"# {markdown.escape(found.first)} and {markdown.escape(found.second)}",
+        markdown.grid(list(shown), rows),
+        markdown.bullets("What differs", differences),
+        found.refusal or _HISTORY,
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def check_name(path: Path) -> None:
+    """Check what a comparison can be written to.
+
+    Raises:
+        UsageError: The name ends in neither ``.json`` nor ``.md``.
+    """
+    if path.suffix.lower() not in (".json", ".md"):
+        raise UsageError(f"'{path}' is neither a .json nor an .md file.", hint="Name the file comparison.md.")
+
+
+def write(found: ReportComparison, path: Path) -> None:
+    """Write the comparison as JSON or Markdown, by the ending of the name.
+
+    Raises:
+        UsageError: It has another ending.
+        Refused: It cannot be written.
+    """
+    check_name(path)
+    as_json = path.suffix.lower() == ".json"
+    write_text(path, found.model_dump_json(indent=1) + "\n" if as_json else render_markdown(found))
+
+
+def cells_of(pair: Pair) -> dict[str, str]:
+    """Return what is shown of an artifact, by column."""
+    faster = pair.times_faster
+    before, after = pair.first_speedup, pair.second_speedup
+    ratio = form.MISSING
+    if faster is not None:
+        ratio = f"{form.ratio(faster.ratio)} {form.interval(faster.ratio, faster.ci_low, faster.ci_high)}"
+    texts = (
+        pair.name if pair.only_in == "both" else f"{pair.name} (only in the {pair.only_in})",
+        form.seconds(pair.first_s),
+        form.seconds(pair.second_s),
+        ratio,
+        _change(form.ratio(before.ratio if before else None), form.ratio(after.ratio if after else None)),
+        _change(*map(form.size, pair.size_bytes)),
+        _change(*map(form.size, pair.peak_memory_bytes)),
+        _change(*(form.MISSING if value is None else form.score(value, pair.metric) for value in pair.accuracy)),
+        _change(*map(form.decibels, pair.sqnr_db)),
+    )
+    return dict(zip(COLUMNS, texts, strict=True))
+
+
+def _columns(found: ReportComparison) -> tuple[str, ...]:
+    """Return the columns that hold something."""
+    cells = [cells_of(pair) for pair in found.pairs]
+    return tuple(name for name in COLUMNS if name in COLUMNS[:3] or any(entry[name] != form.MISSING for entry in cells))
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _joined(one: Sequence[Entry], other: Sequence[Entry]) -> list[tuple[Entry | None, Entry | None]]:
+    """Join entries by their keys, and what is left where only the file's name differs and nothing else can be meant."""
+    partners = {entry.key: entry for entry in other}
+    exact = {entry.key: partners.pop(entry.key) for entry in one if entry.key in partners}
+    left = [entry for entry in one if entry.key not in exact]
+    for entry in left:
+        alike = [key for key in partners if _without_file(key) == _without_file(entry.key)]
+        rivals = [rival for rival in left if _without_file(rival.key) == _without_file(entry.key)]
+        if len(alike) == len(rivals) == 1:
+            exact[entry.key] = partners.pop(alike[0])
+    return [*((entry, exact.get(entry.key)) for entry in one), *((None, entry) for entry in partners.values())]
+
+
+def _without_file(key: tuple[str, str, str, str]) -> tuple[str, str, str]:
+    return key[0], key[1], key[3]
+
+
+def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> Pair:
+    some = one or other
+    assert some is not None
+    left, right = one.accuracy if one else None, other.accuracy if other else None
+    comparable = left is None or right is None or left.metric == right.metric
+    metric = next((entry.metric for entry in (left, right) if entry is not None and comparable), "")
+    return Pair(
+        name=some.name,
+        only_in="both" if one and other else "first" if one else "second",
+        first_s=one.median_s if one else None,
+        second_s=other.median_s if other else None,
+        times_faster=_ratio(one, other) if one and other and stated else None,
+        first_speedup=one.speedup if one else None,
+        second_speedup=other.speedup if other else None,
+        size_bytes=(one.size_bytes if one else None, other.size_bytes if other else None),
+        peak_memory_bytes=(one.peak_memory_bytes if one else None, other.peak_memory_bytes if other else None),
+        accuracy=(left.value if left and comparable else None, right.value if right and comparable else None),
+        metric=metric,
+        sqnr_db=(one.sqnr_db if one else None, other.sqnr_db if other else None),
+    )
+
+
+def _ratio(one: Entry, other: Entry) -> Speedup | None:
+    if one.median_s is None or other.median_s is None:
+        return None
+    low, high = ratio_interval(one.restarts, other.restarts, seed=0)
+    return Speedup(one.median_s / other.median_s, low, high)
+
+
+def _entries(report: AnyReport) -> Iterator[Entry]:
+    """Yield every artifact of a report, in every scenario of a benchmark."""
+    if isinstance(report, BenchReport):
+        for row in report.rows:
+            yield from _of_benchmark(row, report)
+    else:
+        for artifact in (report.baseline, *report.rows):
+            yield _of_run(artifact, baseline=artifact is report.baseline)
+
+
+def _of_benchmark(row: BenchRow, report: BenchReport) -> Iterator[Entry]:
+    from optimize.bench.figures import by_restart
+
+    for found in row.scenarios:
+        several = f", {found.scenario.name}" if len(row.scenarios) > 1 else ""
+        yield Entry(
+            key=(row.target, "", row.name, found.scenario.name),
+            name=f"{row.name}{several}",
+            median_s=found.median_s,
+            restarts=by_restart(found.blocks, [np.array(block.samples_s) for block in found.blocks]),
+            speedup=found.speedup,
+            size_bytes=row.size_bytes,
+            peak_memory_bytes=row.peak_memory_bytes,
+            accuracy=None,
+            sqnr_db=row.agreement.sqnr_db if row.agreement else None,
+            conditions=f"{form.plural(report.plan.threads, 'thread')}, {found.scenario.name}",
+        )
+
+
+def _of_run(row: Row, *, baseline: bool) -> Entry:
+    taken = row.latency
+    samples = np.array(taken.samples_s) if taken else np.empty(0)
+    return Entry(
+        key=(row.target, row.precision, "" if baseline else file_name(row), ""),
+        name=f"{row.name} (baseline)" if baseline else row.name,
+        median_s=taken.median_s if taken else None,
+        restarts=[np.array_split(samples, min(_PIECES, samples.size))] if samples.size else [],
+        speedup=row.speedup,
+        size_bytes=row.size_bytes,
+        peak_memory_bytes=row.peak_memory_bytes,
+        accuracy=row.accuracy,
+        sqnr_db=row.agreement.sqnr_db if row.agreement else None,
+        conditions=f"{form.plural(taken.threads, 'thread')}, batch {taken.batch}" if taken else "",
+    )
+
+
+def _machine_differences(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
+    for name, value in one.machine.items():
+        if value != other.machine[name]:
+            yield name, value, other.machine[name]
+
+
+def _setting_differences(one: Sequence[Entry], other: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
+    before, after = (", ".join(sorted({entry.conditions for entry in found} - {""})) for found in (one, other))
+    if before != after:
+        yield "settings", before, after
+
+
+def _version_differences(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
+    """Yield what may differ between two measurements that are compared: it is what one often wants to see."""
+    for name, before, after in (("system", one.system, other.system), ("Python", one.python, other.python)):
+        if before != after:
+            yield name, before, after
+    for name in sorted(set(one.versions) | set(other.versions)):
+        before, after = (versions.get(name, "absent") for versions in (one.versions, other.versions))
+        if before != after:
+            yield name, before, after
+
+
+def _refusal(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"Ratios of seconds are not stated: the {', '.join(names)} differ{'s' if len(names) == 1 else ''}. "
+        "Run both files on one machine: optimize bench A B. (--force states them all the same.)"
+    )

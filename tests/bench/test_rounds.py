@@ -1,0 +1,134 @@
+"""Timing in lock-step on files whose run time is a sleep; no duration is asserted."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from optimize.bench import rounds
+from optimize.bench.energy import EnergyMeter
+from optimize.bench.figures import figures
+from optimize.bench.plan import Plan, Scenario
+from optimize.bench.rounds import WARM_UP_KEPT, run, samples_in_a_run, scenario_inputs
+from optimize.bench.subjects import Subject
+from optimize.targets.base import Artifact, TensorSpec
+
+Make = Callable[..., Subject]
+pytestmark = pytest.mark.usefixtures("short_warm_up")
+
+
+class Counter(EnergyMeter):
+    """Counts one joule a reading."""
+
+    source = "a counter"
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def joules(self) -> float:
+        self.readings += 1
+        return float(self.readings)
+
+
+def test_every_run_is_kept(subject: Make) -> None:
+    plan = Plan((Scenario(), Scenario(4)), restarts=2, runs=20)
+    outcome = run([subject("a"), subject("b", sleep_s=0.001)], plan, meter=Counter())
+    assert outcome.restarts == 2
+    for track in outcome.tracks:
+        assert track.failure is None and len(track.starts) == 2 and track.outputs is not None
+        for scenario in plan.scenarios:
+            found = track.blocks[scenario]
+            assert {block.restart for block in found} == {0, 1}
+            assert sum(len(block.samples_s) for block in found) >= 20
+            assert all(len(block.samples_s) == len(block.cpu_s) and block.settling_s for block in found)
+            assert all(block.energy_j == 1.0 and block.device_s == () for block in found)
+        for start in track.starts:
+            assert start.load_s > 0 and start.clock_step_s > 0
+            for warm_up in start.warm_ups.values():
+                assert len(warm_up.first_s) == min(warm_up.runs, WARM_UP_KEPT) >= 3
+
+
+def test_death_at_run_50_is_told_what_it_did_before_is_kept_and_the_others_finish(subject: Make) -> None:
+    subjects = [subject("a"), subject("dies", sleep_s=0.002, dies_at=50), subject("b", factor=2.0)]
+    plan = Plan((Scenario(),), restarts=2, runs=100)
+    outcome = run(subjects, plan)
+    first, dead, other = outcome.tracks
+    assert dead.failure == "block: the worker was killed by SIGABRT"
+    assert len(dead.starts) == 1 and 0 < sum(len(block.samples_s) for block in dead.blocks[Scenario()]) < 50
+    for track in (first, other):
+        assert track.failure is None and len(track.starts) == 2
+        assert sum(len(block.samples_s) for block in track.blocks[Scenario()]) >= 100
+    judged = figures(outcome, plan)
+    assert [entry.status for entry in judged] == ["measured", "failed", "measured"]
+    assert judged[1].scenarios[0].median_s is not None
+
+
+def test_what_cannot_be_loaded_or_is_missing_is_told(subject: Make) -> None:
+    import dataclasses
+
+    absent = dataclasses.replace(subject("absent"), missing="no GPU")
+    outcome = run([subject("a"), subject("bad", refuses=True), absent], Plan((Scenario(),), restarts=1, runs=3))
+    good, bad, missing = outcome.tracks
+    assert good.failure is None and good.blocks[Scenario()]
+    assert bad.failure == "open: The file is not of this version." and missing.failure == "not run: no GPU"
+    assert missing.starts == []
+
+
+def test_several_callers_share_the_runs(subject: Make) -> None:
+    outcome = run([subject("a", sleep_s=0.001)], Plan((Scenario(1, 3),), restarts=1, runs=30))
+    (block, *_) = outcome.tracks[0].blocks[Scenario(1, 3)]
+    assert len(block.samples_s) == 15 and len(block.cpu_s) == 1
+    assert block.span_s < sum(block.samples_s)  # sleeping callers overlap
+
+
+def test_a_crash_of_one_caller_is_the_reason(subject: Make) -> None:
+    outcome = run([subject("a", dies_at=9)], Plan((Scenario(1, 2),), restarts=1, runs=30))
+    assert outcome.tracks[0].failure == "block: the worker was killed by SIGABRT"
+
+
+def test_a_fixed_batch_is_run_alone(subject: Make) -> None:
+    import dataclasses
+
+    made = subject("a")
+    spec = (TensorSpec("x", (2, 3), "float32"),)
+    fixed = dataclasses.replace(made, artifact=dataclasses.replace(made.artifact, inputs=spec))
+    outcome = run([made, fixed], Plan((Scenario(1), Scenario(2)), restarts=1, runs=3))
+    _, found = figures(outcome, Plan((Scenario(1), Scenario(2))))
+    assert [entry.reason for entry in found.scenarios] == ["not run: the file takes a batch of 2 only", ""]
+    outcome = run([made, fixed], Plan((Scenario(1),), restarts=1, runs=3))
+    assert outcome.tracks[1].failure == "not run: the file takes a batch of 2 only"
+
+
+def test_restarts_that_do_not_fit_are_left_out_and_one_round_always_runs(subject: Make) -> None:
+    outcome = run([subject("a", sleep_s=0.05)], Plan((Scenario(),), restarts=3, runs=None, budget_s=0.01))
+    assert outcome.restarts == 1 and len(outcome.tracks[0].blocks[Scenario()]) == 1
+
+
+def test_a_coarse_clock_times_runs_in_groups(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert samples_in_a_run(5e-8, 20e-6) == 1 and samples_in_a_run(1e-3, 20e-6) == 50_000
+    monkeypatch.setattr(rounds, "samples_in_a_run", lambda step_s, run_s: 4)
+    plan = Plan((Scenario(),), restarts=1, runs=130)
+    outcome = run([subject("a", sleep_s=0.0005)], plan)
+    (found,) = figures(outcome, plan)[0].scenarios
+    assert found.group == 4 and found.median_s is not None and found.p90_s is None and found.runs >= 130
+
+
+def test_everybody_gets_the_same_numbers_in_its_own_order_and_type() -> None:
+    def taking(feed: tuple, *specs: TensorSpec) -> Subject:
+        return Subject("s", "", Artifact("onnx", None, specs, (), "", "", 0, ""), feed=feed)  # type: ignore[arg-type]
+
+    x, half = TensorSpec("x", ("n", 4), "float32"), TensorSpec("x", ("n", 4), "float16")
+    ids = TensorSpec("ids", ("n", 6), "int64")
+    one = taking(((0, 2), (1, 30)), x, ids)
+    other = taking(((1, 30), (0, 2)), ids, half)
+    (a, tokens), (same, b) = (scenario_inputs(entry, Scenario(3), seed=5) for entry in (one, other))
+    assert a.shape == (3, 4) and b.dtype == np.float16
+    np.testing.assert_array_equal(tokens, same)
+    np.testing.assert_array_equal(a.astype(np.float16), b)
+    assert tokens.max() > 1 and tokens.max() < 30
+
+
+def test_progress_ends_at_one(subject: Make) -> None:
+    told: list[float] = []
+    run([subject("a")], Plan((Scenario(),), restarts=2, runs=20), progress=lambda phase, share: told.append(share))
+    assert told == sorted(told) and told[-1] == 1.0

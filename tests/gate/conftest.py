@@ -1,0 +1,36 @@
+"""The target for tests that scales, crashes or hangs as told, and pairs of its files."""
+
+from collections.abc import Callable
+
+import pytest
+
+from optimize.bench.subjects import Subject
+from optimize.gate import case as cases
+from optimize.gate.models import Pair, open_pair
+from optimize.targets.base import Artifact
+from tests.measure.conftest import make
+
+__all__ = ["make"]
+Make = Callable[..., Artifact]
+
+
+@pytest.fixture
+def pair(make: Make) -> Callable[..., Pair]:
+    """Returns a function that makes a pair from the behaviours of its sides."""
+
+    def build(base: dict[str, object], candidate: dict[str, object]) -> Pair:
+        subjects = [Subject(name, name, make(**told)) for name, told in (("base", base), ("candidate", candidate))]
+        return open_pair(*subjects, (None, None), None)
+
+    return build
+
+
+@pytest.fixture
+def models(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that gives names to behaviours: a case that names them is opened as those."""
+
+    def name(**behaviours: dict[str, object]) -> None:
+        subjects = {key: Subject(key, "arithmetic", make(**told)) for key, told in behaviours.items()}
+        monkeypatch.setattr(cases, "open_model", lambda source, opening, input_shape: subjects[source])
+
+    return name

@@ -1,0 +1,154 @@
+"""From two files to a verdict: answers come first, and whatever goes wrong has a verdict of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimize.bench.subjects import Opening
+from optimize.gate import case as cases
+from optimize.gate import suite
+from optimize.gate.limits import Case, Growth, Settings
+from optimize.gate.lockstep import SideFailed
+from optimize.gate.record import CaseRecord
+from optimize.gate.verdict import Outcome
+from tests.gate.streams import draw
+
+Models = Callable[..., None]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that puts a drawn trace in the place of measuring."""
+    return lambda *given, **stream: monkeypatch.setattr(cases, "measure", lambda *args: draw(*given, **stream))
+
+
+def check(tmp_path: Path, candidate: str = "candidate", **asked: object) -> CaseRecord:
+    case = Case(base="base", candidate=candidate, **asked)  # type: ignore[arg-type]
+    return cases.check(case, Settings(cases=(case,)), Opening(tmp_path))
+
+
+def test_equal_answers_in_equal_time_pass(tmp_path: Path, models: Models, measured: Models) -> None:
+    models(base={}, candidate={})
+    measured(1.0)
+    found = check(tmp_path)
+    assert found.verdict is Outcome.PASS and "beyond doubt" in found.reason
+    assert found.sqnr_db == 200.0 and found.base and found.candidate
+    assert found.base.output_digest == found.candidate.output_digest
+    assert [finding.metric for finding in found.findings] == ["outputs", "time"]
+    assert found.time and found.time.rounds == 30 and len(found.trace().rounds) == 30
+    assert any("noise" in warning for warning in found.warnings)
+
+
+def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(
+    tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(cases, "measure", never)
+    models(base={}, candidate={"factor": 1.5})
+    found = check(tmp_path)
+    assert found.verdict is Outcome.FAIL and found.time is None
+    assert found.reason == "the outputs agree to 6.0 dB; 20 dB are asked for"
+    assert check(tmp_path, min_sqnr=30).findings[0].limit == "at least 30 dB"
+
+
+def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:
+    models(base={}, candidate={"factor": float("inf")})
+    found = check(tmp_path)
+    assert found.verdict is Outcome.FAIL and "wrong outputs" in found.reason and "not finite" in found.reason
+
+
+def test_accuracy_decides_where_there_are_labels(tmp_path: Path, models: Models, measured: Models) -> None:
+    x = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", x=x, y=x.argmax(1))
+    measured(0.5)
+    models(base={}, candidate={"factor": 3.0}, wrong={"factor": -1.0})
+    found = check(tmp_path, eval=str(tmp_path / "eval.npz"))
+    assert found.verdict is Outcome.PASS and found.accuracy and found.accuracy.drop == 0.0  # far apart, equally right
+    found = check(tmp_path, "wrong", eval=str(tmp_path / "eval.npz"), max_drop=2.0)
+    assert found.verdict is Outcome.FAIL and found.reason == "top1 falls by 100.00 points; 2 are allowed"
+    assert found.time is None
+
+
+def test_slower_fails_and_says_by_how_much(tmp_path: Path, models: Models, measured: Models) -> None:
+    models(base={}, candidate={})
+    measured(1.1)
+    found = check(tmp_path)
+    assert found.verdict is Outcome.FAIL and found.reason.startswith("+1") and "% time, more than half" in found.reason
+
+
+def test_size_and_memory(tmp_path: Path, models: Models, measured: Models) -> None:
+    models(base={}, candidate={"factor": 1.0})
+    measured(1.0)
+    found = check(tmp_path, max_size=Growth(share=0.1), max_memory=Growth(size_bytes=80e6))
+    assert [(entry.metric, entry.verdict.value) for entry in found.findings] == [
+        ("outputs", "pass"),
+        ("size", "fail"),
+        ("time", "pass"),
+        ("memory", "pass"),
+    ]
+    assert found.verdict is Outcome.FAIL and found.reason == "the file takes 15 B; 2 B are allowed"
+    found = check(tmp_path, max_memory=Growth(size_bytes=60e6))
+    assert found.verdict is Outcome.FAIL and found.reason == "its process takes 70.0 MB; 60.0 MB are allowed"
+
+
+def test_latency_and_throughput(tmp_path: Path, models: Models, measured: Models) -> None:
+    models(base={}, candidate={})
+    measured(1.0, run_s=0.004)
+    assert check(tmp_path, max_latency=0.005).verdict is Outcome.PASS
+    found = check(tmp_path, max_latency=0.003)
+    assert found.verdict is Outcome.FAIL and "3.00 ms are allowed" in found.reason
+    found = check(tmp_path, min_throughput=1000, batch=2)
+    assert found.verdict is Outcome.FAIL and "1000 are asked for" in found.reason
+    assert found.time and found.time.fail_at == 200  # time and throughput share alpha
+
+
+def test_a_candidate_that_crashes_fails(tmp_path: Path, models: Models) -> None:
+    models(base={}, candidate={"dies_at": 50})
+    found = check(tmp_path)
+    assert found.verdict is Outcome.FAIL
+    assert found.reason.startswith("the candidate does not run: ") and found.reason.endswith("killed by SIGABRT")
+    assert found.sqnr_db == 200.0  # what was known before is kept
+
+
+def test_a_base_that_crashes_says_nothing_of_the_candidate(tmp_path: Path, models: Models) -> None:
+    models(base={"dies_at": 1}, candidate={})
+    found = check(tmp_path)
+    assert found.verdict is Outcome.NOT_COMPARABLE and found.reason.startswith("the base does not run: run:")
+
+
+def test_files_that_cannot_be_opened_are_not_comparable(tmp_path: Path) -> None:
+    found = check(tmp_path, str(tmp_path / "lost.onnx"))
+    assert found.verdict is Outcome.NOT_COMPARABLE and "There is no file" in found.reason
+    assert found.base is None and found.raw is None
+
+
+def test_other_batches_and_inputs_are_not_comparable(tmp_path: Path, models: Models) -> None:
+    models(base={}, candidate={})
+    np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))
+    found = check(tmp_path, batch=4, data=str(tmp_path / "x.npy"))
+    assert found.verdict is Outcome.NOT_COMPARABLE and "fewer samples" in found.reason
+
+
+def test_the_other_cases_of_a_suite_are_judged(
+    models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models(base={}, good={}, bad={})
+    measured(1.0)
+    real = cases.judge
+
+    def judge(samples: object, fleet: object, *, seconds: float) -> object:
+        if samples.pair.candidate.kind == "arithmetic" and "1.json" in samples.pair.candidate.source:  # type: ignore[attr-defined]
+            raise SideFailed("candidate", "time: the worker was killed by SIGSEGV")
+        return real(samples, fleet, seconds=seconds)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cases, "judge", judge)
+    pairs = tuple(Case(base="base", candidate=name) for name in ("good", "bad"))
+    record = suite.check(Settings(cases=pairs))
+    assert [entry.verdict for entry in record.cases] == [Outcome.FAIL, Outcome.PASS]
+    assert record.verdict is Outcome.FAIL and record.exit_code == 1
+    times = [entry.time for entry in record.cases if entry.time]
+    assert [entry.fail_at for entry in times] == [200.0]  # two cases share alpha

@@ -1,0 +1,117 @@
+"""What is asked: units, files, which wins, and what is said of mistakes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimize.errors import UsageError
+from optimize.gate import limits
+from optimize.gate.limits import Growth, Settings
+
+TOML = """
+[tool.optimize.check]
+max_regression = "3%"
+max_memory = "10%"
+alpha = 0.02
+
+[[tool.optimize.check.cases]]
+base = "a.onnx"
+candidate = "b.onnx"
+max_latency = "5 ms"
+
+[[tool.optimize.check.cases]]
+name = "small"
+base = "a.onnx"
+candidate = "c.onnx"
+max_regression = 0.1
+max_size = "500 kB"
+"""
+
+
+def parsed(content: dict[str, Any], **given: Any) -> Settings:
+    return limits.settings(content, given=given, source="here")
+
+
+def test_a_pyproject(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(TOML)
+    path = limits.find(tmp_path)
+    assert path is not None
+    found = parsed(limits.read(path))
+    first, second = found.cases
+    assert (first.max_regression, second.max_regression) == (0.03, 0.1)  # the case wins
+    assert first.max_memory == second.max_memory == Growth(share=0.1) and second.max_size == Growth(size_bytes=500e3)
+    assert first.max_latency == 0.005 and found.alpha == 0.02 and found.on_inconclusive == "keep"
+    assert (first.title, second.title) == ("b.onnx", "small")
+
+
+def test_a_yaml_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("max_regression: 3%\ncases:\n  - {base: a.onnx, candidate: b.onnx, min_sqnr: 30}\n")
+    (case,) = parsed(limits.read(path)).cases
+    assert case.max_regression == 0.03 and case.min_sqnr == 30
+
+
+def test_options_win(tmp_path: Path) -> None:
+    content = {"max_regression": "3%", "cases": [{"base": "a", "candidate": "b", "max_regression": "4%"}]}
+    assert parsed(content, max_regression="7%", max_seconds=9.0).cases[0].max_regression == 0.07
+    (case,) = parsed(content, cases=[{"base": "x", "candidate": "y"}]).cases
+    assert (case.base, case.max_regression) == ("x", 0.03)
+
+
+def test_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").touch()
+    (case,) = parsed({"cases": [{"base": "a.onnx", "candidate": "package.module:make"}]}).cases
+    found = limits.located(case, tmp_path)
+    assert found.base == str(tmp_path / "a.onnx") and found.candidate == "package.module:make"
+
+
+def test_a_project_that_says_nothing(tmp_path: Path) -> None:
+    assert limits.find(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert limits.find(tmp_path) is None
+    with pytest.raises(UsageError, match=r"has no \[tool\.optimize\.check\]"):
+        limits.read(tmp_path / "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"max_regresion": "5%"}, "Did you mean 'max_regression'"),
+        ({"cases": [{"bse": "a"}]}, "Did you mean 'base'"),
+        ({"cases": "a"}, "list of tables"),
+        ({"max_regression": 5, "cases": [{}]}, r"5 is not a share; write '5%' or 0\.05"),
+        ({"max_regression": "5", "cases": [{}]}, "is not a share"),
+        ({"max_regression": "0%", "cases": [{}]}, "greater than 0"),
+        ({"max_size": "3 miles", "cases": [{}]}, "needs a unit"),
+        ({"max_latency": "5 parsecs", "cases": [{}]}, "needs a unit: s, ms, us"),
+        ({"max_drop": 1, "cases": [{}]}, "needs labelled data"),
+        ({"max_latency": 1, "min_throughput": 1, "cases": [{}]}, "bound one thing"),
+        ({"on_inconclusive": "shrug"}, "'pass', 'fail' or 'keep'"),
+        ({"alpha": 0.7}, "less than 0.5"),
+        ({"threads": 0, "cases": [{}]}, r"cases\.0\.threads"),
+    ],
+)
+def test_mistakes_are_named(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(content)
+    import re
+
+    assert re.search(message, str(caught.value)) and str(caught.value).startswith("here: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "[tool", "is not TOML"),
+        ("a.yaml", "a: [", "is not YAML"),
+        ("a.yaml", "- 1", "is a mapping"),
+        ("none.yaml", None, "cannot be read"),
+        ("none.toml", None, "cannot be read"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        limits.read(tmp_path / name)

@@ -1,0 +1,96 @@
+"""JUnit XML, the step summary and the console, letter by letter.
+
+Written anew by ``python -m tests.gate.test_outputs`` after a change that was meant.
+"""
+
+import io
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optimize.gate import junit, record, summary, wording
+from optimize.gate.record import Record
+from optimize.gate.verdict import Outcome
+from optimize.report import check as shown
+from tests.gate.records import CASES, RECORD
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def console() -> str:
+    target = Console(width=132, file=io.StringIO(), highlight=False, color_system=None)
+    shown.show(RECORD, console=target)
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()
+
+
+TEXTS = {
+    "check.xml": lambda: junit.text(RECORD),
+    "check.md": lambda: summary.markdown(RECORD),
+    "check_annotations.txt": lambda: "\n".join(summary.commands(RECORD)) + "\n",
+    "check_console_132.txt": console,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_golden(name: str) -> None:
+    assert TEXTS[name]() == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_junit_says_what_ci_systems_read() -> None:
+    root = ElementTree.fromstring(junit.text(RECORD))
+    assert root.attrib | {"tests": "4", "failures": "1", "errors": "1", "skipped": "1"} == root.attrib
+    cases = root.findall("testcase")
+    assert [[child.tag for child in case if child.tag != "system-out"] for case in cases] == [
+        ["properties"],
+        ["properties", "failure"],
+        ["properties", "skipped"],
+        ["properties", "error"],
+    ]
+    failure = cases[1].find("failure")
+    assert failure is not None and failure.get("message", "").startswith("+6.8 % [5.8, 7.8] vs limit 5 %")
+
+
+def test_percentiles_are_missing_with_their_reason() -> None:
+    lines = wording.details(CASES[1])
+    assert any("84 runs, p90 2.40 ms, p95 n/a (needs 130 runs)" in line for line in lines)
+    assert any("40 runs, p90 n/a (needs 64 runs)" in line for line in lines)
+
+
+def test_annotations_escape_what_github_would_read_as_commands() -> None:
+    case = CASES[3].model_copy(update={"name": "a,b:c", "reason": "100 %"})
+    (line,) = summary.commands(RECORD.model_copy(update={"cases": (case,)}))
+    assert line == "::error title=optimize check%3A a%2Cb%3Ac%3A NOT COMPARABLE::100 %25"
+
+
+def test_summary_is_added_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "summary"
+    path.write_text("before\n")
+    summary.append(RECORD, path)
+    assert path.read_text() == "before\n" + summary.markdown(RECORD)
+
+
+def test_record_reads_back(tmp_path: Path) -> None:
+    record.write(RECORD, tmp_path / "check.json")
+    assert Record.model_validate_json((tmp_path / "check.json").read_text()).cases == CASES
+
+
+def test_an_unfit_runner_is_called_so() -> None:
+    assert RECORD.self_test is not None
+    found = RECORD.self_test.model_copy(update={"fit": False, "smallest_regression": None})
+    text = wording.self_test(found)
+    assert "NOT fit" in text and "no slowdown up to 50 %" in text
+
+
+def test_exit_codes() -> None:
+    codes = {outcome: record.exit_code(outcome, "keep") for outcome in Outcome}
+    assert [codes[entry] for entry in ("pass", "fail", "inconclusive", "not comparable", "warn")] == [0, 1, 3, 4, 0]  # type: ignore[index]
+    assert record.overall([Outcome.NOT_COMPARABLE, Outcome.FAIL]) is Outcome.FAIL
+    assert record.overall([Outcome.INCONCLUSIVE, Outcome.NOT_COMPARABLE]) is Outcome.NOT_COMPARABLE
+
+
+if __name__ == "__main__":
+    for file, text in TEXTS.items():
+        (GOLDEN / file).write_text(text(), encoding="utf-8")

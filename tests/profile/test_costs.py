@@ -1,0 +1,111 @@
+"""MACs and bytes against figures computed by hand, and against what torch and ``Program.stats`` count."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import models
+import optimize
+from optimize.profile.costs import program_costs
+from optimize.program import Program
+from tests.profile.nets import attention, block, recurrent
+
+
+def captured(net: nn.Module, *shape: int) -> Program:
+    return optimize.capture(net.eval(), (torch.randn(2, *shape),))
+
+
+def test_a_residual_block_by_hand() -> None:
+    costs = program_costs(block(), 1)
+    by_layer = {call.layer: call for call in costs.calls.values()}
+    stem, head = by_layer["stem.0"], by_layer["head"]
+    assert stem.macs == 16 * 8 * 8 * 3 * 9
+    assert stem.parameters == 16 * 3 * 9
+    assert stem.read_bytes == 4 * (3 * 8 * 8 + 16 * 3 * 9)
+    assert stem.written_bytes == 4 * 16 * 8 * 8
+    assert stem.intensity == stem.macs / (stem.read_bytes + stem.written_bytes)
+    assert by_layer["body"].macs == 16 * 8 * 8 * 16 * 9
+    assert (head.macs, head.parameters) == (16 * 10, 16 * 10 + 10)
+    assert costs.macs == 16 * 8 * 8 * 9 * (3 + 16) + 160
+    assert by_layer["add_20"].macs == 0 and by_layer["add_20"].moved_bytes == 3 * 4 * 16 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "macs"),
+    [
+        (nn.Conv2d(8, 12, (3, 5), stride=2, groups=4, padding=(1, 2)), (8, 10, 10), 12 * 5 * 5 * 2 * 15),
+        (nn.Conv2d(8, 8, 3, groups=8, padding=1), (8, 6, 6), 8 * 6 * 6 * 9),
+        (nn.Conv1d(4, 6, 3), (4, 10), 6 * 8 * 4 * 3),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (4, 5, 5), 4 * 5 * 5 * 3 * 9),
+        (nn.Linear(7, 3), (4, 7), 4 * 7 * 3),
+    ],
+    ids=["grouped", "depthwise", "1d", "transposed", "linear"],
+)
+def test_layers_by_hand(net: nn.Module, shape: tuple[int, ...], macs: int) -> None:
+    program = captured(net, *shape)
+    assert program_costs(program, 1).macs == macs
+    assert program_costs(program, 3).macs == 3 * macs
+
+
+def test_attention_by_hand() -> None:
+    costs = program_costs(attention(), 2)
+    found = {call.op: call.macs for call in costs.calls.values() if call.macs}
+    assert found == {"linear": 2 * 5 * 16 * 48, "scaled_dot_product_attention": 2 * 2 * 5 * 5 * (8 + 8)}
+
+
+def test_an_lstm_by_hand() -> None:
+    assert program_costs(recurrent(), 1).macs == 7 * 4 * (4 * 6 + 4 * 4)
+
+
+class Einsum(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bij,bkj->bik", x, x)
+
+
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.transpose(1, 2)
+
+
+@pytest.mark.parametrize("net", [Einsum(), Product()])
+def test_products_of_activations(net: nn.Module) -> None:
+    assert program_costs(captured(net, 5, 7), 1).macs == 5 * 5 * 7
+
+
+@pytest.mark.parametrize("name", ["resnet", "repvgg", "acnet", "diverse_branch", "mobilenetv3", "unet"])
+def test_convolutions_as_torch_counts_them(name: str) -> None:
+    reference = models.REFERENCES[name]
+    net = reference.build()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(reference.inputs(1))
+    program = optimize.capture(net, (reference.inputs(),))
+    assert program_costs(program, 1).macs == counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("name", sorted(models.REFERENCES))
+def test_bytes_are_those_of_the_programs_statistics(name: str) -> None:
+    reference = models.REFERENCES[name]
+    program = optimize.capture(reference.build(), (reference.inputs(),))
+    assert program_costs(program, 1).moved_bytes == program.stats().moved_bytes
+
+
+def test_a_fused_kernel_moves_only_what_crosses_its_border() -> None:
+    program = block()
+    costs = program_costs(program, 1)
+    names = list(costs.calls)
+    conv, norm, relu = names[:3]
+    maps = 4 * 16 * 8 * 8
+    weights = 4 * 16 * 3 * 9
+    assert costs.fused_bytes([conv, norm, relu]) == 4 * 3 * 8 * 8 + weights + 4 * 4 * 16 + maps
+    assert costs.fused_bytes([conv]) == costs.calls[conv].moved_bytes
+    assert costs.fused_bytes(names) < costs.moved_bytes
+    assert costs.fused_bytes([names[-1]]) == costs.calls[names[-1]].moved_bytes  # an output leaves
+
+
+def test_the_program_is_left_as_it_was() -> None:
+    program = block()
+    before = program.text()
+    program_costs(program, 5)
+    assert program.text() == before
+    program.check()

@@ -1,0 +1,28 @@
+"""This machine's limits are measured, and the roofline follows from them."""
+
+import pytest
+import torch
+
+from optimize.profile.machine import measure_limits, torch_threads
+from optimize.profile.roofline import attainable, bound, ridge
+from tests.profile.nets import LIMITS
+
+
+def test_limits_are_measured_and_threads_put_back() -> None:
+    before = torch.get_num_threads()
+    found = measure_limits(1)
+    assert torch.get_num_threads() == before and found.threads == 1
+    assert {"float32", "bfloat16"} <= set(found.macs_per_s) and min(found.macs_per_s.values()) > 1e6
+    assert found.copy_bytes_per_s > 1e6 and 0 < found.call_s < 1e-2
+    with pytest.raises(ValueError), torch_threads(2):
+        raise ValueError
+    assert torch.get_num_threads() == before
+
+
+def test_the_roofline() -> None:
+    assert ridge(LIMITS, "float32") == 2.5 and ridge(LIMITS, "int8") == 10.0
+    assert attainable(LIMITS, 1.0, "float32") == 20e9 and attainable(LIMITS, 100.0, "float32") == 50e9
+    assert [bound(LIMITS, 5.0, dtype) for dtype in ("float32", "int8")] == ["compute", "memory"]
+    assert LIMITS.peak("float64") == LIMITS.peak("float32")
+    assert LIMITS.least_s(50_000_000, 8) == pytest.approx(1e-3)
+    assert LIMITS.least_s(8, 20_000_000) == pytest.approx(1e-3)

@@ -1,0 +1,114 @@
+"""What ``optimize profile`` shows and writes, from one profile built by hand."""
+
+import io
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optimize.measure.environment import Environment
+from optimize.profile.memory import LiveMemory
+from optimize.profile.python_cost import PythonCost, PythonFunction
+from optimize.profile.result import FreshProcess, KernelProfile, Profile
+from optimize.profile.trace import chrome_trace, write_trace
+from optimize.report.profile import ProfileRecord, cards, render, render_roofline, show, write
+from optimize.report.roofline_plot import plot
+from tests.profile.nets import LIMITS
+from tests.report.conftest import HOSTILE
+
+MACHINE = Environment(cpu="A CPU", cores=2, memory_bytes=None, system="Linux", python="3.11")
+
+
+def kernel(name: str, seconds: float, **given: object) -> KernelProfile:
+    values = {
+        "op": "Conv", "layers": (name,), "serves": (), "nodes": (name,), "start_s": 0.0, "dtype": "float32",
+        "macs": 1_000_000, "moved_bytes": 100_000, **given,
+    }  # fmt: skip
+    return KernelProfile(name=name, seconds=seconds, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def record() -> ProfileRecord:
+    kernels = (
+        kernel("stem", 40e-6, layers=("stem.0", "stem.1")),
+        kernel("reorder", 1e-6, op="Reorder", layers=(), serves=("stem.0",), nodes=(), macs=None, moved_bytes=None),
+        kernel(HOSTILE, 5e-6, op="Add", macs=0, start_s=41e-6),
+    )
+    found = Profile(
+        "onnx", 1, 1, 50e-6, "wall", 40, kernels, LIMITS,
+        FreshProcess(0.5, 0.002, 60_000_000),
+        LiveMemory(4096, "add", "body", 8192, {"add": 4096}),
+        PythonCost(0.25, 60e-6, (PythonFunction("net.py:3 forward", 2.0, 5e-6, True),)),
+    )  # fmt: skip
+    return ProfileRecord(
+        created="2026-01-01", command="optimize profile net.pt", source="net.pt", environment=MACHINE, found=found
+    )
+
+
+def shown(record: ProfileRecord, **given: bool) -> str:
+    stream = io.StringIO()
+    show(record, console=Console(file=stream, width=160), **given)
+    return stream.getvalue()
+
+
+def test_the_table_names_all_modules_of_a_kernel_and_sums_up(record: ProfileRecord) -> None:
+    text = shown(record)
+    stem = next(line for line in text.splitlines() if "stem.0 + stem.1" in line)
+    assert "40.0 µs" in stem and "80.00 %" in stem and "25.0 G" in stem and "50 %" in stem and "compute" in stem
+    assert "Reorder for stem.0" in text and "4.00 µs  8.0 %" in text and "net.py:3 forward" in text
+    assert [title for title, *_ in cards(record.found)] == [
+        "End to end", "In layers", "Outside layers", "Work", "Activations", "Peak memory", "First call"
+    ]  # fmt: skip
+
+
+def test_an_overlap_with_noise_is_shown_below_zero(record: ProfileRecord) -> None:
+    short = record.model_copy(
+        update={"found": Profile(**{**vars(record.found), "total_s": 44e-6, "clock": "processor"})}
+    )
+    assert "−2.00 µs" in shown(short) and "processor time" in shown(short)
+
+
+def test_a_long_profile_is_cut_on_the_terminal_only(record: ProfileRecord) -> None:
+    many = tuple(kernel(f"layer{index}", 1e-6 * (index + 1)) for index in range(60))
+    long = record.model_copy(update={"found": Profile(**{**vars(record.found), "kernels": many})})
+    assert "20 kernels that take 210 µs together" in shown(long) and "layer59" in shown(long)
+    assert "together" not in shown(long, whole=True)
+    assert render(long).count('<th scope="row">layer') == 60
+
+
+def test_the_page_escapes_names_and_asks_nothing_of_the_network(record: ProfileRecord) -> None:
+    page = render(record)
+    assert HOSTILE not in page and "http://" not in page and "https://" not in page
+    assert page.count('<circle class="dot') == 1 and "stem.0 + stem.1" in page
+
+
+def test_the_roofline_is_a_picture_on_its_own(record: ProfileRecord) -> None:
+    drawn = render_roofline(record.found)
+    assert drawn is not None
+    root = ET.fromstring(drawn)
+    tags = [child.tag.rpartition("}")[2] for child in root.iter()]
+    assert tags.count("circle") == 1 and tags.count("path") == 3
+    made = plot(record.found)
+    assert made is not None
+    (dot,) = made.dots
+    assert made.left <= dot.x <= made.right and "25.0 GMAC/s at 10.0 MAC/B" in dot.title
+    assert plot(Profile(**{**vars(record.found), "kernels": ()})) is None
+
+
+def test_what_is_written_reads_back(record: ProfileRecord, tmp_path: Path) -> None:
+    page = write(record, tmp_path / "out")
+    assert page.name == "profile.html" and (tmp_path / "out" / "roofline.svg").exists()
+    assert ProfileRecord.model_validate_json((tmp_path / "out" / "profile.json").read_text()) == record
+
+
+def test_the_trace_is_what_chrome_reads(record: ProfileRecord, tmp_path: Path) -> None:
+    write_trace(record.found, "net.pt", tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace == chrome_trace(record.found, "net.pt")
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert all({"name", "ph", "ts", "dur", "pid", "tid"} <= set(event) for event in events)
+    assert [event["name"] for event in events][:3] == ["run", "stem.0 + stem.1", "Reorder for stem.0"]
+    assert events[1]["dur"] == 40.0 and events[1]["args"]["macs"] == 1_000_000
+    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}

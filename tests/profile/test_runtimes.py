@@ -1,0 +1,171 @@
+"""Every runtime's kernels join to all layers of a small net, with times above zero."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import optimize
+from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.profile import profile_file, profile_program
+from optimize.profile.join import calls_of
+from optimize.profile.kernels import Kernel, Run, summarize
+from optimize.profile.openvino_runtime import undisturbed
+from optimize.profile.profiling import TARGETS
+from optimize.profile.pt2_runtime import claims_of
+from optimize.profile.result import Profile
+from optimize.program import Program
+from tests.profile.nets import LIMITS, attention, block, recurrent
+
+LAYERS = {"stem.0", "stem.1", "stem.2", "body", "add_20", "relu_1", "mean", "head"}
+
+
+def profiled(program: Program, target: str, **given: object) -> Profile:
+    return profile_program(program, target, limits=LIMITS, fresh=False, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=[name for name in TARGETS if name != "pt2"])
+def found(request: pytest.FixtureRequest) -> Profile:
+    return profiled(block(), request.param)
+
+
+def check_whole(found: Profile, program: Program) -> None:
+    """Every call of the graph belongs to one kernel, every kernel took time."""
+    calls = calls_of(program).reads
+    owned = [name for kernel in found.kernels for name in kernel.nodes]
+    assert sorted(owned) == sorted(calls)
+    assert all(kernel.seconds > 0 for kernel in found.kernels)
+    assert all(kernel.layers or kernel.serves for kernel in found.kernels)
+
+
+def test_every_layer_is_in_one_kernel(found: Profile) -> None:
+    check_whole(found, block())
+    assert {layer for kernel in found.kernels for layer in kernel.layers} == LAYERS
+
+
+def test_the_sum_and_what_lies_outside_make_the_run(found: Profile) -> None:
+    assert found.total_s > 0
+    assert found.layers_s + found.outside_s == pytest.approx(found.total_s)
+    assert sum(found.by_layer().values()) == pytest.approx(found.layers_s)
+    assert found.macs == 16 * 8 * 8 * 9 * (3 + 16) + 160
+    assert found.runs >= 10 and found.clock in ("wall", "processor")
+
+
+def test_a_fused_layer_lists_all_its_modules(found: Profile) -> None:
+    stem = next(kernel for kernel in found.kernels if "stem.0" in kernel.layers)
+    fuses = found.target in ("onnx", "openvino")
+    assert stem.layers == (("stem.0", "stem.1", "stem.2") if fuses else ("stem.0",))
+    assert stem.moved_bytes is not None and stem.intensity == stem.macs / stem.moved_bytes  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("target", ["eager", "torchscript", "onnx", "openvino"])
+@pytest.mark.parametrize("make", [attention, recurrent])
+def test_attention_and_recurrence_are_joined_whole(make: object, target: str) -> None:
+    program = make()  # type: ignore[operator]
+    check_whole(profiled(program, target), program)
+
+
+@pytest.mark.slow
+def test_pt2_kernels_are_joined_whole() -> None:
+    found = profiled(block(), "pt2")
+    check_whole(found, block())
+    stem = next(kernel for kernel in found.kernels if "stem.0" in kernel.layers)
+    assert stem.layers == ("stem.0", "stem.1", "stem.2")
+
+
+def test_pt2_loops_are_known_by_their_operators() -> None:
+    names = ["cpp_fused_relu_0", "mkldnn__convolution_pointwise", "cpp_fused_mean_1", "linear_pointwise"]
+    claims = claims_of(names, [(), ("relu",), (), ("mean", "linear")], block())
+    assert claims == [("relu_1",), ("relu",), ("mean",), ("linear",)]
+
+
+def test_eager_says_where_python_takes_time_and_the_graph_what_is_alive() -> None:
+    found = profiled(block(), "eager", batch=2)
+    assert found.batch == 2 and found.live is not None and found.live.peak_layer == "add_20"
+    assert found.python is not None and 0 < found.python.own_share < 1
+    assert any(entry.is_python and "forward" in entry.name for entry in found.python.functions)
+    assert any(not entry.is_python for entry in found.python.functions)
+
+
+def test_a_fresh_process_tells_memory_and_the_first_call() -> None:
+    found = profile_program(block(), "onnx", limits=LIMITS)
+    assert found.fresh is not None
+    assert found.fresh.first_call_s > 0 and (found.fresh.peak_memory_bytes or 0) > 10**7
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    return {
+        name: optimize.export(block(), name, tmp_path / f"net{end}").path
+        for name, end in (("onnx", ".onnx"), ("openvino", ".xml"))
+    }
+
+
+def test_an_onnx_file_is_joined_to_its_own_nodes(files: dict[str, Path]) -> None:
+    found = profile_file(files["onnx"], batch=2, limits=LIMITS, fresh=False)
+    nodes = {node.name for node in onnx.load(files["onnx"]).graph.node}
+    assert {layer for kernel in found.kernels for layer in kernel.layers} == nodes
+    assert found.macs == 2 * (16 * 8 * 8 * 9 * (3 + 16) + 160)
+    assert found.batch == 2 and all(kernel.seconds > 0 for kernel in found.kernels)
+
+
+def test_an_openvino_file_is_joined_to_its_own_nodes(files: dict[str, Path]) -> None:
+    found = profile_file(files["openvino"], limits=LIMITS, fresh=False)
+    layers = {layer for kernel in found.kernels for layer in kernel.layers}
+    assert {"stem.0", "stem.2/Relu", "body", "add_20/Add", "relu_1/Relu"} <= layers
+
+
+def test_a_signal_after_openvino_ends_nothing() -> None:
+    """Compiled models that go in the wrong order leave a stack for signals that is gone."""
+    code = """
+import os, signal
+from optimize.profile import profile_program
+from tests.profile.nets import LIMITS, block
+profile_program(block(), "openvino", limits=LIMITS, fresh=False)
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stdout) == (0, "handled\n")
+
+
+def test_what_cannot_be_profiled_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'tensorrt'"):
+        profile_program(block(), "tensorrt", limits=LIMITS)
+    with pytest.raises(UsageError, match="no target 'onx'"):
+        profile_program(block(), "onx", limits=LIMITS)
+    with pytest.raises(Refused, match="no file"):
+        profile_file(tmp_path / "absent.onnx", limits=LIMITS)
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    with pytest.raises(Refused, match="cannot open"):
+        profile_file(tmp_path / "bad.onnx", limits=LIMITS)
+
+
+@pytest.mark.parametrize(("target", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_a_runtime_that_is_not_installed_is_said(target: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(TargetUnavailable) as caught:
+        profile_program(block(), target, limits=LIMITS, fresh=False)
+    assert f"pip install {package}" in caught.value.hint and caught.value.exit_code == 4
+
+
+def test_the_profilers_own_cost_is_taken_off_by_notes() -> None:
+    kernels = tuple(Kernel(name, "op", (name,)) for name in "ab")
+    noisy = Run(90e-6, np.array([0.0, 5e-6]), np.array([60e-6, 20e-6]), np.array([3, 1]))
+    runs = [Run(15e-6, np.array([0.0, 7e-6]), np.array([7e-6, 5e-6]), np.array([3, 1]))] * 4
+    times = summarize(
+        kernels, [*runs, noisy], np.array([[11e-6, 11e-6], [11e-6, 11e-6], [40e-6, 11e-6], [11e-6, 11e-6]])
+    )
+    # 4 µs too long for 4 notes: one a note, of which half a note lies outside the time noted
+    assert times.seconds == pytest.approx((4.5e-6, 4.5e-6)) and times.outside_s == pytest.approx(2e-6)
+    assert (times.clock, times.runs, times.typical.wall_s) == ("wall", 4, 15e-6)
+
+
+def test_counters_of_means_give_single_runs_back() -> None:
+    taken = np.array([[9.0, 4.0], [3.0, 2.0], [3.0, 2.0], [90.0, 2.0], [3.0, 2.0]])
+    means = np.cumsum(taken, axis=0) / np.arange(1, 6)[:, None]
+    durations, wall = undisturbed(means, taken.sum(1))
+    assert durations == pytest.approx([3.0, 2.0]) and wall == 5.0

@@ -1,0 +1,121 @@
+"""``optimize check`` as a user types it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from optimize.gate.record import Record
+from optimize.registry import find_target
+from tests.test_cli import ROOT, command
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A small network as ONNX, a copy of the file, and the same with other weights."""
+    folder = tmp_path_factory.mktemp("check")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    target, x = find_target("onnx"), torch.randn(1, 3, 16, 16)
+    base, wrong = folder / "base.onnx", folder / "wrong.onnx"
+    target.export(optimize.capture(net, (x,)), base)
+    with torch.no_grad():
+        net[4].weight.neg_()
+    target.export(optimize.capture(net, (x,)), wrong)
+    return base, Path(shutil.copy(base, folder / "copy.onnx")), wrong
+
+
+def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Live, in fresh processes: only the structure is asserted, because a machine may be too busy to tell."""
+    base, copy, _ = files
+    summary, out = tmp_path / "summary.md", tmp_path / "out"
+    words = ("--json", out / "c.json", "--junit", out / "c.xml", "--max-seconds", 30, "--save-baseline", out / "b.json")
+    done = command("check", base, copy, *words, cwd=tmp_path, GITHUB_STEP_SUMMARY=str(summary))
+    assert done.returncode in {0, 3}, done.stderr
+    record = Record.model_validate_json((out / "c.json").read_text())
+    (case,) = record.cases
+    assert record.exit_code == done.returncode and case.verdict.value in {"pass", "inconclusive"}
+    assert case.sqnr_db == 200.0 and case.time is not None and case.base and case.candidate
+    assert case.base.sha256 == case.candidate.sha256 and case.base.output_digest == case.candidate.output_digest
+    trace = case.trace()
+    assert len(trace.rounds) == case.time.rounds and case.time.restarts <= 10
+    assert all(len(block.wall_s) == len(block.cpu_s) == 50 for block in trace.blocks("base"))
+    assert ElementTree.parse(out / "c.xml").getroot().get("tests") == "1"
+    assert "optimize check: " in summary.read_text() and "Error rates" in done.stdout
+    assert json.loads((out / "b.json").read_text())["path"].endswith("copy.onnx")
+
+
+def test_a_wrong_model_fails_in_words(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    done = command("check", files[0], files[2], "--github", cwd=tmp_path)
+    assert done.returncode == 1 and "The outputs agree to" in done.stdout, done.stderr
+    assert "::error title=optimize check%3A wrong.onnx%3A FAIL::" in done.stdout
+
+
+def test_a_suite_from_a_project(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Wrong outputs and a lost file are told apart, and the exit code is that of the worse."""
+    for file in (files[0], files[2]):
+        shutil.copy(file, tmp_path)
+    table = "[[tool.optimize.check.cases]]\nbase = 'base.onnx'\ncandidate = '{}'\n"
+    (tmp_path / "pyproject.toml").write_text("".join(map(table.format, ("wrong.onnx", "lost.onnx"))))
+    done = command("check", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "FAIL: 1 fail, 1 not comparable" in done.stdout and "There is no file" in done.stdout
+    done = command("check", "base.onnx", "lost.onnx", cwd=tmp_path)
+    assert done.returncode == 4
+
+
+def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    base = files[0]
+    (tmp_path / "bad.yaml").write_text("max_regresion: 5%\n")
+    mistakes = [
+        ((), "No models were given"),
+        ((base,), "One model cannot be compared"),
+        ((base, base, base), "2 model(s) are compared here; 3 were given"),
+        (("--baseline", tmp_path / "b.json"), "--baseline needs the candidate"),
+        ((base, base, "--max-regression", "5"), "is not a share"),
+        ((base, base, "--max-drop", "1"), "needs labelled data"),
+        ((base, base, "--cpus", "a"), "does not name processors"),
+        ((base, base, "--config", tmp_path / "bad.yaml"), "Did you mean 'max_regression'"),
+        ((base, base, "--on-inconclusive", "shrug"), "--on-inconclusive"),
+    ]
+    for words, message in mistakes:
+        done = command("check", *words, cwd=tmp_path)
+        assert done.returncode == 2 and message in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6
+
+
+def test_a_baseline_that_is_none_is_not_comparable(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text("{}")
+    done = command("check", files[0], "--baseline", tmp_path / "b.json", cwd=tmp_path)
+    assert done.returncode == 4 and "not a baseline" in done.stdout, done.stderr
+
+
+def test_ctrl_c_leaves_nothing(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "optimize",
+        "check",
+        *map(str, files[:2]),
+        "--json",
+        str(tmp_path / "out" / "c.json"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("optimize-*/*/stderr")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Interrupted" in errors
+    assert list(tmp_path.iterdir()) == []
