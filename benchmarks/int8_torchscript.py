@@ -32,6 +32,8 @@ from optimize.measure.agreement import AgreementMeter
 MODELS = ("resnet50", "repvgg_a0", "repvgg_a0/merged", "mobilenetv3_large_100", "tf_efficientnet_lite0",
           "vit_tiny_patch16_224")  # fmt: skip
 ENGINES = ("x86", "onednn")
+#: The engine this host's torch chooses; peers change the process's.
+CHOSEN = torch.backends.quantized.engine
 #: Runs of a block last about so long.
 BLOCK_S = 0.1
 Runner = Callable[[torch.Tensor], torch.Tensor]
@@ -39,6 +41,7 @@ Runner = Callable[[torch.Tensor], torch.Tensor]
 
 def ours(entry: Case, folder: Path) -> Runner:
     """Export our file and load it."""
+    torch.backends.quantized.engine = CHOSEN
     program = optimize.capture(entry.net, (entry.calibration[:2],))
     program = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
     program, _ = optimize.QuantizeStatic(list(entry.calibration.split(4)), target="torchscript").apply(program)
