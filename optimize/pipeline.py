@@ -121,7 +121,8 @@ def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]
     """Compare outputs at two batch sizes; return (max absolute error, the same relative to the largest output)."""
     worst, relative = 0.0, 0.0
     for inputs in (before.inputs, before.sample((before.batch or 1) + 1)):
-        expected, found = before.run(inputs), after.run(inputs)
+        taken = [value.to(example.dtype) for value, example in zip(inputs, after.inputs, strict=True)]
+        expected, found = before.run(inputs), after.run(taken)
         for want, got in zip(expected, found, strict=True):
             error, scale = output_error(want, got)
             worst = max(worst, error)

@@ -40,8 +40,14 @@ class PassEntry(BaseModel):
 
     @property
     def takes_data(self) -> bool:
-        """Whether the pass needs calibration data."""
+        """Whether the pass takes calibration data."""
         return bool(_DATA_FIELDS & _fields(registry.find_pass(self.name)).keys())
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the pass cannot do without calibration data."""
+        fields = dataclasses.fields(registry.find_pass(self.name))
+        return any(field.name in _DATA_FIELDS and field.default is dataclasses.MISSING for field in fields)
 
 
 class Recipe(BaseModel):

@@ -173,6 +173,8 @@ def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progr
     if datasets.calibration is not None:
         batch = CALIBRATION_BATCH if program.batch else int(program.inputs[0].shape[0])
         return CalibrationBatches(datasets.calibration, batch, program.batch is None, tell)
+    if not any(entry.needs_data for entry in job.recipe.passes):
+        return ()
     return synthesize(program, progress=lambda done, steps: tell("synthesise calibration data", done / steps))
 
 

@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import fx
 
 from optimize import graph
-from optimize.errors import Refused
-from optimize.graph import aten
+from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.precision.casting import is_concerned, write_casts
+from optimize.precision.constants import makes_float32
+from optimize.precision.emulation import Emulation
+from optimize.precision.overflow import find_overflows
+from optimize.precision.placement import assign, follow_widest
+from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, Policy, apex_name, keeps_float32
+from optimize.precision.rounding_error import find_losses
 from optimize.program import Program, tensor_value
-from optimize.quantization.calibrate import learn_ranges
-from optimize.quantization.numerics import TensorFormat
-from optimize.quantization.plan import Range
+from optimize.quantization.batches import FlatBatches
 from optimize.registry import register_pass
 
-#: Lose precision or overflow in half by what they compute: exponentials, logarithms, normalisations, long sums.
-_PRECISE = {
-    "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "group_norm", "rms_norm",
-    "batch_norm", "instance_norm", "exp", "expm1", "log", "log10", "log2", "log1p", "pow", "rsqrt", "reciprocal", "sum",
-    "prod", "cumsum", "cumprod", "var", "std", "norm", "linalg_vector_norm", "softplus", "erfinv", "acos", "asin",
-    "cosh", "sinh", "tan", "lstm", "gru", "upsample_bilinear2d", "upsample_bicubic2d",
-}  # fmt: skip
-#: Make a value of a stated dtype: their dtype argument decides, not ours.
-_TYPED = {
-    "zeros", "ones", "full", "arange", "empty", "_to_copy", "to", "zeros_like", "ones_like", "full_like",
-    "scalar_tensor",
-}  # fmt: skip
-#: Move or select values without arithmetic: follow their input, so that casts stay few.
-_NEUTRAL = {
-    "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "flatten", "slice", "select", "expand",
-    "cat", "stack", "split", "split_with_sizes", "chunk", "relu", "max_pool1d", "max_pool2d", "max_pool3d",
-    "getitem", "index_select", "constant_pad_nd", "pad", "clamp", "hardtanh", "upsample_nearest2d", "where",
-    "masked_fill", "repeat", "gather",
-}  # fmt: skip
+#: Samples that decide what stays in float32.
+SAMPLES = 16
+_BY_STEP = "its state would be rounded at every step"
+_UNFOLDED = "a BatchNorm keeps its statistics in float32; FuseConvBN folds one that follows a convolution"
+_BANNED = "Sigmoid and binary cross entropy are one operator in float32: use BCEWithLogitsLoss, or policy O2."
+Kept = dict[fx.Node, str]
 
 
 @dataclass(frozen=True)
 class _CastHalf(Pass):
-    """Cast a program to a 16-bit float type, keeping float32 where 16 bits do not hold the values."""
+    """Cast a program to a 16-bit float type, keeping float32 where 16 bits do not hold the values.
+
+    Attributes:
+        calibration: Batches of inputs that show what needs float32; without any, the operator's name and the example
+            inputs decide.
+        policy: ``measured``, or a level of Apex: ``O0`` nothing, ``O1`` its lists, ``O2`` all but BatchNorm and
+            reductions, ``O3`` everything.
+        io: Type of the program's inputs and outputs: ``float32``, or ``half`` for the 16-bit type.
+    """
 
     stage: ClassVar[Stage] = Stage.PRECISION
     exactness: ClassVar[Exactness] = Exactness.ROUNDING
     dtype: ClassVar[torch.dtype]
+    #: Largest error of an output over its largest magnitude that measuring allows.
+    allowed: ClassVar[float]
+    #: What to say about machines that this type is slow on.
+    advice: ClassVar[tuple[str, ...]] = ()
+
+    calibration: Iterable[Any] | None = field(default=None, repr=False, compare=False)
+    policy: Policy = "measured"
+    io: Literal["float32", "half"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise UsageError(f"There is no policy '{self.policy}'.", hint=f"One of {get_args(Policy)}.")
+        if self.io not in ("float32", "half"):
+            raise UsageError(f"io='{self.io}': inputs and outputs are 'float32' or 'half'.")
+        if self.calibration is not None and iter(self.calibration) is self.calibration:
+            raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Assign a precision to every call, then write the casts between them."""
@@ -55,19 +70,85 @@ class _CastHalf(Pass):
             raise Refused(f"{self.name} cannot follow quantization: the integer layers keep their own precision.")
         if _is_cast_already(program):
             return Outcome(notes=("The program holds 16-bit values already.",))
-        kept = dict(_kept(program, self.dtype))
-        halves = [node for node in program.graph.nodes if _is_float_call(node) and node not in kept]
-        halves = _follow_inputs(program, set(halves))
-        layers = [
-            node for node in halves if graph.is_call(node, *graph.WEIGHTED, aten.matmul.default, aten.bmm.default)
-        ]
-        if not halves:
-            return Outcome(skips=tuple(_skip(node, reason) for node, reason in kept.items()))
-        _write_casts(program, set(halves), self.dtype)
-        short = str(self.dtype).removeprefix("torch.")
-        rewrites = tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to {short}") for node in layers or halves)
-        notes = (f"{len(halves)} calls in {short}, {len(kept)} kept in float32; inputs and outputs stay float32.",)
-        return Outcome(rewrites, tuple(_skip(node, reason) for node, reason in kept.items()), notes)
+        if self.policy == "O0":
+            return Outcome(notes=("O0 casts nothing.",))
+        concerned = [node for node in program.graph.nodes if is_concerned(node)]
+        calls = [node for node in concerned if node.op == "call_function"]
+        integers = {node: "it makes float32 of integers" for node in calls if makes_float32(node)}
+        kept, notes = self._kept(program, [node for node in calls if node not in integers])
+        kept = integers | kept
+        halves = self._assigned(program, concerned, kept)
+        computing = [node for node in calls if node in halves]
+        skips = tuple(Skip(graph.origin(node), graph.op_name(node), kept[node]) for node in calls if node in kept)
+        if not computing:
+            return Outcome(skips=skips, notes=notes)
+        products = [node for node in computing if graph.op_name(node) in PRODUCTS]
+        casts = write_casts(program, halves, self.dtype, masks=self.policy == "measured")
+        rewrites = (
+            Rewrite(graph.origin(node), f"{graph.op_name(node)} to {self._short}") for node in products or computing
+        )
+        spared = len(calls) - len(computing) - len(kept)
+        floats = f"{casts} casts, {spared} more calls in float32 to have no more of them."
+        return Outcome(tuple(rewrites), skips, (self._summary(len(computing), len(kept)), floats, *notes, *self.advice))
+
+    def _kept(self, program: Program, calls: Sequence[fx.Node]) -> tuple[Kept, tuple[str, ...]]:
+        """Return the calls that must be in float32 with the reason, and what the report should say."""
+        if self.policy == "measured" and (batches := self._batches(program)):
+            return self._measured(program, batches, calls)
+        banned = next((node for node in calls if apex_name(graph.op_name(node)) in APEX_BANNED), None)
+        if self.policy == "O1" and banned is not None:
+            raise Refused(f"'{graph.origin(banned)}' is a {graph.op_name(banned)}: O1 bans it.", hint=_BANNED)
+        named = [node for node in calls if keeps_float32(self.policy, graph.op_name(node))]
+        kept = {node: self._by_name(node) for node in named}
+        if self.policy != "measured":
+            return kept, ()
+        emulation = Emulation(program, self.dtype)
+        return kept | find_overflows(emulation, [program.inputs], set(calls) - kept.keys()), ()
+
+    def _measured(
+        self, program: Program, batches: Sequence[Sequence[torch.Tensor]], calls: Sequence[fx.Node]
+    ) -> tuple[Kept, tuple[str, ...]]:
+        """Return what overflows and what the outputs notice."""
+        emulation = Emulation(program, self.dtype)
+        kept = {node: _BY_STEP for node in calls if graph.is_call(node, *graph.RECURRENT)}
+        kept |= {node: _UNFOLDED for node in calls if graph.op_name(node) in NORMS}
+        kept |= find_overflows(emulation, batches, set(calls) - kept.keys())
+        losses, error = find_losses(emulation, batches, set(calls) - kept.keys(), self.allowed)
+        note = f"On the calibration data the outputs move by {error:.1e} of the largest."
+        if error > self.allowed:
+            note = f"{note[:-1]}: no call stands out, {self._short} costs that much here."
+        return kept | losses, (note,)
+
+    def _batches(self, program: Program) -> list[Sequence[torch.Tensor]]:
+        """Return samples that decide, one at a time; none where there are none of the user's own."""
+        if self.calibration is None or getattr(self.calibration, "synthetic", False):
+            return []
+        return list(FlatBatches(program, self.calibration).singles(SAMPLES))
+
+    def _assigned(self, program: Program, concerned: Sequence[fx.Node], kept: Mapping[fx.Node, str]) -> set[fx.Node]:
+        """Return the nodes in half: what must be, and what else makes casts fewest."""
+        ends = {node for node in concerned if node.op != "call_function"}
+        free = {node for node in concerned if node.target is operator.getitem} | ends | kept.keys()
+        products = APEX_HALF if self.policy == "O1" else PRODUCTS
+        named = {node for node in concerned if node not in free and graph.op_name(node) in products}
+        halves = named if self.policy in ("measured", "O1") else set(concerned) - free
+        floats, halves = (kept.keys() | ends, halves) if self.io == "float32" else (set(kept), halves | ends)
+        choose = follow_widest if self.policy == "O1" else assign
+        return choose(program.graph, concerned, halves, floats)
+
+    def _by_name(self, node: fx.Node) -> str:
+        name = graph.op_name(node)
+        return (
+            f"{name} loses precision in {self._short}" if self.policy == "measured" else f"{self.policy} keeps {name}"
+        )
+
+    def _summary(self, halves: int, kept: int) -> str:
+        ends = "stay float32" if self.io == "float32" else f"are {self._short}"
+        return f"{halves} calls in {self._short}, {kept} kept in float32; inputs and outputs {ends}."
+
+    @property
+    def _short(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
 
 @register_pass
@@ -75,9 +156,14 @@ class _CastHalf(Pass):
 class CastFP16(_CastHalf):
     """Cast to float16 with explicit casts in the graph, keeping in float32 what would overflow or lose precision.
 
-    Kept in float32, each with its reason: exponentials, logarithms, normalisations, long sums, recurrent layers, and
-    every value that leaves float16's range (65504) on the example inputs. Inputs and outputs of the program stay
-    float32. Run it after ``FuseConvBN``: values before a BatchNorm are often too large.
+    With calibration data, float32 runs beside float16. What stays in float32, each call with its figure: values that
+    come within a factor of 2 of float16's range (65504), divisors that float16 makes zero, and the fewest calls whose
+    rounding must go for the outputs to err by less than ``allowed``; recurrent layers and BatchNorm always. Without
+    data: exponentials, logarithms, normalisations, long sums, recurrent layers, and what leaves the range on the
+    example inputs. Casts are placed where they are fewest. Run it after ``FuseConvBN``: values before a BatchNorm are
+    often too large.
+
+    ``policy`` names a level of Apex instead; those look at no values, so that ``O3`` is wrong where values overflow.
 
     What it costs: half the file. Float16 is slow on CPUs (measured 40x slower than float32 in eager PyTorch): meant
     for GPUs.
@@ -94,6 +180,10 @@ class CastFP16(_CastHalf):
 
     tolerance: ClassVar[float] = 5e-3
     dtype: ClassVar[torch.dtype] = torch.float16
+    allowed: ClassVar[float] = 2e-3
+    advice: ClassVar[tuple[str, ...]] = (
+        "float16 is for GPUs: eager PyTorch on a CPU is up to 40 times slower with it. For CPUs cast to bfloat16.",
+    )
 
 
 @register_pass
@@ -109,113 +199,17 @@ class CastBF16(_CastHalf):
         >>> import torch, optimize
         >>> program = optimize.capture(torch.nn.Linear(8, 4).eval(), (torch.rand(2, 8),))
         >>> program, outcome = CastBF16().apply(program)
-        >>> outcome.notes
-        ('1 calls in bfloat16, 0 kept in float32; inputs and outputs stay float32.',)
+        >>> outcome.notes[0]
+        '1 calls in bfloat16, 0 kept in float32; inputs and outputs stay float32.'
 
     Source: D. Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv 1905.12322.
     """
 
     tolerance: ClassVar[float] = 4e-2
     dtype: ClassVar[torch.dtype] = torch.bfloat16
-
-
-def _is_float_call(node: fx.Node) -> bool:
-    """Say whether a call returns float32, alone or as the parts of a tuple (LSTM, split)."""
-    value = node.meta.get("val")
-    parts = value if isinstance(value, tuple | list) else (value,)
-    floats = [part for part in parts if isinstance(part, torch.Tensor) and part.dtype is torch.float32]
-    return node.op == "call_function" and bool(floats)
+    allowed: ClassVar[float] = 2e-2
 
 
 def _is_cast_already(program: Program) -> bool:
     values = (tensor_value(node) for node in program.graph.nodes)
     return any(value is not None and value.dtype in (torch.float16, torch.bfloat16) for value in values)
-
-
-def _kept(program: Program, dtype: torch.dtype) -> Iterator[tuple[fx.Node, str]]:
-    """Yield the calls that stay in float32, with the reason."""
-    limit = torch.finfo(dtype).max
-    ranges, _ = learn_ranges(
-        program, [program.inputs], calibrator="minmax", form=TensorFormat("uint8", symmetric=False)
-    )
-    for node in program.graph.nodes:
-        name = graph.op_name(node) if node.op == "call_function" else ""
-        if name in _PRECISE and _is_float_call(node):
-            yield node, f"{name} loses precision in {str(dtype).removeprefix('torch.')}"
-        elif name in _TYPED and _is_float_call(node):
-            yield node, "it makes float32 by its own argument"
-        elif _is_float_call(node) and _magnitude(node, ranges) > limit:
-            yield node, f"its values reach {_magnitude(node, ranges):.3g}, beyond {limit:.3g}"
-
-
-def _magnitude(node: fx.Node, ranges: Mapping[str, Range]) -> float:
-    """Largest magnitude among a call's output and its activations."""
-    found = [ranges[entry.name] for entry in (node, *node.all_input_nodes) if entry.name in ranges]
-    return max((max(-interval.low, interval.high) for interval in found), default=0.0)
-
-
-def _follow_inputs(program: Program, halves: set[fx.Node]) -> list[fx.Node]:
-    """Leave value-moving calls in the precision of their inputs, so that no cast is written just for them."""
-    for node in program.graph.nodes:
-        if node not in halves or graph.op_name(node) not in _NEUTRAL:
-            continue
-        floats = [entry for entry in node.all_input_nodes if entry.op == "placeholder" or _is_float_call(entry)]
-        if floats and not any(entry in halves for entry in floats):
-            halves.discard(node)
-    return [node for node in program.graph.nodes if node in halves]
-
-
-def _skip(node: fx.Node, reason: str) -> Skip:
-    return Skip(graph.origin(node), graph.op_name(node), reason)
-
-
-def _write_casts(program: Program, halves: set[fx.Node], dtype: torch.dtype) -> None:
-    """Give every call its inputs in its own precision; each value is cast once, right after it is made."""
-    module, casts = program.graph_module, dict[tuple[fx.Node, torch.dtype], fx.Node]()
-    in_half = halves | _cast_weights(module, halves, dtype)
-
-    def precision(node: fx.Node) -> torch.dtype:
-        return dtype if node in in_half else torch.float32
-
-    def wanted(value: fx.Node, want: torch.dtype) -> fx.Node:
-        carried = tensor_value(value)
-        if carried is None or carried.dtype is not torch.float32 or precision(value) is want:
-            return value
-        if (value, want) not in casts:
-            casts[value, want] = _cast(module, value, want)
-        return casts[value, want]
-
-    for node in list(module.graph.nodes):
-        if node.op not in ("call_function", "output"):
-            continue
-        want = torch.float32 if node.op == "output" else precision(node)
-        mapping = {value: wanted(value, want) for value in node.all_input_nodes}
-        node.args = fx.node.map_arg(node.args, mapping.__getitem__)
-        node.kwargs = fx.node.map_arg(node.kwargs, mapping.__getitem__)
-
-
-def _cast_weights(module: fx.GraphModule, halves: set[fx.Node], dtype: torch.dtype) -> set[fx.Node]:
-    """Cast in place, under their own paths, the float32 weights that only 16-bit calls read; return their nodes."""
-    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
-    readers = Counter(str(node.target) for node in nodes)
-    cast = set()
-    for node in nodes:
-        path = str(node.target)
-        tensor = graph.attribute(module, path)
-        if readers[path] == 1 and tensor.dtype is torch.float32 and halves.issuperset(node.users):
-            graph.remove_attribute(module, path)
-            graph.store(module, path, tensor.to(dtype))
-            cast.add(node)
-    return cast
-
-
-def _cast(module: fx.GraphModule, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Return a node that holds ``value`` in another precision: a new weight, or a cast call."""
-    with module.graph.inserting_after(value):
-        if value.op == "get_attr":
-            path = str(value.target)
-            tensor = graph.attribute(module, path)
-            return module.graph.get_attr(graph.store(module, path, tensor.to(dtype)))
-        cast = module.graph.call_function(aten._to_copy.default, (value,), {"dtype": dtype})
-    cast.meta = {key: item for key, item in value.meta.items() if key != "val"}
-    return cast

@@ -1,11 +1,17 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize.errors import Refused
+from optimize import graph
+from optimize.errors import Refused, UsageError
+from optimize.graph import aten
 from optimize.pipeline import output_error
+from optimize.program import Program, tensor_value
 
 
 @pytest.mark.parametrize("entry, tolerance", [(optimize.CastFP16(), 2e-3), (optimize.CastBF16(), 2e-2)])
@@ -56,3 +62,245 @@ def test_a_quantized_program_is_refused() -> None:
     quantized, _ = optimize.QuantizeDynamic().apply(program)
     with pytest.raises(Refused, match="cannot follow quantization"):
         optimize.CastFP16().apply(quantized)
+
+
+class BeforeNorm(nn.Module):
+    """A convolution that reaches 1e6 before the BatchNorm that divides it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+        nn.init.normal_(self.conv.weight, 0, 2e5)
+        nn.init.constant_(self.norm.running_var, 1e12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu()).mean((2, 3))
+
+
+class ResidualStream(nn.Module):
+    """A sum that grows past 1e5 while what is read from it is normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(4))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block, norm in zip(self.blocks, self.norms, strict=False):
+            x = x + block(norm(x)) * 8e4
+        return self.head(self.norms[3](x))
+
+
+class MaskedBeforeScaling(nn.Module):
+    """Attention whose products reach 1e6 before they are scaled, and a mask of minus infinity."""
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        x = x * 64
+        scores = (x @ x.transpose(1, 2)) * 1e-5
+        return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ x
+
+
+class MaskedByNumber(nn.Module):
+    """Attention that adds -1e9 where there is nothing to attend to: everywhere, in one row."""
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.transpose(1, 2) * 0.1
+        return torch.softmax(scores + hidden.to(torch.float32) * -1e9, -1) @ x
+
+
+class SmallDivisor(nn.Module):
+    """Divides by 1e-9, which is zero in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).relu() + 1
+        return self.linear((y * 1e-9) / (y.amax(-1, keepdim=True) * 1e-9))
+
+
+def hidden() -> torch.Tensor:
+    mask = torch.zeros(2, 5, 5, dtype=torch.bool)
+    mask[:, :, 4] = True
+    return mask
+
+
+def hidden_row() -> torch.Tensor:
+    mask = hidden()
+    mask[1, 2] = True
+    return mask
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]], set[str]]] = {
+    "before a norm": (BeforeNorm, lambda: (torch.randn(4, 3, 8, 8),), {"conv2d", "batch_norm"}),
+    "residual": (ResidualStream, lambda: (torch.randn(4, 16),), {"mul", "add", "layer_norm"}),
+    "infinite mask": (
+        MaskedBeforeScaling,
+        lambda: (torch.randn(2, 5, 256), hidden()),
+        {"matmul", "mul"},
+    ),
+    "mask of -1e9": (MaskedByNumber, lambda: (torch.randn(2, 5, 8), hidden_row()), set()),
+    "small divisor": (SmallDivisor, lambda: (torch.randn(4, 4),), {"mul", "div"}),
+}
+
+
+def fragile(name: str) -> tuple[Program, tuple[torch.Tensor, ...], set[str]]:
+    torch.manual_seed(0)
+    build, inputs, kept = CASES[name]
+    example = inputs()
+    return optimize.capture(build().eval(), example), example, kept
+
+
+def dtype_of(program: Program, op: str) -> torch.dtype:
+    """Return the one type that every call of an operator gives."""
+    values = [tensor_value(node) for node in program.graph.nodes if graph.op_name(node) == op]
+    (dtype,) = {value.dtype for value in values if value is not None}
+    return dtype
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_overflows_is_right_with_the_keep_list_and_wrong_with_o3(name: str) -> None:
+    program, inputs, kept = fragile(name)
+    want = program.run(inputs)[0]
+    assert want.isfinite().all()
+    naive, _ = optimize.CastFP16(policy="O3").apply(program)
+    assert not naive.run(inputs)[0].isfinite().all()
+    half, outcome = optimize.CastFP16(calibration=[inputs]).apply(program)
+    half.check()
+    error, scale = output_error(want, half.run(inputs)[0])
+    assert error / scale < 2e-3
+    assert outcome.rewrites and {skip.op for skip in outcome.skips} == kept
+    known = ("reach", "not finite", "keeps its statistics")
+    assert all(any(words in skip.reason for words in known) for skip in outcome.skips)
+
+
+def test_only_the_two_calls_around_a_large_value_are_kept() -> None:
+    program, inputs, _ = fragile("before a norm")
+    half, outcome = optimize.CastFP16(calibration=[inputs]).apply(program)
+    assert [(skip.where, skip.op) for skip in outcome.skips] == [("conv", "conv2d"), ("norm", "batch_norm")]
+    assert "its values reach" in outcome.skips[0].reason and "beyond 6.55e+04" in outcome.skips[0].reason
+    assert outcome.notes[0].startswith("3 calls in float16, 2 kept in float32")
+    # The input is read in float32; the norm's output goes down, the output up.
+    assert len(list(graph.calls(half.graph, aten._to_copy.default))) == 2
+
+
+@pytest.mark.parametrize("name", ["before a norm", "residual", "mask of -1e9"])
+def test_bfloat16_has_the_range(name: str) -> None:
+    program, inputs, _ = fragile(name)
+    half, outcome = optimize.CastBF16(calibration=[inputs]).apply(program)
+    error, scale = output_error(program.run(inputs)[0], half.run(inputs)[0])
+    assert error / scale < 2e-2 and {skip.op for skip in outcome.skips} <= {"batch_norm"}
+
+
+class Cancelling(nn.Module):
+    """Adds 2,000 and takes it away again: in half only multiples of 1 survive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last((self.first(x) + 2000).relu() - 2000)
+
+
+@pytest.mark.parametrize("entry, tolerance", [(optimize.CastFP16, 2e-3), (optimize.CastBF16, 2e-2)])
+def test_what_cancels_is_kept_with_the_error_it_causes(entry: type[optimize.CastFP16], tolerance: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    program = optimize.capture(Cancelling().eval(), (x,))
+    rules, _ = entry().apply(program)
+    assert max(output_error(program.run((x,))[0], rules.run((x,))[0])) > 0.1
+    half, outcome = entry(calibration=[x]).apply(program)
+    error, scale = output_error(program.run((x,))[0], half.run((x,))[0])
+    assert error / scale < tolerance
+    assert {skip.op for skip in outcome.skips} == {"add", "relu", "sub"}
+    assert all(skip.reason.startswith("its rounding alone moves the outputs by") for skip in outcome.skips)
+
+
+def test_nothing_is_kept_where_the_outputs_do_not_notice() -> None:
+    net = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Softmax(-1), nn.Linear(16, 4)).eval()
+    program = optimize.capture(net, (torch.rand(2, 16),))
+    half, outcome = optimize.CastFP16(calibration=[torch.rand(8, 16)]).apply(program)
+    assert not outcome.skips and "4 calls in float16, 0 kept" in outcome.notes[0]
+    assert {dtype_of(half, name) for name in ("softmax", "layer_norm")} == {torch.float16}
+
+
+def test_a_recurrent_layer_is_kept_whatever_the_data_says() -> None:
+    program = optimize.capture(REFERENCES["lstm"].build().eval(), (REFERENCES["lstm"].inputs(2),))
+    _, outcome = optimize.CastFP16(calibration=[program.inputs]).apply(program)
+    assert {skip.op for skip in outcome.skips} == {"lstm"}
+
+
+@pytest.mark.parametrize("entry", [optimize.CastFP16, optimize.CastBF16])
+def test_io_in_half_takes_and_gives_halves_without_a_cast(entry: type[optimize.CastFP16], tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)).eval()
+    program = optimize.capture(net, (torch.rand(2, 3, 8, 8),))
+    half = optimize.Pipeline([entry(io="half")]).run(program).program
+    x = torch.rand(3, 3, 8, 8).to(entry.dtype)
+    assert half(x).dtype is entry.dtype and half.inputs[0].dtype is entry.dtype
+    assert not list(graph.calls(half.graph, aten._to_copy.default))
+    torch.testing.assert_close(half(x).float(), net(x.float()), rtol=0.03, atol=0.03)
+    half.check()
+    half.export()
+
+
+def test_dtypes_and_numbers_in_the_graph_are_rewritten() -> None:
+    class Made(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps = torch.arange(4, dtype=torch.float32) + torch.full((4,), 0.5, dtype=torch.float32)
+            mask = torch.full((4, 4), -1e9).triu(1)
+            share = torch.arange(4) / 4
+            return torch.softmax(x @ x.transpose(1, 2) + mask, -1, dtype=torch.float32) @ x + steps * share
+
+    x = torch.rand(3, 4, 4)
+    program = optimize.capture(Made().eval(), (x,))
+    half, outcome = optimize.CastFP16(calibration=[x]).apply(program)
+    assert [(skip.op, skip.reason) for skip in outcome.skips] == [("div", "it makes float32 of integers")]
+    assert {dtype_of(half, name) for name in ("triu", "softmax", "matmul")} == {torch.float16}
+    assert dtype_of(half, "div") is torch.float32
+    mask = next(node for node in half.graph.nodes if graph.op_name(node) == "full" and node.args[1] != 0.5)
+    assert mask.args[1] == torch.finfo(torch.float16).min / 4 and mask.kwargs["dtype"] is torch.float16
+    # The input goes down, the product up: what is made of integers is added in float32, where the output is.
+    assert len(list(graph.calls(half.graph, aten._to_copy.default))) == 2
+    torch.testing.assert_close(half(x), program(x), rtol=2e-3, atol=2e-3)
+
+
+def test_a_weight_read_in_both_precisions_is_held_in_both_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = (x @ self.weight) * 1e5
+            return (wide @ self.weight) * 1e-6 + (x @ self.weight) @ self.weight
+
+    program = optimize.capture(Tied().eval(), (torch.rand(2, 4),))
+    half, _ = optimize.CastFP16(calibration=[program.inputs]).apply(program)
+    assert sorted(str(tensor.dtype) for tensor in half.graph_module.parameters()) == ["torch.float16", "torch.float32"]
+
+
+def test_float16_says_that_it_is_for_gpus_and_names_bfloat16() -> None:
+    program = optimize.capture(nn.Linear(4, 4).eval(), (torch.rand(2, 4),))
+    _, outcome = optimize.CastFP16().apply(program)
+    assert "slower" in outcome.notes[-1] and "bfloat16" in outcome.notes[-1]
+    _, outcome = optimize.CastBF16().apply(program)
+    assert not any("slower" in note for note in outcome.notes)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match="no policy 'O4'"):
+        optimize.CastFP16(policy="O4")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="io='int8'"):
+        optimize.CastFP16(io="int8")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="re-iterable"):
+        optimize.CastFP16(calibration=iter([torch.rand(1)]))
+
+
+def test_without_data_a_run_synthesises_none_for_it() -> None:
+    from optimize.recipe import PassEntry
+
+    assert PassEntry(name="CastFP16").takes_data and not PassEntry(name="CastFP16").needs_data
+    assert PassEntry(name="QuantizeStatic").needs_data

@@ -1,0 +1,141 @@
+"""Where casts go: the assignment of precisions with the fewest of them, as a minimum cut.
+
+Some calls must compute in half, some in float32, the rest may do either. A value is cast at most once, right after it
+is made, however many calls read it in the other precision. With half on the side of the source and float32 on that of
+the sink, a value ``v`` and its readers ``u`` cost one cast where they are not all on one side:
+
+    v half, some u float32:  v -1-> a,  a -inf-> u
+    v float32, some u half:  u -inf-> b,  b -1-> v
+
+The cut is the number of casts. Where several assignments are as good, the one with most calls in half is taken: every
+call stays on the side of the source that cannot reach the sink.
+
+Source: L. R. Ford, D. R. Fulkerson, "Maximal flow through a network", 1956; the gadget for values with several readers
+is E. L. Lawler's, "Cutsets and partitions of hypergraphs", 1973.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator
+
+from torch import fx
+
+from optimize.graph import op_name
+from optimize.precision.policies import APEX_WIDEST, apex_name
+
+_SOURCE, _SINK = "half", "float32"
+_Capacities = dict[Hashable, dict[Hashable, float]]
+
+
+def assign(
+    graph: fx.Graph, calls: Collection[fx.Node], halves: Collection[fx.Node], kept: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return the nodes to compute in half so that casts are fewest.
+
+    Args:
+        graph: The graph.
+        calls: Inputs, calls and the output that hold or read float values.
+        halves: Those that must be in half.
+        kept: Those that must be in float32.
+
+    Returns:
+        A superset of ``halves`` without ``kept``.
+    """
+    capacities: _Capacities = {}
+    for node in graph.nodes:
+        if node not in calls:
+            continue
+        if node in kept:
+            _connect(capacities, node, _SINK, math.inf)
+        elif node in halves:
+            _connect(capacities, _SOURCE, node, math.inf)
+        readers = [user for user in node.users if user in calls]
+        parts = [user for user in readers if user.target is operator.getitem]
+        for part in parts:  # the parts of a tuple have the precision of the call that makes it
+            _connect(capacities, node, part, math.inf)
+            _connect(capacities, part, node, math.inf)
+        if readers and not parts:
+            _connect_value(capacities, node, readers)
+    _saturate(capacities)
+    float_side = set(_reaching_sink(capacities))
+    return {node for node in calls if node not in float_side}
+
+
+def follow_widest(
+    graph: fx.Graph, calls: Collection[fx.Node], halves: Collection[fx.Node], kept: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return the nodes to compute in half as Apex's O1 does: what is on no list takes the widest type it reads.
+
+    Arguments as those of ``assign``. A weight has float32 where Apex promotes; elsewhere it follows the activations.
+    """
+    chosen = {node for node in calls if node in halves}
+    for node in graph.nodes:
+        if node not in calls or node in chosen or node in kept:
+            continue
+        promoted = node.op == "call_function" and apex_name(op_name(node)) in APEX_WIDEST
+        sources = [
+            source for source in node.all_input_nodes if source in calls or (promoted and _is_float_weight(source))
+        ]
+        if sources and all(source in chosen for source in sources):
+            chosen.add(node)
+    return chosen
+
+
+def _is_float_weight(node: fx.Node) -> bool:
+    return node.op == "get_attr" and node.meta["val"].is_floating_point()
+
+
+def _connect(capacities: _Capacities, start: Hashable, end: Hashable, capacity: float) -> None:
+    capacities.setdefault(start, {})[end] = capacity
+    capacities.setdefault(end, {}).setdefault(start, 0)
+
+
+def _connect_value(capacities: _Capacities, value: fx.Node, readers: list[fx.Node]) -> None:
+    """Add the gadget of a value and its readers."""
+    narrow, wide = ("to half", value), ("to float32", value)
+    _connect(capacities, value, wide, 1)
+    _connect(capacities, narrow, value, 1)
+    for reader in readers:
+        _connect(capacities, wide, reader, math.inf)
+        _connect(capacities, reader, narrow, math.inf)
+
+
+def _saturate(capacities: _Capacities) -> None:
+    """Send a unit of flow from source to sink until no path has capacity left; capacities become residual ones."""
+    while path := _path(capacities):
+        for start, end in itertools.pairwise(path):
+            capacities[start][end] -= 1
+            capacities[end][start] += 1
+
+
+def _path(capacities: _Capacities) -> list[Hashable]:
+    """Return a shortest path with capacity from source to sink, or nothing."""
+    came: dict[Hashable, Hashable] = {_SOURCE: None}
+    waiting: deque[Hashable] = deque([_SOURCE])
+    while waiting and _SINK not in came:
+        start = waiting.popleft()
+        for end, capacity in capacities.get(start, {}).items():
+            if capacity > 0 and end not in came:
+                came[end] = start
+                waiting.append(end)
+    path: list[Hashable] = [_SINK] if _SINK in came else []
+    while path and path[-1] != _SOURCE:
+        path.append(came[path[-1]])
+    return path[::-1]
+
+
+def _reaching_sink(capacities: _Capacities) -> Iterator[Hashable]:
+    """Yield what has a path with capacity to the sink."""
+    seen: set[Hashable] = {_SINK}
+    waiting: deque[Hashable] = deque([_SINK])
+    while waiting:
+        end = waiting.popleft()
+        for start in capacities.get(end, {}):
+            if start not in seen and capacities[start][end] > 0:
+                seen.add(start)
+                waiting.append(start)
+                yield start
