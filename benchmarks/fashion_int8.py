@@ -21,11 +21,11 @@ from torch import nn
 
 import optimize
 from models.data import DEFAULT_ROOT
-from models.mobilenetv3 import Bottleneck, MobileNetV3
+from models.mobilenetv3 import mobilenetv3_tiny
 from models.repvgg import fashion_repvgg
-from models.resnet import ResNet
+from models.resnet import resnet_tiny
 from models.train import accuracy, augmented_batches, load_split, save, train_epoch, warmup_cosine
-from models.vit import ViT
+from models.vit import vit_tiny
 
 CHECKPOINT = Path(__file__).parents[1] / "models" / "fashion_repvgg.pt"
 #: Targets, with the ending of their files.
@@ -33,28 +33,11 @@ TARGETS = {"onnx": ".onnx", "torchscript": ".ts", "openvino": ".xml"}
 BATCH, CALIBRATION, LARGEST_DROP = 250, 512, 0.3
 
 
-def mobilenetv3() -> MobileNetV3:
-    """Return a MobileNetV3 for images ``[N, 1, 28, 28]``."""
-    rows = (
-        Bottleneck(3, 16, 16, squeeze_excite=True, hard_swish=False, stride=1),
-        Bottleneck(3, 64, 24, squeeze_excite=False, hard_swish=False, stride=2),
-        Bottleneck(3, 72, 24, squeeze_excite=False, hard_swish=False, stride=1),
-        Bottleneck(5, 96, 40, squeeze_excite=True, hard_swish=True, stride=2),
-        Bottleneck(5, 120, 40, squeeze_excite=True, hard_swish=True, stride=1),
-    )
-    return MobileNetV3(channels=1, classes=10, width=16, rows=rows, hidden=128)
-
-
-def vit() -> ViT:
-    """Return a ViT for images ``[N, 1, 28, 28]``."""
-    return ViT(channels=1, classes=10, image=28, patch=4, width=64, heads=4, depth=4)
-
-
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "resnet": lambda: ResNet(channels=1, classes=10, widths=(16, 32, 64), depths=(2, 2, 2)),
+    "resnet": lambda: resnet_tiny(channels=1),
     "repvgg": fashion_repvgg,
-    "mobilenetv3": mobilenetv3,
-    "vit": vit,
+    "mobilenetv3": lambda: mobilenetv3_tiny(channels=1),
+    "vit": lambda: vit_tiny(channels=1, image=28),
 }
 
 

@@ -108,8 +108,8 @@ class MobileNetV3(nn.Module):
         return self.head(functional.adaptive_avg_pool2d(y, 1).flatten(1))
 
 
-def mobilenetv3_tiny() -> MobileNetV3:
-    """Builds a MobileNetV3 for images `[N, 3, 32, 32]` and 10 classes."""
+def mobilenetv3_tiny(channels: int = 3) -> MobileNetV3:
+    """Builds a MobileNetV3 for images `[N, channels, 32, 32]` and 10 classes."""
     rows = (
         Bottleneck(3, 16, 16, squeeze_excite=True, hard_swish=False, stride=1),
         Bottleneck(3, 64, 24, squeeze_excite=False, hard_swish=False, stride=2),
@@ -117,4 +117,4 @@ def mobilenetv3_tiny() -> MobileNetV3:
         Bottleneck(5, 96, 40, squeeze_excite=True, hard_swish=True, stride=2),
         Bottleneck(5, 120, 40, squeeze_excite=True, hard_swish=True, stride=1),
     )
-    return MobileNetV3(channels=3, classes=10, width=16, rows=rows, hidden=128)
+    return MobileNetV3(channels=channels, classes=10, width=16, rows=rows, hidden=128)

@@ -65,6 +65,6 @@ class ResNet(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
-def resnet_tiny() -> ResNet:
-    """Builds a ResNet for images `[N, 3, 32, 32]` and 10 classes."""
-    return ResNet(channels=3, classes=10, widths=(16, 32, 64), depths=(1, 1, 1))
+def resnet_tiny(channels: int = 3) -> ResNet:
+    """Builds a ResNet for images `[N, channels, 32, 32]` and 10 classes."""
+    return ResNet(channels=channels, classes=10, widths=(16, 32, 64), depths=(1, 1, 1))

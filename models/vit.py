@@ -85,6 +85,6 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 
-def vit_tiny() -> ViT:
-    """Builds a ViT for images `[N, 3, 32, 32]` and 10 classes."""
-    return ViT(channels=3, classes=10, image=32, patch=4, width=64, heads=4, depth=3)
+def vit_tiny(channels: int = 3, image: int = 32) -> ViT:
+    """Builds a ViT for images `[N, channels, image, image]` and 10 classes."""
+    return ViT(channels=channels, classes=10, image=image, patch=4, width=64, heads=4, depth=3)
