@@ -37,6 +37,7 @@ class AbsorbBias(Recovery):
 
     Example:
         >>> import torch, optimize
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
         >>> with torch.no_grad():
         ...     _ = net[0].bias.copy_(torch.arange(8) * 10.0)

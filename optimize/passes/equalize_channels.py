@@ -42,6 +42,7 @@ class EqualizeChannels(Recovery):
 
     Example:
         >>> import torch, optimize
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)).eval()
         >>> with torch.no_grad():
         ...     _ = net[0].weight.mul_(torch.logspace(-3, 0, 8).reshape(-1, 1, 1, 1)), net[0].bias.zero_()

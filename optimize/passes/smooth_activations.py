@@ -34,6 +34,7 @@ class SmoothActivations(Recovery):
 
     Example:
         >>> import torch, optimize
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)).eval()
         >>> with torch.no_grad():
         ...     _ = net[0].weight.copy_(torch.logspace(-3, 0, 8)), net[1].weight.div_(torch.logspace(-3, 0, 8))
