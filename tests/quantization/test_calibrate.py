@@ -1,13 +1,15 @@
 """Watching a program: exact, in one pass, and the same for any batching."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import optimize
 from models import REFERENCES
+from optimize import graph
 from optimize.errors import Refused
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations, watch
@@ -155,3 +157,39 @@ def test_every_float_value_of_the_reference_nets_is_watched(name: str) -> None:
     assert observations.samples == 3
     assert set(program.input_names) <= observations.values.keys() or not program.inputs[0].is_floating_point()
     assert {node.name for node in program.outputs} <= observations.values.keys()
+
+
+class Read(nn.Module):
+    """A value twenty wide, read by some functions."""
+
+    def __init__(self, *functions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.functions = nn.Conv2d(1, 1, 1), functions
+        nn.init.constant_(self.layer.weight, 20.0)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.layer(x)
+        return sum((function(value) for function in self.functions), torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    "functions, low, high",
+    [
+        ((functional.hardsigmoid,), -3.0, 3.0),
+        ((functional.hardswish,), -3.0, 20.0),
+        ((torch.sigmoid,), -8.0, 8.0),
+        ((functional.hardsigmoid, functional.hardswish), -3.0, 20.0),
+        ((functional.hardsigmoid, torch.sigmoid), -8.0, 8.0),
+        ((functional.hardsigmoid, torch.relu), -20.0, 20.0),
+    ],
+    ids=lambda value: "+".join(each.__name__ for each in value) if isinstance(value, tuple) else None,
+)
+def test_a_range_ends_where_all_readers_are_flat(
+    functions: tuple[Callable[[torch.Tensor], torch.Tensor], ...], low: float, high: float
+) -> None:
+    x = torch.linspace(-1, 1, 101).reshape(1, 1, 1, -1)
+    program = optimize.capture(Read(*functions).eval(), (x,))
+    (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
+    found = watch(program, [(x,)]).ranges("minmax", USUAL.activation)[layer.name]
+    assert (found.low, found.high) == pytest.approx((low, high))
