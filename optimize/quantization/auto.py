@@ -19,7 +19,7 @@ from torch import fx
 
 from optimize.program import Program
 from optimize.quantization.batches import Flat, FlatBatches
-from optimize.quantization.calibrate import Observations, watch
+from optimize.quantization.calibrate import Observations, watch_halves
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Range
 from optimize.quantization.simulation import stored_values
@@ -59,16 +59,16 @@ def choose_ranges(
         progress: Told the share done.
     """
     contenders = _contenders(observations, form)
-    samples = list(batches.singles(LEARNED))
+    samples = list(batches.singles(2 * JUDGED))
     if len(samples) < 2:
         return contenders[0]
-    halves = (samples[0::2], samples[1::2])
-    tried = [_contenders(watch(program, half), form) for half in halves]
+    tried = [_contenders(half, form) for half in watch_halves(program, batches.first(LEARNED))]
     known = set.intersection(*(set(each[0]) for each in (contenders, *tried)))
     stored = [node for node in stored_values(program, layers) if node.name in known]
     segments = {node: _segment(node, set(stored)) for node in stored}
     errors = {node: np.zeros(len(contenders)) for node in stored}
-    judging = [(each, sample) for each, half in zip(tried, halves[::-1], strict=True) for sample in half[:JUDGED]]
+    others = (samples[1::2], samples[0::2])
+    judging = [(each, sample) for each, half in zip(tried, others, strict=True) for sample in half]
     for number, (each, sample) in enumerate(judging):
         values = _values(program, sample)
         for node in stored:

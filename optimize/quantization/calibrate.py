@@ -98,26 +98,67 @@ def watch(program: Program, batches: Batches, *, also: See | None = None, until_
         Refused: There is no data, or a value is not a number, or an input or output is infinite (the message names the
             layer).
     """
-    seen: dict[str, Statistics] = {}
-    infinite: set[int] = set()
-    axes = {node.name: sample_axis(node) for node in program.graph.nodes}
-    limits = {node: limit for node in program.graph.nodes if (limit := _read_limits(node)) is not None}
+    watcher = _Watcher(program)
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
-        source = _same_values(node)
-        within = value.clamp(*limits[node]) if node in limits else value
-        if source is not None and source.name in seen:
-            seen[node.name] = seen[source.name]
-        elif not _take_in(seen.setdefault(node.name, Statistics()), node, within, axes[node.name]):
-            infinite.add(id(seen[node.name]))
+        watcher.see(node, value)
         if also is not None:
             also(node, value)
 
-    settling = _Settling(seen) if until_settled else None
+    settling = _Settling(watcher.seen) if until_settled else None
     samples = observe(program, batches, see, enough=settling.reached if settling else None)
     if samples == 0:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
-    return Observations({name: entry for name, entry in seen.items() if id(entry) not in infinite}, samples)
+    return watcher.observations(samples)
+
+
+def watch_halves(program: Program, batches: Batches) -> tuple[Observations, Observations]:
+    """Return what every other sample shows, and what the others do; of values without samples every other batch.
+
+    Raises:
+        Refused: As for :func:`watch`.
+    """
+    watchers = (_Watcher(program), _Watcher(program))
+    counts: dict[fx.Node, int] = {}
+
+    def see(node: fx.Node, value: torch.Tensor) -> None:
+        seen, axis = counts.get(node, 0), _free_axis(node)
+        if axis is None:
+            watchers[seen % 2].see(node, value)
+        else:
+            for parity in (0, 1):
+                part = value[(slice(None),) * axis + (slice(parity, None, 2),)]
+                if part.numel():
+                    watchers[(seen + parity) % 2].see(node, part)
+        counts[node] = seen + (1 if axis is None else value.shape[axis])
+
+    samples = observe(program, batches, see)
+    return watchers[0].observations(-(-samples // 2)), watchers[1].observations(samples // 2)
+
+
+class _Watcher:
+    """Statistics of every value of a program, as far as they were seen."""
+
+    def __init__(self, program: Program) -> None:
+        self.seen: dict[str, Statistics] = {}
+        self._infinite: set[int] = set()
+        nodes = program.graph.nodes
+        self._axes = {node: sample_axis(node) for node in nodes}
+        self._limits = {node: limit for node in nodes if (limit := _read_limits(node)) is not None}
+
+    def see(self, node: fx.Node, value: torch.Tensor) -> None:
+        """Take in one value."""
+        source = _same_values(node)
+        within = value.clamp(*self._limits[node]) if node in self._limits else value
+        if source is not None and source.name in self.seen:
+            self.seen[node.name] = self.seen[source.name]
+        elif not _take_in(self.seen.setdefault(node.name, Statistics()), node, within, self._axes[node]):
+            self._infinite.add(id(self.seen[node.name]))
+
+    def observations(self, samples: int) -> Observations:
+        """Return what was seen in so many samples; a value that was infinite is left out."""
+        finite = {name: entry for name, entry in self.seen.items() if id(entry) not in self._infinite}
+        return Observations(finite, samples)
 
 
 def learn_ranges(
@@ -161,11 +202,14 @@ def is_float_value(node: fx.Node) -> bool:
 
 def sample_axis(node: fx.Node) -> int | None:
     """Return the first free axis of a value, the one that counts samples; 0 where none is free."""
+    value, free = tensor_value(node), _free_axis(node)
+    return 0 if free is None and value is not None and value.dim() else free
+
+
+def _free_axis(node: fx.Node) -> int | None:
     value = tensor_value(node)
-    if value is None or value.dim() == 0:
-        return None
-    free = [axis for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
-    return free[0] if free else 0
+    sizes = () if value is None else value.shape
+    return next((axis for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)), None)
 
 
 @dataclass

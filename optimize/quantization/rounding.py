@@ -28,15 +28,17 @@ from optimize.quantization.observers import spacing
 
 #: Rows longer than this are rounded to nearest: their covariance would not fit, and their errors average out.
 LONGEST_ROW = 2304
-#: Multiply-accumulates of one sample's covariance, divided by the row's length.
-_WORK = 2**17
-#: Positions of a sample that are looked at, at most: neighbours say much the same.
-_POSITIONS = 256
+#: Numbers of one sample that covariances are taken of, a layer: positions times rows.
+_NUMBERS = 2**17
+#: Positions, at least and at most.
+_POSITIONS = (16, 64)
 #: Share of the mean variance added to every input, so that inputs seen together alone stay apart.
 _DAMPING = 0.01
 #: More of it the fewer columns there are for each weight of a row.
 _UNSEEN = 0.1
 _BLOCK = 128
+#: Exponents of numbers whose squares float32 holds with all digits.
+_SQUARABLE = 40
 
 
 @dataclass
@@ -68,11 +70,13 @@ class InputMoments:
         if self.count == 0:
             self.shift = columns[:, :, 0].clone()
         columns = columns - self.shift[:, :, None]
+        self.total += columns.sum(2).double()
+        low, high = columns.aminmax()
         # A power of two keeps squares of very large and very small numbers within float32.
-        unit = 2.0 ** min(max(math.frexp(float(columns.abs().max()))[1], -100), 100)
-        scaled = columns / unit
-        self.total += columns.sum(2, dtype=torch.float64)
-        self.products += (scaled @ scaled.transpose(1, 2)).double() * unit**2
+        exponent = math.frexp(max(-float(low), float(high)))[1]
+        unit = 1.0 if abs(exponent) < _SQUARABLE else 2.0 ** max(exponent, -100)
+        columns = columns if unit == 1.0 else columns / unit
+        self.products += (columns @ columns.transpose(1, 2)).double() * unit**2
         self.count += columns.shape[2]
 
     @property
@@ -81,9 +85,17 @@ class InputMoments:
         return self.shift + self._mean
 
     @property
+    def unit(self) -> torch.Tensor:
+        """Mean variance of the columns, ``[groups, 1]``; one where nothing varies."""
+        variance = self.products.diagonal(dim1=1, dim2=2) / max(self.count, 1) - self._mean**2
+        mean = variance.mean(1, keepdim=True)
+        return torch.where(mean > 0, mean, 1.0)
+
+    @property
     def covariance(self) -> torch.Tensor:
-        """Covariance of the columns, ``[groups, K, K]``."""
-        return self.products / max(self.count, 1) - self._mean[:, :, None] * self._mean[:, None, :]
+        """Covariance of the columns in that unit, float32 ``[groups, K, K]``."""
+        covariance = self.products / max(self.count, 1) - self._mean[:, :, None] * self._mean[:, None, :]
+        return (covariance / self.unit[:, :, None]).float()
 
     @property
     def _mean(self) -> torch.Tensor:
@@ -122,17 +134,25 @@ def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tens
         x: Its input: ``[N, C_in, *S]``, or ``[..., C_in]`` for a linear layer.
     """
     length = weight[0].numel()
-    most = max(min(_WORK // length, _POSITIONS), 16)
+    fewest, enough = _POSITIONS
+    most = min(max(_NUMBERS // (_groups(layer) * length), fewest), enough)
     if graph.is_call(layer, aten.linear.default):
         rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 1 else x[None, None]
         return rows[:, :: spacing(rows.shape[1], most)].reshape(1, -1, length).transpose(1, 2)
     patches, axes = _patches(layer, weight, x), weight.dim() - 2
-    places = patches.shape[2 : 2 + axes]
-    step = spacing(math.prod(places), most)
-    chosen = torch.unravel_index(torch.arange(0, math.prod(places), step), places)
-    index: Any = (slice(None), slice(None), *chosen)
+    index: Any = (slice(None), slice(None), *_grid(patches.shape[2 : 2 + axes], most))
     spaced = patches[index].unflatten(1, (_groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
     return spaced.movedim((0, 3), (-2, -1)).reshape(_groups(layer), length, -1)
+
+
+def _grid(sizes: Sequence[int], most: int) -> list[torch.Tensor]:
+    """Return the coordinates ``[n]``, an axis each, of about that many points, evenly spaced over an image."""
+    axes = []
+    for rest, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        count = min(size, round(most ** (1 / rest)))
+        axes.append((torch.arange(count) * size + size // 2) // count)
+        most //= count
+    return [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
 
 
 def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +160,8 @@ def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Ten
     stride, padding, dilation = (
         cast(Sequence[int], graph.argument(layer, name)) for name in ("stride", "padding", "dilation")
     )
-    x = functional.pad(x, [amount for each in reversed(padding) for amount in (each, each)])
+    if any(padding):
+        x = functional.pad(x, [amount for each in reversed(padding) for amount in (each, each)])
     for axis, size in enumerate(weight.shape[2:]):
         x = x.unfold(2 + axis, (size - 1) * dilation[axis] + 1, stride[axis])
     index: Any = (..., *(slice(None, None, each) for each in dilation))
@@ -162,11 +183,11 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorForma
     scales = torch.from_numpy(weight_scales(weight.numpy(), form, 0)).double().reshape(groups, -1, 1)
     low, high = form.bounds
     nearest = torch.clamp(torch.round(rows / scales), low, high) * scales
-    covariance = moments.covariance
+    covariance, unit = moments.covariance, moments.unit
     # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
     damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
     found = _compensated((rows / scales).float(), covariance, form, damping).double() * scales
-    errors = [_error(candidate - rows, covariance) for candidate in (nearest, found)]
+    errors = [_error(candidate - rows, covariance) * unit for candidate in (nearest, found)]
     better = (errors[1] < errors[0])[:, :, None]
     chosen = torch.where(better, found, nearest)
     moved = ((chosen - rows) @ moments.mean[:, :, None]).reshape(-1)
@@ -179,8 +200,8 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorForma
 
 
 def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """Return ``d C d'`` of each row, ``[groups, rows]``."""
-    return ((difference @ covariance) * difference).sum(2)
+    """Return ``d C d'`` of each row, float64 ``[groups, rows]``."""
+    return ((difference.float() @ covariance).double() * difference).sum(2)
 
 
 def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: TensorFormat, damping: float) -> torch.Tensor:
@@ -213,16 +234,12 @@ def _ends(columns: torch.Tensor, form: TensorFormat) -> torch.Tensor:
 
 
 def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped and in units of its mean variance, float32.
+    """Return the upper triangular ``U`` with ``U' U = C^-1``, ``C`` damped; inputs that never vary count as one.
 
-    Inputs that never vary count as one. Turned about both diagonals, ``C = L L'`` is ``C = R R'`` with the upper
-    triangular ``R = U^-1``.
+    Turned about both diagonals, ``C = L L'`` is ``C = R R'`` with the upper triangular ``R = U^-1``.
     """
-    variance = covariance.diagonal(dim1=1, dim2=2)
-    mean = variance.mean(1)[:, None, None]
-    added = damping + torch.where(variance <= 0, 1.0, 0.0)
-    damped = covariance / torch.where(mean > 0, mean, 1.0) + torch.diag_embed(added)
-    turned = torch.linalg.cholesky(damped.float().flip(1, 2))
+    added = damping + torch.where(covariance.diagonal(dim1=1, dim2=2) <= 0, 1.0, 0.0)
+    turned = torch.linalg.cholesky((covariance + torch.diag_embed(added)).flip(1, 2))
     unit = torch.eye(turned.shape[1]).expand_as(turned)
     return torch.linalg.solve_triangular(turned, unit, upper=False).flip(1, 2)
 
