@@ -16,6 +16,7 @@ from optimize.measure import quality
 from optimize.measure.fleet import Progress
 from optimize.program import Program
 from optimize.recipe import Recipe
+from optimize.targets.arrays import to_array
 
 CALIBRATION_BATCH = 32
 #: Enough to read disagreement from when no labelled data is given.
@@ -62,7 +63,7 @@ class Datasets:
                 return
             # The labels of calibration data are not looked at: accuracy on what ranges were learned from flatters.
             labels = chunk.labels.numpy() if self.evaluation and chunk.labels is not None else None
-            yield [tensor.numpy() for tensor in chunk.inputs], labels
+            yield [to_array(tensor) for tensor in chunk.inputs], labels
             seen += len(chunk)
             if limit:
                 progress("judge", min(1.0, seen / limit))

@@ -19,7 +19,7 @@ from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.normal_form import normalize
-from optimize.program import MAX_BATCH, Program
+from optimize.program import MAX_BATCH, SIZES, Program
 
 
 def capture(
@@ -28,6 +28,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_batch: bool = True,
+    dynamic_size: bool = False,
 ) -> Program:
     """Capture a module as a program that owns its weights; the module is left untouched.
 
@@ -40,13 +41,14 @@ def capture(
         args: Example positional arguments (or the only one); a batch of 1 is doubled, because export specialises on 1.
         kwargs: Example keyword arguments.
         dynamic_batch: Leave dimension 0 of every tensor input free. False fixes every shape to the example's.
+        dynamic_size: Leave height and width of every input ``[N, C, H, W]`` free too.
 
     Returns:
         The program.
 
     Raises:
-        Refused: The module fails on the inputs, cannot be exported, fixes its batch size, or returns something that is
-            no tensor.
+        Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free, or returns
+            something that is no tensor.
 
     Example:
         >>> import torch
@@ -65,7 +67,7 @@ def capture(
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
     with _quiet_export():
         _check_it_runs(source, arguments, keywords)
-        exported = _export(source, arguments, keywords, dynamic_batch)
+        exported = _export(source, arguments, keywords, dynamic_batch, dynamic_size)
     return from_exported(exported, inputs, in_spec, source=source, notes=notes)
 
 
@@ -284,7 +286,11 @@ def _example_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Ten
 
 
 def _export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_batch: bool
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_batch: bool,
+    dynamic_size: bool = False,
 ) -> torch.export.ExportedProgram:
     flat, _ = pytree.tree_flatten((args, kwargs))
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
@@ -292,14 +298,15 @@ def _export(
     leading = sizes[0] if sizes else None
 
     def dims(value: torch.Tensor) -> dict[int, Any]:
-        return {0: batch} if dynamic_batch and value.dim() and value.shape[0] == leading else {}
+        size = dict.fromkeys(SIZES, torch.export.Dim.DYNAMIC) if dynamic_size and value.dim() == 4 else {}
+        return size | ({0: batch} if dynamic_batch and value.dim() and value.shape[0] == leading else {})
 
     shapes = pytree.tree_map(dims, args), pytree.tree_map(dims, kwargs)
     signature = _by_name(module, *shapes)
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
     except Exception as error:
-        raise _capture_refusal(error) from error
+        raise _capture_refusal(error, dynamic_size) from error
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,8 +316,13 @@ def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return dict(signature.bind(*args, **kwargs).arguments) if kwargs or collects else args
 
 
-def _capture_refusal(error: Exception) -> Refused:
+def _capture_refusal(error: Exception, dynamic_size: bool = False) -> Refused:
     text = str(error)
+    if dynamic_size and "Constraints violated" in text:
+        return Refused(
+            "The model fixes its height or width (a Linear behind Flatten, a loop over rows); they cannot stay free.",
+            hint="Pool to one size, or leave --dynamic-size (dynamic_size=True) out.",
+        )
     if "batch" in text and ("specialized" in text or "constant" in text or "Constraints violated" in text):
         return Refused(
             "The model fixes its batch size (it computes with the batch as a constant), so the batch cannot stay free.",
@@ -369,7 +381,14 @@ def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tup
         dims = {}
         for dim, size in enumerate(node.meta["val"].shape):
             if isinstance(size, torch.SymInt):
-                default = "batch" if not names else f"dim{len(names)}"
-                dims[dim] = names.setdefault(str(size), default)
+                dims[dim] = names.setdefault(str(size), _free_name(dim, names))
         dynamic.append(dims)
     return tuple(dynamic)
+
+
+def _free_name(dim: int, names: Mapping[str, str]) -> str:
+    """Return a name for a free dimension that none of ``names`` has."""
+    if not names and dim == 0:
+        return "batch"
+    wanted = SIZES.get(dim, f"dim{len(names)}")
+    return wanted if wanted not in names.values() else f"{wanted}{len(names)}"

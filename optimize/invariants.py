@@ -85,7 +85,9 @@ def quantization_placed(program: Program) -> Iterator[str]:
     if program.quantization is None:
         return
     names = {node.name for node in program.graph.nodes}
-    for name in sorted({*program.quantization.layers, *program.quantization.ranges} - names):
+    plan, half = program.quantization, program.quantization.half
+    named = {*plan.layers, *plan.ranges, *(half.halves | half.floats if half else ())}
+    for name in sorted(named - names):
         yield f"the quantization plan names '{name}', which is not in the graph"
 
 

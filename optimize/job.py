@@ -30,6 +30,7 @@ class Job:
         factory: ``package.module:factory`` that makes the module a state dict belongs to.
         trust: Run the code that the file's pickles name.
         static_batch: Fix the batch to this size; None leaves it free.
+        dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
         preprocessing: ``mean`` and ``std`` of image folders, as text.
         given_passes: Passes of a Python caller, in place of the recipe's.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
@@ -43,6 +44,7 @@ class Job:
     factory: str | None = None
     trust: bool = False
     static_batch: int | None = None
+    dynamic_size: bool = False
     preprocessing: Mapping[str, str] = field(default_factory=dict)
     given_passes: Sequence[Pass] | None = None
     evaluate: Any = None

@@ -22,6 +22,8 @@ from optimize.quantization.plan import Quantization
 from optimize.stats import Stats, count
 
 MAX_BATCH = 4096
+#: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
+SIZES = {2: "height", 3: "width"}
 
 
 @dataclass
@@ -73,11 +75,16 @@ class Program:
 
     @property
     def batch(self) -> int | None:
-        """The example batch size, or None when no dimension is dynamic."""
+        """The example batch size, or None when the batch is fixed."""
         for tensor, dims in zip(self.inputs, self.dynamic, strict=True):
-            for dim in dims:
+            for dim in dims.keys() - SIZES.keys():
                 return int(tensor.shape[dim])
         return None
+
+    @property
+    def is_resizable(self) -> bool:
+        """Whether height and width of an input are free."""
+        return any(dims.keys() & SIZES.keys() for dims in self.dynamic)
 
     @property
     def precision(self) -> str:
@@ -118,13 +125,17 @@ class Program:
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
         """Return flat inputs of another batch size, made by cycling through the rows of the example inputs."""
-        resized = []
-        for tensor, dims in zip(self.inputs, self.dynamic, strict=True):
-            for dim in dims:
-                rows = torch.arange(batch) % tensor.shape[dim]
-                tensor = tensor.index_select(dim, rows)
-            resized.append(tensor)
-        return tuple(resized)
+        return tuple(
+            _cycled(tensor, dict.fromkeys(dims.keys() - SIZES.keys(), batch))
+            for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
+        )
+
+    def enlarged(self, batch: int) -> tuple[torch.Tensor, ...]:
+        """Return ``sample(batch)`` with twice the height and three times the width where those are free."""
+        return tuple(
+            _cycled(tensor, {dim: int(tensor.shape[dim]) * dim for dim in dims.keys() & SIZES.keys()})
+            for tensor, dims in zip(self.sample(batch), self.dynamic, strict=True)
+        )
 
     def clone(self) -> Program:
         """Return a program that shares nothing mutable with this one (the eager source is never written to)."""
@@ -147,7 +158,9 @@ class Program:
             Refused: torch.export does not accept the graph.
         """
         dims: dict[str, Any] = {
-            name: torch.export.Dim(name, min=1, max=MAX_BATCH) for entry in self.dynamic for name in entry.values()
+            name: torch.export.Dim.DYNAMIC if dim in SIZES else torch.export.Dim(name, min=1, max=MAX_BATCH)
+            for entry in self.dynamic
+            for dim, name in entry.items()
         }
         shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
         try:
@@ -190,6 +203,13 @@ class Program:
         from optimize.invariants import check
 
         check(self)
+
+
+def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """Return a tensor of other sizes, by dimension, made by cycling through what is there."""
+    for dim, size in sizes.items():
+        tensor = tensor.index_select(dim, torch.arange(size) % tensor.shape[dim])
+    return tensor
 
 
 def tensor_value(node: fx.Node) -> torch.Tensor | None:

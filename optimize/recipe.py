@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from optimize import registry
 from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import Pass
+from optimize.targets.base import Target
 
 #: Fields of a pass that a recipe does not set: the data comes from ``calib``.
 _DATA_FIELDS = {"calibration"}
@@ -56,6 +57,7 @@ class Recipe(BaseModel):
     Attributes:
         passes: In order.
         targets: Names of targets, in order.
+        target_options: Options of targets, by the target's name and the option's.
         calib: Calibration data: a file, a folder or ``package.module:callable``.
         eval: Labelled data, given alike.
         input_shape: Shape of one sample, such as ``3,224,224``, where no data and no file says it.
@@ -70,6 +72,7 @@ class Recipe(BaseModel):
 
     passes: tuple[PassEntry, ...] = ()
     targets: tuple[str, ...] = ()
+    target_options: dict[str, dict[str, Any]] = {}
     calib: str | None = None
     eval: str | None = None
     input_shape: str | None = None
@@ -96,6 +99,14 @@ class Recipe(BaseModel):
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list of pass names")
         return [_entry(item) for item in value]
+
+    def target(self, name: str) -> Target:
+        """Return a target with the options that the recipe gives it.
+
+        Raises:
+            UsageError: It has no such options, or not with these values.
+        """
+        return configured(name, self.target_options.get(name, {}), source="recipe")
 
     def yaml(self) -> str:
         """Return the recipe as a YAML file that reads back to it."""
@@ -129,10 +140,10 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
 
     >>> parse({"passes": ["FuseConvBN"], "targets": ["onnx"]}).passes[0].name
     'FuseConvBN'
-    >>> parse({"pases": []})
+    >>> parse({"pases": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe: unknown key 'pases'.
-    Did you mean 'passes'? Known: calib, eval, input_shape, layer_timing, max_drop, min_sqnr, passes, targets, threads.
+    Did you mean 'passes'? Known: calib, eval, input_shape, layer_timing, ..., threads.
     """
     if not isinstance(content, Mapping):
         raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")
@@ -149,6 +160,8 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         check_options(entry, source=source)
     for target in recipe.targets:
         registry.find_target(target)
+    for target, options in recipe.target_options.items():
+        configured(target, options, source=source)
     return recipe
 
 
@@ -164,13 +177,50 @@ def check_options(entry: PassEntry, *, source: str) -> None:
         if field.name in fields and field.name not in entry.options and field.default is dataclasses.MISSING:
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
-        if option not in fields:
-            raise UsageError(f"{source}: {entry.name} has no option '{option}'.", hint=nearest(option, fields))
-        try:
-            TypeAdapter(fields[option]).validate_python(value)
-        except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise UsageError(f"{source}: {entry.name}.{option} = {value!r}: {message}.") from error
+        _checked(entry.name, option, value, fields, source)
+
+
+def configured(name: str, options: Mapping[str, Any], *, source: str) -> Target:
+    """Return a target with these options; those that hold several words may be given as text with commas.
+
+    Raises:
+        UsageError: There is no such target or option, or a value does not fit.
+
+    >>> configured("tensorrt", {"max_batch": 16}, source="recipe").max_batch
+    16
+    """
+    target = registry.find_target(name)
+    if not options:
+        return target
+    if not dataclasses.is_dataclass(target):
+        raise UsageError(f"{source}: the target {name} has no options.", hint="Leave them out.")
+    fields = _fields(type(target))
+    given = {
+        option: _words(value) if fields.get(option) == tuple[str, ...] else value for option, value in options.items()
+    }
+    checked = {option: _checked(name, option, value, fields, source) for option, value in given.items()}
+    found: Target = dataclasses.replace(target, **checked)
+    return found
+
+
+def _words(value: Any) -> list[str]:
+    """Return several words; YAML reads ``8.6`` as a number.
+
+    >>> _words("8.6,8.9"), _words([8.6, "12.0"])
+    (['8.6', '8.9'], ['8.6', '12.0'])
+    """
+    return [str(word) for word in (value if isinstance(value, list | tuple) else str(value).split(","))]
+
+
+def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], source: str) -> Any:
+    """Return the value of an option as its field's type."""
+    if option not in fields:
+        raise UsageError(f"{source}: {owner} has no option '{option}'.", hint=nearest(option, fields))
+    try:
+        return TypeAdapter(fields[option]).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise UsageError(f"{source}: {owner}.{option} = {value!r}: {message}.") from error
 
 
 def _entry(item: Any) -> Any:
@@ -182,6 +232,6 @@ def _entry(item: Any) -> Any:
     return item
 
 
-def _fields(cls: type[Pass]) -> dict[str, Any]:
+def _fields(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -1,4 +1,4 @@
-"""Names to passes and targets: one decorator each, filled when ``optimize.passes`` and ``optimize.targets`` load."""
+"""Names to passes and targets: one decorator each, filled when their modules are imported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def passes() -> Mapping[str, type[Pass]]:
 
 def targets() -> Mapping[str, Target]:
     """Return every registered target by name."""
-    importlib.import_module("optimize.targets")
+    for name in importlib.import_module("optimize.targets").BACKENDS:
+        importlib.import_module(f"optimize.targets.{name}")
     return MappingProxyType(_targets)
 
 

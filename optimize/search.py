@@ -30,8 +30,10 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import LayerError, layer_errors, layer_paths
 from optimize.ranking import explain, fewest, rank, slow_choices
+from optimize.recipe import Recipe
 from optimize.registry import find_target
 from optimize.report import format as form
+from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact
 
 #: Samples a batch while candidates are judged.
@@ -118,7 +120,7 @@ class Search:
         gained = form.ratio(gains[best].ratio)  # type: ignore[union-attr]
         note = f"The file is {gained} as fast as with {form.plural(len(reasons), 'layer')} more in INT8."
         folder = candidate.artifact.path.parent
-        return _noted(_without(candidate, reasons, folder), note)
+        return _noted(_without(candidate, reasons, folder, self.job.recipe), note)
 
     def _gains(self, candidate: Candidate, choices: Sequence[Sequence[str]]) -> list[Speedup | None]:
         """Return how many times faster the file is without each choice of layers in INT8, timed interleaved."""
@@ -153,7 +155,7 @@ class Search:
             def holds(count: int) -> bool:
                 self.progress(f"give back {form.plural(count, 'layer')}", 0.0)
                 chosen = {name: reasons[name] for name in ranked[:count]}
-                tried[count] = _without(candidate, chosen, Path(place) / str(count))
+                tried[count] = _without(candidate, chosen, Path(place) / str(count), self.job.recipe)
                 return self._holds(bound, tried[count], reference)
 
             count = fewest(len(ranked) - 1, holds)
@@ -203,7 +205,7 @@ def layer_costs(program: Program, times: Mapping[str, LayerTime], errors: Sequen
 def one_sample(program: Program) -> list[np.ndarray]:
     """Return the inputs of one run that is timed: one sample, or the fixed batch."""
     inputs = program.sample(1) if program.batch else program.inputs
-    return [tensor.numpy() for tensor in inputs]
+    return [to_array(tensor) for tensor in inputs]
 
 
 def calibration(program: Program) -> Iterable[Sequence[torch.Tensor]]:
@@ -212,9 +214,9 @@ def calibration(program: Program) -> Iterable[Sequence[torch.Tensor]]:
     return FlatBatches(program, sources[-1]) if sources else [program.inputs]
 
 
-def _without(candidate: Candidate, reasons: Mapping[str, str], folder: Path) -> Candidate:
+def _without(candidate: Candidate, reasons: Mapping[str, str], folder: Path, recipe: Recipe) -> Candidate:
     """Return the candidate with layers given back, its file written to a folder under the same name."""
-    program, target = give_back(candidate.program, reasons), find_target(candidate.artifact.target)
+    program, target = give_back(candidate.program, reasons), recipe.target(candidate.artifact.target)
     artifact = target.export(program, folder / candidate.artifact.path.name)
     return Candidate(program, replace(artifact, notes=(*candidate.artifact.notes, *artifact.notes)))
 

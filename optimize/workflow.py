@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from optimize import registry
@@ -28,7 +30,9 @@ from optimize.report import write
 from optimize.report.assemble import assemble
 from optimize.report.model import Report
 from optimize.search import Search
-from optimize.targets.base import Artifact
+from optimize.targets import progress
+from optimize.targets.arrays import to_array
+from optimize.targets.base import Artifact, Target
 
 JUDGED_BATCH = 64
 
@@ -39,12 +43,14 @@ def optimize(
     *,
     passes: Sequence[Pass] = (),
     targets: str | Sequence[str] = ("onnx",),
+    target_options: Mapping[str, Mapping[str, Any]] | None = None,
     evaluate: Any = None,
     out: str | Path = "optimized",
     max_drop: float | str | None = None,
     min_sqnr: float | None = None,
     layer_timing: bool = True,
     threads: int = 1,
+    dynamic_size: bool = False,
     factory: str | None = None,
     trust: bool = False,
 ) -> Report:
@@ -55,6 +61,7 @@ def optimize(
         inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
         passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32.
         targets: Name or names of targets.
+        target_options: Options of targets, such as ``{"tensorrt": {"max_batch": 16}}``.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
         out: Folder for the artifacts, ``report.json``, ``report.md`` and ``report.html``.
         max_drop: Points of the metric on ``evaluate`` that an INT8 file may lose: layers are given back to float until
@@ -62,6 +69,7 @@ def optimize(
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         threads: Compute threads while measuring.
+        dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
 
@@ -73,9 +81,19 @@ def optimize(
     """
     names = (targets,) if isinstance(targets, str) else tuple(targets)
     asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
-    recipe = parse({"targets": names, "threads": threads, **asked}, source="optimize.optimize")
+    options = {name: dict(entry) for name, entry in (target_options or {}).items()}
+    content = {"targets": names, "target_options": options, "threads": threads, **asked}
+    recipe = parse(content, source="optimize.optimize")
     given = Job(
-        model, recipe, inputs, Path(out), factory=factory, trust=trust, given_passes=tuple(passes), evaluate=evaluate
+        model,
+        recipe,
+        inputs,
+        Path(out),
+        factory=factory,
+        trust=trust,
+        dynamic_size=dynamic_size,
+        given_passes=tuple(passes),
+        evaluate=evaluate,
     )
     return run_job(given)
 
@@ -107,8 +125,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     with staging(job.out) as folder:
         stem = _stem(job.source)
         exports = [
-            _export(variant, target, folder / f"{stem}.{variant.precision}{registry.find_target(target).suffix}", tell)
-            for target in job.recipe.targets
+            _export(variant, target, folder / f"{stem}.{variant.precision}{target.suffix}", tell)
+            for target in map(job.recipe.target, job.recipe.targets)
             for variant in variants
         ]
         baseline = registry.find_target("eager").export(subject.program, folder / "baseline.eager.pt2")
@@ -140,7 +158,8 @@ def transform(program: Program, passes: Sequence[Pass], progress: Progress | Non
     compiled = Pipeline(script).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
     variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
     for chain in chains:
-        trace = Pipeline(chain).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
+        start = _integers(variants, chain[0]) if chain[0].continues else base.program
+        trace = Pipeline(chain).run(start, on_step=lambda entry: tell(entry.name, 0.0))
         if not trace.steps[-1].outcome.rewrites:  # the step says why, and there is no file to add
             variants[0] = replace(variants[0], steps=(*variants[0].steps, trace.steps[-1]))
         else:
@@ -166,6 +185,21 @@ def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
     return chains[:-1]
 
 
+def _integers(variants: Sequence[Variant], entry: Pass) -> Program:
+    """Return the program of the last static INT8 variant, for a pass to go on from.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for variant in reversed(variants):
+        plan = variant.program.quantization
+        if plan is not None and plan.mode == "static" and plan.half is None:
+            return variant.program
+    raise UsageError(
+        f"{entry.name}(mixed=True) goes on from static INT8, and none is before it.", hint="Put QuantizeStatic before."
+    )
+
+
 def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Any:
     """Return the calibration data, synthesised where none was given and a pass needs some."""
     if not job.needs_calibration:
@@ -178,14 +212,16 @@ def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progr
     return synthesize(program, progress=lambda done, steps: tell("synthesise calibration data", done / steps))
 
 
-def _export(variant: Variant, target: str, path: Path, tell: Progress) -> Export:
+def _export(variant: Variant, target: Target, path: Path, tell: Progress) -> Export:
     """Write one artifact; what goes wrong with it does not stop the others."""
-    tell(f"export {target} {variant.precision}", 0.0)
+    phase = f"export {target.name} {variant.precision}"
+    tell(phase, 0.0)
     try:
-        artifact = registry.find_target(target).export(variant.program, path)
+        with progress.heard_by(lambda share: tell(phase, share)):
+            artifact = target.export(variant.program, path)
     except (Refused, TargetUnavailable, VerificationFailed) as error:
-        return Export(target, variant.precision, error=error)
-    return Export(target, variant.precision, artifact)
+        return Export(target.name, variant.precision, error=error)
+    return Export(target.name, variant.precision, artifact)
 
 
 def _measure(
@@ -202,9 +238,15 @@ def _measure(
     ]
     one = program.sample(1) if program.batch else program.inputs
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
-        timings = measure(fleet, [tensor.numpy() for tensor in one], progress=tell)
+        timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
         batches = datasets.judged(program, JUDGED_BATCH, progress=tell)
-        return timings, judge(fleet, batches)
+        return timings, judge(fleet, itertools.chain(batches, _other_sizes(program)))
+
+
+def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
+    """Yield one batch of another height and width where those are free: the files must answer there too."""
+    if program.is_resizable:
+        yield [to_array(tensor) for tensor in program.enlarged(program.batch or 1)], None
 
 
 def _drop_failed(exports: Sequence[Export], report: Report) -> None:

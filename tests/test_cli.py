@@ -211,6 +211,48 @@ def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_half_on_the_command_line(small: Path, tmp_path: Path) -> None:
+    """Policy and types of inputs of --fp16, --bf16 and --mixed; INT8 mixed with half as a file of its own."""
+    words = (small / "net.pt", "--calib", small / "data.npz", "--fuse", "--to", "onnx", "--out", tmp_path)
+    done = command(*words, "--int8", "--mixed", "float16", "--fp16", "--half-policy", "O2", "--half-io", "--quiet")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["precision"] for row in report["rows"]] == ["float32", "int8", "float16", "int8-float16"]
+    assert [row["status"] for row in report["rows"]] == ["measured"] * 4
+    casts = [step for step in report["trace"] if step["pass"] == "CastFP16"]
+    assert [step["options"] for step in casts] == [
+        "policy='O2', io='half', mixed=False",
+        "policy='O2', io='half', mixed=True",
+    ]
+    assert "mixed: true" in report["recipe"] and "policy: O2" in report["recipe"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--half-policy", "O1"), "say how to cast"),
+        (("--half-io", "--int8"), "say how to cast"),
+        (("--mixed", "float16"), "needs static INT8"),
+        (("--mixed", "bfloat16", "--int8=dynamic"), "needs static INT8"),
+        (("--fp16", "--half-policy", "O9"), "O9"),
+    ],
+)
+def test_half_options_that_fit_nothing(words: tuple[str, ...], message: str, small: Path, tmp_path: Path) -> None:
+    done = command(small / "net.pt", *words, "--to", "onnx", "--out", tmp_path / "out")
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_height_and_width_are_left_free_on_request(small: Path, tmp_path: Path) -> None:
+    words = ("--input-shape", "3,16,16", "--dynamic-size", "--to", "onnx,onnx-cuda", "--out", tmp_path, "--quiet")
+    done = command(small / "net.pt", *words)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"]["inputs"] == ["input_1 float32[batch, 3, height, width]"]
+    row, missing = report["rows"]
+    assert row["status"] == "measured" and row["providers"] == ["CPUExecutionProvider"]
+    if missing["path"] is None:  # this ONNX Runtime has no CUDA provider: the other target has finished
+        assert done.returncode == 4 and "pip install onnxruntime-gpu" in missing["reason"]
+
+
 def test_show_prints_the_graph_before_and_after(small: Path) -> None:
     done = command("show", small / "net.pt", "--input-shape", "3,16,16", "--why")
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,36 @@ def test_a_wrong_pass_is_stopped_by_name() -> None:
         optimize.Pipeline([Corrupt()]).run(small())
 
 
+@dataclass(frozen=True)
+class Shrink(Pass):
+    """Rounds by more than it states."""
+
+    exactness: ClassVar[Exactness] = Exactness.ROUNDING
+    tolerance: ClassVar[float] = 1e-3
+    remedy: ClassVar[str] = "Leave it out."
+    factor: float = 0.5
+
+    def rewrite(self, program: Program) -> Outcome:
+        node = next(iter(graph.calls(program.graph, aten.relu.default)))
+        with program.graph.inserting_after(node):
+            scaled = program.graph.call_function(aten.mul.Tensor, (node, self.factor))
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        return Outcome((Rewrite("1", "scaled"),))
+
+
+def test_what_a_rounding_pass_costs_beyond_its_statement_is_a_warning() -> None:
+    step = optimize.Pipeline([Shrink()]).run(small()).steps[0]
+    assert step.relative_error == pytest.approx(0.5, rel=1e-3)
+    assert "Shrink moves the outputs by 5.0e-01 of the largest" in step.warning
+    assert "the 1e-03 it usually stays within" in step.warning and step.warning.endswith("Leave it out.")
+    assert optimize.Pipeline([Shrink(factor=0.9999)]).run(small()).steps[0].warning == ""
+
+
+def test_an_output_that_is_no_longer_finite_stops_a_rounding_pass_too() -> None:
+    with pytest.raises(VerificationFailed, match="Shrink: an output is no longer finite"):
+        optimize.Pipeline([Shrink(factor=float("inf"))]).run(small())
+
+
 def test_a_wrong_order_is_refused_before_anything_runs() -> None:
     with pytest.raises(UsageError, match=r"FuseConvBN .* cannot run after CastFP16"):
         optimize.Pipeline([optimize.CastFP16(), optimize.FuseConvBN()])

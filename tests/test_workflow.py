@@ -57,6 +57,7 @@ def test_one_target_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     )
     status = {(row.target, row.precision): row for row in report.rows}
     assert status["onnx", "bfloat16"].status == "failed" and status["onnx", "bfloat16"].reason
+    assert any("few bfloat16 kernels for CPUs; take --to openvino" in warning for warning in report.warnings)
     assert status["torchscript", "bfloat16"].status == "measured"
     assert status["onnx", "float32"].status == "measured"
 
@@ -93,6 +94,72 @@ def test_precision_passes_make_variants_beside_float() -> None:
     assert [variant.precision for variant in variants] == ["float32", "int8", "float16"]
     assert [step.pass_name for step in variants[0].steps] == ["FuseConvBN", "Script"]
     assert variants[0].program.compiled is not None and variants[1].program.compiled is None
+
+
+def test_int8_mixed_with_half_is_a_variant_that_goes_on_from_int8() -> None:
+    program = optimize.capture(net(), (torch.rand(2, 3, 8, 8),))
+    data = [torch.rand(4, 3, 8, 8)]
+    passes = [optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=data), optimize.CastFP16()]
+    assert [entry.precision for entry in transform(program, passes)] == ["float32", "int8", "float16"]
+    variants = transform(program, [*passes[:2], optimize.CastBF16(mixed=True), optimize.CastFP16(mixed=True)])
+    assert [entry.precision for entry in variants] == ["float32", "int8", "int8-bfloat16", "int8-float16"]
+    int8, mixed = (entry.program.quantization for entry in variants[1:3])
+    assert int8 is not None and mixed is not None and mixed.layers == int8.layers and int8.half is None
+    assert [step.pass_name for step in variants[2].steps] == ["CastBF16"]
+    with pytest.raises(UsageError, match=r"CastFP16\(mixed=True\) goes on from static INT8"):
+        transform(program, [optimize.FuseConvBN(), optimize.CastFP16(mixed=True)])
+
+
+@pytest.mark.parametrize("cast", [optimize.CastFP16, optimize.CastBF16])
+def test_files_that_take_half_are_fed_and_judged_like_the_others(cast: type, tmp_path: Path) -> None:
+    module, x = net(), torch.rand(8, 3, 8, 8)
+    report = optimize.optimize(
+        module,
+        (x[:2],),
+        passes=[optimize.FuseConvBN(), cast(io="half")],
+        targets=["torchscript"],
+        evaluate=[(x, module(x).argmax(1))],
+        out=tmp_path / "out",
+    )
+    row = report.rows[1]
+    assert row.status == "measured" and row.agreement is not None and row.agreement.sqnr_db > 40
+    assert row.accuracy is not None and row.accuracy.samples == 8
+
+
+def test_a_module_of_bfloat16_goes_through_the_line(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16().eval()
+    report = optimize.optimize(module, (torch.rand(2, 6).bfloat16(),), targets=["torchscript"], out=tmp_path / "out")
+    assert report.rows[0].status == "measured" and report.rows[0].precision == "bfloat16"
+    assert report.rows[0].agreement is not None and report.rows[0].agreement.sqnr_db > 100
+
+
+class Cancelling(nn.Module):
+    """Adds what bfloat16 cannot hold beside its input, and takes it away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + 1000.0 - 1000.0
+
+
+def test_half_beyond_its_tolerance_is_a_file_a_figure_and_a_warning(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    report = optimize.optimize(
+        Cancelling().eval(),
+        (torch.rand(4, 6),),
+        passes=[optimize.CastBF16(policy="O3")],
+        targets=["torchscript"],
+        out=tmp_path / "out",
+    )
+    row = report.rows[1]
+    assert row.status == "measured" and row.path is not None and Path(row.path).is_file()
+    assert row.agreement is not None and row.agreement.sqnr_db < 10 and row.agreement.top1 is not None
+    (warning,) = [entry for entry in report.warnings if entry.startswith("CastBF16 moves the outputs by")]
+    assert "see the agreement of its files" in warning and "--calib" in warning and "--int8" in warning
+    step = report.trace[-1]
+    assert step.relative_error is not None and step.relative_error > 0.1
 
 
 def test_a_module_that_answers_differently_each_time_is_not_accepted() -> None:

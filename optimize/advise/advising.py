@@ -17,6 +17,7 @@ from optimize.profile.machine import Limits, measure_limits, torch_threads
 from optimize.profile.result import FreshProcess
 from optimize.program import Program
 from optimize.registry import find_target
+from optimize.targets.arrays import to_array
 
 _FRESH_BUDGET_S = 1.0
 
@@ -108,7 +109,7 @@ def _startup(case: Case, threads: int, progress: Progress) -> tuple[FreshProcess
     """Return what the first call costs in a process of its own, and the seconds of a later one."""
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         artifact = find_target("eager").export(case.program, Path(folder) / "model.eager.pt2")
-        inputs = [tensor.numpy() for tensor in case.inputs(case.program)]
+        inputs = [to_array(tensor) for tensor in case.inputs(case.program)]
         with Fleet([artifact], threads=threads, progress=progress) as fleet:
             (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
     if timing.latency is None:

@@ -14,6 +14,7 @@ from optimize.errors import OptimizeError
 from optimize.passes.cast_half import CastBF16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.registry import find_target
+from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, FloatLayer
 
 _BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
@@ -75,7 +76,7 @@ class Int8(Rule):
         if files is None:
             return None
         real, integer = (artifact.load(threads=case.limits.threads) for artifact in files)
-        inputs = [tensor.numpy() for tensor in case.inputs(case.fused)]
+        inputs = [to_array(tensor) for tensor in case.inputs(case.fused)]
         return compare_runs(lambda: real.run(inputs), lambda: integer.run(inputs), "the fused network in ONNX Runtime")
 
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from optimize.errors import TargetUnavailable
 from optimize.load import load
+from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
 
 
@@ -31,7 +32,7 @@ class ModuleRunner(Runner):
         """Run on flat arrays; return flat arrays."""
         with torch.inference_mode():
             leaves = pytree.tree_leaves(self.module(*self._tensors(inputs)))
-        return [(leaf.float() if leaf.dtype is torch.bfloat16 else leaf).cpu().numpy() for leaf in leaves]
+        return [to_array(leaf) for leaf in leaves]
 
     def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
         """Return the seconds between events on the GPU around each run, inputs already there; one wait at the end.
@@ -51,7 +52,7 @@ class ModuleRunner(Runner):
         return [start.elapsed_time(end) / 1e3 for start, end in events]
 
     def _tensors(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        return [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in inputs]
+        return [to_tensor(array).to(self.device) for array in inputs]
 
 
 def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) -> ModuleRunner:

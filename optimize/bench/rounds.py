@@ -23,6 +23,7 @@ from optimize.measure import latency
 from optimize.measure.environment import frequency_mhz
 from optimize.measure.feed import drawn
 from optimize.measure.fleet import Progress, WorkerFailed, silent
+from optimize.targets.arrays import element_type
 
 #: Runs of each warm-up that are kept; the rest is counted.
 WARM_UP_KEPT = 50
@@ -262,7 +263,7 @@ def scenario_inputs(subject: Subject, scenario: Scenario, seed: int) -> list[np.
     )
     arrays: dict[int, np.ndarray] = {}
     for (_, tokens), spec, own in entries:
-        arrays[own] = drawn(spec, scenario.batch, tokens, generator).astype(spec.dtype, copy=False)
+        arrays[own] = drawn(spec, scenario.batch, tokens, generator).astype(element_type(spec.dtype), copy=False)
     return [arrays[index] for index in range(len(arrays))]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from optimize.cli import advise, bench, check, compare, listing, profile, run, sensitivity, show
+from optimize.cli import advise, bench, check, compare, listing, profile, run, sensitivity, show, targets
 from optimize.errors import OptimizeError
 
 INTERRUPTED = 130
@@ -21,7 +21,7 @@ COMMANDS = (
     sensitivity.sensitivity,
     compare.compare,
     listing.list_passes,
-    listing.list_targets,
+    targets.list_targets,
 )
 
 

@@ -1,4 +1,4 @@
-"""``optimize passes`` and ``optimize targets``: what there is, and what can be used here."""
+"""``optimize passes``: what there is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,3 @@ def list_passes() -> None:
     from optimize.report.console import show_passes
 
     show_passes(registry.passes())
-
-
-@click.command("targets")
-def list_targets() -> None:
-    """List the targets, whether each can be used here, and what to install."""
-    from optimize import registry
-    from optimize.report.console import show_targets
-
-    show_targets(registry.targets())

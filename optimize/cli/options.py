@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from optimize.errors import UsageError
 
 factory = click.option(
     "--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds."
@@ -18,6 +21,57 @@ std = click.option("--std", metavar="R,G,B", help="Standard deviation of image f
 input_shape = click.option(
     "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
 )
+target_option = click.option(
+    "--target-option",
+    "target_options",
+    metavar="TARGET.OPTION=VALUE",
+    multiple=True,
+    help="Option of a target, such as tensorrt.max_batch=16; 'optimize targets' lists them. May be given again.",
+)
+half_policy = click.option(
+    "--half-policy",
+    metavar="measured|O0|O1|O2|O3",
+    type=click.Choice(["measured", "O0", "O1", "O2", "O3"]),
+    help="What --fp16, --bf16 and --mixed keep in float32: what data shows to need it, or by Apex's lists.  "
+    "[default: measured]",
+)
+half_io = click.option(
+    "--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too."
+)
+
+
+def half(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the passes that cast to half, those that were given.
+
+    Raises:
+        UsageError: They are given without such a pass.
+    """
+    asked = {"policy": given["half_policy"], "io": "half" if given["half_io"] else None}
+    chosen = {name: value for name, value in asked.items() if value}
+    if chosen and not (given["fp16"] or given["bf16"] or given["mixed"]):
+        raise UsageError("--half-policy and --half-io say how to cast.", hint="Add --fp16, --bf16 or --mixed.")
+    return chosen
+
+
+def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of targets, by target and option; values are read as a recipe's.
+
+    Raises:
+        UsageError: One is not of the form ``TARGET.OPTION=VALUE``.
+
+    >>> target_options(["tensorrt.max_batch=16", "tensorrt.compute_capabilities=8.6,8.9"])
+    {'tensorrt': {'max_batch': 16, 'compute_capabilities': '8.6,8.9'}}
+    """
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        target, dot, option = key.partition(".")
+        if not (equals and dot):
+            raise UsageError(f"--target-option {text} is not of the form TARGET.OPTION=VALUE.")
+        found.setdefault(target, {})[option] = yaml.safe_load(value)
+    return found
 
 
 def preprocessing(options: dict[str, Any]) -> dict[str, str]:

@@ -22,6 +22,7 @@ PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
 @click.command()
 @click.argument("model")
 @click.option("--to", "targets", metavar="TARGET[,...]", help="Where it shall run; see 'optimize targets'.")
+@options.target_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -62,12 +63,21 @@ PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
 @click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
 @click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
 @click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
+@click.option(
+    "--mixed",
+    metavar="FLOAT16|BFLOAT16",
+    type=click.Choice(["float16", "bfloat16"]),
+    help="With --int8: one more file, INT8 with what is not in integers in this type.",
+)
+@options.half_policy
+@options.half_io
 @click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
 @click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
 @click.option(
     "--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free."
 )
+@click.option("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
 @click.option(
     "--max-drop",
     metavar="POINTS",
@@ -97,6 +107,7 @@ def run(model: str, **given: Any) -> None:
                 factory=given["factory"],
                 trust=given["trust"],
                 static_batch=given["static_batch"],
+                dynamic_size=given["dynamic_size"],
                 preprocessing=preprocessing,
                 command=options.command_line(),
             ),
@@ -135,7 +146,8 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         content = read(given["recipe_file"]).model_dump(exclude_defaults=True)
     chosen = {key: value for key, value in overrides.items() if value or value == 0}
     timing = {} if given["layer_timing"] else {"layer_timing": False}
-    recipe = parse({**content, **chosen, **timing}, source="options")
+    targets = {**content.get("target_options", {}), **options.target_options(given["target_options"])}
+    recipe = parse({**content, **chosen, **timing, "target_options": targets}, source="options")
     if not recipe.targets:
         raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
     return recipe
@@ -144,6 +156,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
 def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
+    half = options.half(given)
+    if given["mixed"] and given["int8"] != "static":
+        raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
     asked = [
         (given["prune"], "PruneChannels", {"ratio": given["prune"]}),
         *((given["int8"] == "static" and given["recover"], name, {}) for name in PREPARING),
@@ -151,8 +166,10 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         (given["int8"] == "dynamic", "QuantizeDynamic", {}),
         (given["int8"] == "weights", "QuantizeWeights", {}),
         (given["int4"], "QuantizeWeights", {"bits": 4}),
-        (given["fp16"], "CastFP16", {}),
-        (given["bf16"], "CastBF16", {}),
+        (given["fp16"], "CastFP16", half),
+        (given["bf16"], "CastBF16", half),
+        (given["mixed"] == "float16", "CastFP16", {**half, "mixed": True}),
+        (given["mixed"] == "bfloat16", "CastBF16", {**half, "mixed": True}),
         (given["jit"], "Script", {}),
     ]
     chosen = [{"name": name, "options": values} for wanted, name, values in asked if wanted]

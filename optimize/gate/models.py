@@ -14,6 +14,7 @@ from optimize.bench.subjects import MODULE, Opening, Subject, agreed_inputs
 from optimize.errors import Refused, TargetUnavailable
 from optimize.measure.feed import FLOATS, drawn
 from optimize.registry import find_target
+from optimize.targets.arrays import element_type, to_array
 from optimize.targets.base import Artifact, TensorSpec
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Model:
     def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return arrays that were made for the pair's ``specs`` in this file's own order and types."""
         wanted = zip(self.places, self.artifact.inputs, strict=True)
-        return [arrays[place].astype(spec.dtype, copy=False) for place, spec in wanted]
+        return [arrays[place].astype(element_type(spec.dtype), copy=False) for place, spec in wanted]
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class Samples:
         for batch in opened.batches(size):
             if len(batch) == size or self.pair.fixed_batch is None:  # a fixed batch takes whole batches only
                 labels = batch.labels.numpy() if labelled and batch.labels is not None else None
-                yield [tensor.numpy() for tensor in batch.inputs], labels
+                yield [to_array(tensor) for tensor in batch.inputs], labels
 
 
 def _wanted(spec: TensorSpec) -> InputSpec:

@@ -11,6 +11,7 @@ import numpy as np
 
 from optimize.errors import Refused, UsageError
 from optimize.measure.sides import FLOATS, OnnxSide, Side, alike, listed
+from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
 
 #: Random samples, where no data is given.
@@ -133,7 +134,7 @@ def _data(data: str, specs: Sequence[TensorSpec], fixed: int | None, preprocessi
     def read() -> Iterator[list[np.ndarray]]:
         for batch in opened.batches(size):
             if len(batch) == size:  # a fixed batch takes whole batches only
-                yield [tensor.numpy() for tensor in batch.inputs]
+                yield [to_array(tensor) for tensor in batch.inputs]
 
     return Feed(opened.name, False, read)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optimize.errors import OptimizeError, Refused
+from optimize.targets.arrays import element_type, to_array, to_tensor
 from optimize.targets.base import TensorSpec, file_digest
+from optimize.targets.onnx.runner import run_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -61,7 +63,7 @@ class Side(ABC):
         return self._guarded(self._run, arrays)
 
     def _guarded(self, run: Run, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        dtypes = [spec.dtype for spec in self.inputs] or [array.dtype.name for array in arrays]
+        dtypes = [element_type(spec.dtype) for spec in self.inputs] or [array.dtype for array in arrays]
         try:
             return run([array.astype(dtype, copy=False) for array, dtype in zip(arrays, dtypes, strict=True)])
         except Exception as error:  # every runtime has its own
@@ -104,8 +106,7 @@ class OnnxSide(Side):
 
     def _feed(self, session: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         names = (spec.name for spec in self.inputs)
-        outputs: list[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
-        return outputs
+        return run_of(session)(dict(zip(names, arrays, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,8 @@ class TorchSide(Side):
         import torch
 
         with torch.inference_mode():
-            outputs = self.call(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-        # NumPy has no bfloat16.
-        return [(output.float() if output.dtype is torch.bfloat16 else output).numpy() for output in outputs]
+            outputs = self.call(*map(to_tensor, arrays))
+        return [to_array(output) for output in outputs]
 
 
 def open_side(source: str, *, trust: bool = False) -> Side:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optimize.errors import OptimizeError
+from optimize.targets.arrays import fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
 
@@ -121,7 +122,7 @@ class Worker:
 
     def _checked(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         specs = self._loaded().artifact.inputs
-        return [check_array(array, spec) for array, spec in zip(arrays, specs, strict=True)]
+        return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, specs, strict=True)]
 
 
 def artifact_from(fields: Mapping[str, Any]) -> Artifact:
@@ -131,6 +132,7 @@ def artifact_from(fields: Mapping[str, Any]) -> Artifact:
         return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
 
     kept = {key: fields[key] for key in ("target", "precision", "sha256", "size_bytes", "out_spec", "versions")}
+    kept["settings"] = fields.get("settings", {})
     return Artifact(path=Path(fields["path"]), inputs=specs(fields["inputs"]), outputs=specs(fields["outputs"]), **kept)
 
 
@@ -141,9 +143,9 @@ def read_arrays(path: Path) -> list[np.ndarray]:
 
 
 def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
-    """Write arrays to an uncompressed ``.npz``, in order."""
+    """Write arrays to an uncompressed ``.npz``, in order; bfloat16 as float32 (see ``fitted``)."""
     with path.open("wb") as file:
-        np.savez(file, *arrays)
+        np.savez(file, *map(storable, arrays))
 
 
 def context_switches() -> Switches:

@@ -23,7 +23,8 @@ class Stage(IntEnum):
 class Exactness(Enum):
     """What a pass promises about the program's outputs.
 
-    ``EXACT``: equal up to the rounding of re-associated sums. ``ROUNDING``: equal up to the stated precision.
+    ``EXACT``: equal up to the rounding of re-associated sums. ``ROUNDING``: equal up to the stated precision on
+    ordinary models.
     ``LOSSY``: may differ; the report says by how much.
     """
 
@@ -82,19 +83,27 @@ class Pass(ABC):
     Attributes:
         stage: When it may run.
         exactness: What it promises.
-        tolerance: For ``ROUNDING``: the largest error allowed, relative to the largest output.
+        tolerance: For ``ROUNDING``: the largest error on ordinary models, relative to the largest output; more is
+            reported as a warning.
+        remedy: For ``ROUNDING``: what to do about more, as sentences.
         prepares: Whether it only makes a program ready for the precision pass behind it, and belongs to its variant.
     """
 
     stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.EXACT
     tolerance: ClassVar[float] = 0.0
+    remedy: ClassVar[str] = ""
     prepares: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """The class name, the pass's name everywhere."""
         return type(self).__name__
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on from the INT8 variant before it; a precision pass else starts from the float program."""
+        return False
 
     @abstractmethod
     def rewrite(self, program: Program) -> Outcome:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -13,14 +13,15 @@ from torch import fx
 from optimize import graph
 from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
-from optimize.precision.casting import is_concerned, write_casts
+from optimize.precision.casting import is_concerned
 from optimize.precision.constants import makes_float32
 from optimize.precision.emulation import Emulation
+from optimize.precision.lowering import holds_half, in_half, write_half
 from optimize.precision.overflow import find_overflows
-from optimize.precision.placement import assign, follow_widest
+from optimize.precision.plan import HalfPlan
 from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, Policy, apex_name, keeps_float32
 from optimize.precision.rounding_error import find_losses
-from optimize.program import Program, tensor_value
+from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.registry import register_pass
 
@@ -42,6 +43,8 @@ class _CastHalf(Pass):
         policy: ``measured``, or a level of Apex: ``O0`` nothing, ``O1`` its lists, ``O2`` all but BatchNorm and
             reductions, ``O3`` everything.
         io: Type of the program's inputs and outputs: ``float32``, or ``half`` for the 16-bit type.
+        mixed: In a run, cast what the INT8 variant before it leaves in float, instead of the float variant. The graph
+            stays in float32 and the quantization plan carries the rest (``HalfPlan``), for targets to lower.
     """
 
     stage: ClassVar[Stage] = Stage.PRECISION
@@ -55,6 +58,7 @@ class _CastHalf(Pass):
     calibration: Iterable[Any] | None = field(default=None, repr=False, compare=False)
     policy: Policy = "measured"
     io: Literal["float32", "half"] = "float32"
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
@@ -64,32 +68,58 @@ class _CastHalf(Pass):
         if self.calibration is not None and iter(self.calibration) is self.calibration:
             raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
 
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on from the INT8 variant before it."""
+        return self.mixed
+
     def rewrite(self, program: Program) -> Outcome:
         """Assign a precision to every call, then write the casts between them."""
-        if program.quantization is not None:
-            raise Refused(f"{self.name} cannot follow quantization: the integer layers keep their own precision.")
-        if _is_cast_already(program):
-            return Outcome(notes=("The program holds 16-bit values already.",))
-        if self.policy == "O0":
-            return Outcome(notes=("O0 casts nothing.",))
+        if message := self._nothing_to_do(program):
+            return Outcome(notes=(message,))
         concerned = [node for node in program.graph.nodes if is_concerned(node)]
         calls = [node for node in concerned if node.op == "call_function"]
         integers = {node: "it makes float32 of integers" for node in calls if makes_float32(node)}
         kept, notes = self._kept(program, [node for node in calls if node not in integers])
         kept = integers | kept
-        halves = self._assigned(program, concerned, kept)
+        plan = self._plan(concerned, kept)
+        halves = in_half(program, plan)
         computing = [node for node in calls if node in halves]
         skips = tuple(Skip(graph.origin(node), graph.op_name(node), kept[node]) for node in calls if node in kept)
         if not computing:
             return Outcome(skips=skips, notes=notes)
-        products = [node for node in computing if graph.op_name(node) in PRODUCTS]
-        casts = write_casts(program, halves, self.dtype, masks=self.policy == "measured")
-        rewrites = (
-            Rewrite(graph.origin(node), f"{graph.op_name(node)} to {self._short}") for node in products or computing
-        )
+        notes = (self._summary(len(computing), len(kept)), *notes, *self.advice)
+        rewrites = tuple(self._rewritten(program, computing))
+        if program.quantization is not None:
+            program.quantization = replace(program.quantization, half=plan)
+            return Outcome(rewrites, skips, notes)
+        casts = write_half(program, plan, halves)
         spared = len(calls) - len(computing) - len(kept)
         floats = f"{casts} casts, {spared} more calls in float32 to have no more of them."
-        return Outcome(tuple(rewrites), skips, (self._summary(len(computing), len(kept)), floats, *notes, *self.advice))
+        return Outcome(rewrites, skips, (notes[0], floats, *notes[1:]))
+
+    def _nothing_to_do(self, program: Program) -> str:
+        """Say why there is nothing to cast, if so.
+
+        Raises:
+            Refused: The program is quantized in a way that halves do not go with, or not at all though they should.
+        """
+        plan = program.quantization
+        if plan is not None and plan.mode != "static":
+            raise Refused(f"{self.name} cannot follow {plan.precision}: it goes with static INT8 alone.")
+        if plan is None and self.mixed:
+            raise Refused(f"{self.name}(mixed=True) found no INT8 to mix with.", hint="Put QuantizeStatic before it.")
+        if holds_half(program) or (plan is not None and plan.half is not None):
+            return "The program holds 16-bit values already."
+        return "O0 casts nothing." if self.policy == "O0" else ""
+
+    def _rewritten(self, program: Program, computing: Sequence[fx.Node]) -> Iterator[Rewrite]:
+        """Yield the products that are cast, else every call; those in integers are not."""
+        layers = program.quantization.layers if program.quantization else frozenset()
+        beside = [node for node in computing if node.name not in layers]
+        products = [node for node in beside if graph.op_name(node) in PRODUCTS]
+        for node in products or beside or computing:
+            yield Rewrite(graph.origin(node), f"{graph.op_name(node)} to {self._short}")
 
     def _kept(self, program: Program, calls: Sequence[fx.Node]) -> tuple[Kept, tuple[str, ...]]:
         """Return the calls that must be in float32 with the reason, and what the report should say."""
@@ -113,7 +143,9 @@ class _CastHalf(Pass):
         kept = {node: _BY_STEP for node in calls if graph.is_call(node, *graph.RECURRENT)}
         kept |= {node: _UNFOLDED for node in calls if graph.op_name(node) in NORMS}
         kept |= find_overflows(emulation, batches, set(calls) - kept.keys())
-        losses, error = find_losses(emulation, batches, set(calls) - kept.keys(), self.allowed)
+        integer = program.quantization.layers if program.quantization else frozenset()
+        halves = {node for node in calls if node not in kept and node.name not in integer}
+        losses, error = find_losses(emulation, batches, halves, self.allowed)
         note = f"On the calibration data the outputs move by {error:.1e} of the largest."
         if error > self.allowed:
             note = f"{note[:-1]}: no call stands out, {self._short} costs that much here."
@@ -125,16 +157,15 @@ class _CastHalf(Pass):
             return []
         return list(FlatBatches(program, self.calibration).singles(SAMPLES))
 
-    def _assigned(self, program: Program, concerned: Sequence[fx.Node], kept: Mapping[fx.Node, str]) -> set[fx.Node]:
-        """Return the nodes in half: what must be, and what else makes casts fewest."""
+    def _plan(self, concerned: Sequence[fx.Node], kept: Mapping[fx.Node, str]) -> HalfPlan:
+        """Return what must be in half and what must not."""
         ends = {node for node in concerned if node.op != "call_function"}
         free = {node for node in concerned if node.target is operator.getitem} | ends | kept.keys()
         products = APEX_HALF if self.policy == "O1" else PRODUCTS
         named = {node for node in concerned if node not in free and graph.op_name(node) in products}
         halves = named if self.policy in ("measured", "O1") else set(concerned) - free
         floats, halves = (kept.keys() | ends, halves) if self.io == "float32" else (set(kept), halves | ends)
-        choose = follow_widest if self.policy == "O1" else assign
-        return choose(program.graph, concerned, halves, floats)
+        return HalfPlan(self._short, _names(halves), _names(floats), self.policy)
 
     def _by_name(self, node: fx.Node) -> str:
         name = graph.op_name(node)
@@ -179,6 +210,7 @@ class CastFP16(_CastHalf):
     """
 
     tolerance: ClassVar[float] = 5e-3
+    remedy: ClassVar[str] = "For less: calibration data (--calib) shows what must stay in float32, or cast to bfloat16."
     dtype: ClassVar[torch.dtype] = torch.float16
     allowed: ClassVar[float] = 2e-3
     advice: ClassVar[tuple[str, ...]] = (
@@ -206,10 +238,13 @@ class CastBF16(_CastHalf):
     """
 
     tolerance: ClassVar[float] = 4e-2
+    remedy: ClassVar[str] = (
+        "For less: calibration data (--calib) shows what must stay in float32; --half-policy O1 keeps more there; "
+        "float16 (--fp16) and often INT8 (--int8) are more accurate."
+    )
     dtype: ClassVar[torch.dtype] = torch.bfloat16
     allowed: ClassVar[float] = 2e-2
 
 
-def _is_cast_already(program: Program) -> bool:
-    values = (tensor_value(node) for node in program.graph.nodes)
-    return any(value is not None and value.dtype in (torch.float16, torch.bfloat16) for value in values)
+def _names(nodes: Iterable[fx.Node]) -> frozenset[str]:
+    return frozenset(node.name for node in nodes)

@@ -144,7 +144,8 @@ class QuantizeStatic(Pass):
         assert program.quantization is not None
         few = list(batches.first(_SPARING_SAMPLES))
         tell = functools.partial(self._tell, "spare layers")
-        return program.quantization.without(spare_layers(program, few, self.spare, tell) if self.spare else {})
+        spared = spare_layers(program, few, self.spare, tell) if self.spare else {}
+        return dataclasses.replace(program.quantization.without(spared), spared=frozenset(spared))
 
     def _observe(
         self, program: Program, batches: FlatBatches, weights: WeightRounding

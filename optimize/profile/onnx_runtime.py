@@ -15,7 +15,7 @@ import onnx
 from optimize.profile.join import attribute
 from optimize.profile.kernels import Kernel, Probe, Run
 from optimize.profile.names import FileNames
-from optimize.targets.onnx.runner import import_runtime, open_session, session_options
+from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
@@ -44,22 +44,23 @@ class OnnxProbe(Probe):
         options = session_options(runtime, threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
+        keep_optimized(options, folder / "optimized.onnx")
         self._profiled = open_session(runtime, str(path), options)
-        self._feed = dict(zip((entry.name for entry in self._plain.get_inputs()), inputs, strict=True))
+        self._feed = feed_of(self._plain, inputs)
+        self._run_plain, self._run_profiled = run_of(self._plain), run_of(self._profiled)
         self._executed = list(onnx.load(folder / "optimized.onnx", load_external_data=False).graph.node)
         self._names = names
         self._walls_s: list[float] = []
 
     def run(self) -> None:
         """Run once."""
-        self._plain.run(None, self._feed)
+        self._run_plain(self._feed)
 
     def profile(self, times: int) -> None:
         """Run so many times with the profiler."""
         for _ in range(times):
             start = time.perf_counter()
-            self._profiled.run(None, self._feed)
+            self._run_profiled(self._feed)
             self._walls_s.append(time.perf_counter() - start)
 
     def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:

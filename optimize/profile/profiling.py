@@ -24,6 +24,7 @@ from optimize.profile.python_cost import PythonCost, python_cost
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.program import Program
 from optimize.registry import find_target
+from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact
 
 #: The targets whose runtimes tell the time of each kernel.
@@ -80,7 +81,7 @@ def profile_program(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
         artifact = _export(program, target, Path(name), progress)
         times = take_times(_probe(program, artifact, inputs, Path(name), threads), progress=progress)
-        process = fresh_process(artifact, [tensor.numpy() for tensor in inputs], threads, progress) if fresh else None
+        process = fresh_process(artifact, [to_array(tensor) for tensor in inputs], threads, progress) if fresh else None
         python = _python(program, inputs) if target == "eager" else None
     progress("machine", 0.0)
     layers = {node.name: graph.origin(node) for node in program.graph.nodes}
@@ -132,7 +133,7 @@ def _export(program: Program, target: str, folder: Path, progress: Progress) -> 
 
 
 def _probe(program: Program, artifact: Artifact, inputs: Sequence[torch.Tensor], folder: Path, threads: int) -> Probe:
-    arrays = [tensor.numpy() for tensor in inputs]
+    arrays = [to_array(tensor) for tensor in inputs]
     if artifact.target == "onnx":
         from optimize.profile.names import program_names
         from optimize.profile.onnx_runtime import OnnxProbe

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from optimize.precision.plan import HalfPlan
+
 
 @dataclass(frozen=True)
 class Range:
@@ -61,8 +63,11 @@ class Quantization:
         ranges: Range of each float value, keyed by node name (inputs included); empty unless static.
         calibration: Where the ranges came from; None unless static.
         left_float: Weighted nodes kept in float on purpose, by name, with the reason as a sentence without a full stop.
+        spared: Those of them that were given back for their INT8 error alone; that of bfloat16 is nothing beside it, so
+            a target may multiply in bfloat16 where the host does so faster.
         bits: Integers of the weights: 8, or fewer levels in the same storage type.
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
+        half: What computes in a 16-bit float type where it is not in integers; None leaves that in float32.
     """
 
     mode: Literal["static", "dynamic", "weights"]
@@ -70,8 +75,10 @@ class Quantization:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     calibration: Calibration | None = None
     left_float: Mapping[str, str] = field(default_factory=dict)
+    spared: frozenset[str] = frozenset()
     bits: int = 8
     group: int = 0
+    half: HalfPlan | None = None
 
     def without(self, layers: Mapping[str, str]) -> Quantization:
         """Return the plan with these layers given back to float.
@@ -84,10 +91,12 @@ class Quantization:
 
     @property
     def precision(self) -> str:
-        """Name of the precision: ``int8``, ``int8-dynamic``, ``int8-weights`` or ``int4-weights``."""
-        return f"int{self.bits}" if self.mode == "static" else f"int{self.bits}-{self.mode}"
+        """Name of the precision: ``int8``, ``int8-float16``, ``int8-dynamic``, ``int8-weights`` or ``int4-weights``."""
+        beside = f"-{self.half.dtype}" if self.half else ""
+        return f"int{self.bits}{beside}" if self.mode == "static" else f"int{self.bits}-{self.mode}"
 
     def text(self) -> str:
         """Return one stable line for golden files."""
         kept = f", {len(self.left_float)} in float" if self.left_float else ""
-        return f"{self.mode} int{self.bits} of {len(self.layers)} layers, {len(self.ranges)} ranges{kept}"
+        rest = f", the rest {self.half.dtype}" if self.half else ""
+        return f"{self.mode} int{self.bits} of {len(self.layers)} layers, {len(self.ranges)} ranges{kept}{rest}"

@@ -64,7 +64,7 @@ def assemble(
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
     rows = tuple(_row(entry, measured, job) for entry in exports)
     change = compare(subject.program, variants[0].program)
-    about = (*subject.warnings, *subject.program.notes, *warnings, *_about_passes(variants))
+    about = (*subject.warnings, *subject.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         created=now(),
         command=job.command or "optimize.optimize(...)",
@@ -78,7 +78,7 @@ def assemble(
         merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
         graph=change,
         layers=tuple(_layers(exports)),
-        warnings=(*_about_rows(rows), *about, *timings.warnings),
+        warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
     )
 
 
@@ -145,6 +145,15 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
                 yield f"{step.pass_name} changed nothing, so there is no file of it. {'; '.join(why[:2])}"
             elif step.exactness is Exactness.LOSSY:
                 yield from step.outcome.notes
+            elif step.warning:
+                yield step.warning
+
+
+def _about_artifacts(exports: Sequence[Export]) -> Iterator[str]:
+    """Say what the targets warn of."""
+    for entry in exports:
+        if entry.artifact is not None:
+            yield from registry.find_target(entry.target).warnings(entry.artifact)
 
 
 def _about_rows(rows: Sequence[Row]) -> Iterator[str]:

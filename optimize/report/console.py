@@ -21,7 +21,6 @@ from optimize.report.model import Report, Row, Step
 
 if TYPE_CHECKING:
     from optimize.passes.base import Pass
-    from optimize.targets.base import Target
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
@@ -39,6 +38,9 @@ def show(report: Report, folder: Path | None = None, *, console: Console | None 
     if folder is not None:
         page = form.plain(str(folder / "report.html"))
         console.print(Text.assemble(("\nReport ", "dim"), (page, "bold")), soft_wrap=True)
+        if any(row.status == "not_run" and row.path and row.notes for row in report.rows):
+            text = "How to rebuild and run elsewhere what did not run here: its notes in "
+            console.print(Text(text + form.plain(str(folder / "report.md")), style="dim"), soft_wrap=True)
 
 
 def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = None) -> None:
@@ -46,17 +48,6 @@ def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = N
     grid = listing_grid("Pass", "Stage", "Promise", "What it does")
     for name, entry in passes.items():
         grid.add_row(Text(name, "cyan"), entry.stage.name.lower(), entry.exactness.value, Text(entry.summary()))
-    (console or standard_output()).print(grid)
-
-
-def show_targets(targets: Mapping[str, Target], *, console: Console | None = None) -> None:
-    """Print every target: whether it can be written and run here, and if not, why and what to install."""
-    grid = listing_grid("Target", "Writes", "Runs", "What it is")
-    for name, target in targets.items():
-        found = target.available()
-        missing = f"\n{found.reason}" + (f"; {found.install}" if found.install else "") if found.reason else ""
-        about = Text.assemble(target.summary, (missing, "yellow"))
-        grid.add_row(Text(name, "cyan"), _yes_or_no(found.export), _yes_or_no(found.run), about)
     (console or standard_output()).print(grid)
 
 
@@ -104,10 +95,6 @@ class Phases:
             self._tasks[phase] = self._bars.add_task(form.plain(phase), total=None)
         if share > 0:
             self._bars.update(self._tasks[phase], total=1.0, completed=share)
-
-
-def _yes_or_no(value: bool) -> Text:
-    return Text("yes", "green") if value else Text("no", "yellow")
 
 
 def _headline(report: Report) -> Text:

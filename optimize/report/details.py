@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from optimize.measure.statistics import SAMPLES_FOR_P95
 from optimize.report import format as form
 from optimize.report import table
 from optimize.report.model import LayerFigures, Report
+from optimize.targets.base import LayerTypes
 
 RUN_COLUMNS = ("Artifact", "Runs", "p95", "First call", "Load")
 _LAYER_COLUMNS = ("Float", "INT8", "Saved", "SQNR alone")
 LAYER_NOTE = (
     "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
     "follows it up to the next one count to it. SQNR alone: the outputs with that layer alone in INT8, simulated."
+)
+TYPE_NOTE = (
+    "Layers by the type they compute in. The engine inspector lists what the GPU runs; a parsed network is what was "
+    "asked for, before layers were fused: its types are binding, which kernels run is decided on the GPU."
 )
 
 
@@ -59,6 +65,20 @@ def layer_table(layers: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[t
 def _layer_cells(layer: LayerFigures) -> tuple[str, ...]:
     times = (form.seconds(layer.float_s), form.seconds(layer.int8_s), form.seconds_saved(layer.saved_s))
     return (*times, form.decibels(layer.sqnr_db))
+
+
+def typed_rows(report: Report) -> list[tuple[str, LayerTypes]]:
+    """Return the rows whose backend tells the types of their layers, by name."""
+    return [(row.name, row.layer_types) for row in report.rows if row.layer_types is not None]
+
+
+def type_table(found: LayerTypes) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return how many layers of each kind compute in each type: the types, and a row a kind, its name first."""
+    counted = Counter((layer.op, layer.precision) for layer in found.layers)
+    types = tuple(sorted({precision for _, precision in counted}))
+    return types, [
+        (op, *(str(counted[op, precision] or "") for precision in types)) for op in sorted({op for op, _ in counted})
+    ]
 
 
 def left_out(report: Report) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ def render(report: Report) -> str:
         bullets("Warnings", map(escape, report.warnings)),
         _runs(report),
         _layers(report),
+        _types(report),
         _passes(report),
         _graph(report),
         _merges(report),
@@ -112,6 +113,15 @@ def _layers(report: Report) -> str:
         columns, rows = details.layer_table(found)
         tables.append(grid([escape(name), *columns], [list(map(escape, cells)) for cells in rows]))
     return "\n\n".join(["## Layers", *tables, details.LAYER_NOTE]) if tables else ""
+
+
+def _types(report: Report) -> str:
+    tables = []
+    for name, found in details.typed_rows(report):
+        types, rows = details.type_table(found)
+        head = [escape(f"{name}, {found.source}"), *map(escape, types)]
+        tables.append(grid(head, [list(map(escape, cells)) for cells in rows]))
+    return "\n\n".join(["## Layer types", *tables, details.TYPE_NOTE]) if tables else ""
 
 
 def _name(line: table.Line) -> str:

@@ -13,7 +13,7 @@ from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.targets.base import Artifact, Coverage
+from optimize.targets.base import Artifact, Coverage, LayerTypes
 
 if TYPE_CHECKING:
     from optimize import pipeline
@@ -70,6 +70,8 @@ class Row(Record):
         notes: What else there is to say.
         versions: Packages that wrote it, by name.
         bound: Whether it keeps what was asked of its answers; None when nothing was, and for float32.
+        layer_types: Its layers with the types they compute in; None where the backend does not tell them.
+        providers: What executed it where the runtime has a choice, read from it, the preferred one first.
     """
 
     target: str
@@ -88,6 +90,8 @@ class Row(Record):
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     bound: BoundCheck | None = None
+    layer_types: LayerTypes | None = None
+    providers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -127,6 +131,8 @@ class Row(Record):
                 "coverage": artifact.coverage,
                 "notes": artifact.notes,
                 "versions": dict(artifact.versions),
+                "layer_types": artifact.layer_types,
+                "providers": artifact.providers,
                 **measured,
             }
         )

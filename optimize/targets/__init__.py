@@ -1,10 +1,4 @@
-"""The targets, one backend a file or folder. Importing this package registers them all, without importing a runtime."""
+"""The targets, one backend a file or folder: a worker imports the one it runs, ``registry.targets`` all of them."""
 
-from optimize.targets.eager import Eager
-from optimize.targets.onnx import Onnx
-from optimize.targets.openvino import OpenVINO
-from optimize.targets.pt2 import PT2
-from optimize.targets.tensorrt import TensorRT
-from optimize.targets.torchscript import TorchScript
-
-__all__ = ["PT2", "Eager", "Onnx", "OpenVINO", "TensorRT", "TorchScript"]
+#: Modules that register a target each, in the order they are listed.
+BACKENDS = ("eager", "executorch", "onnx", "openvino", "pt2", "tensorrt", "torchscript", "ways")

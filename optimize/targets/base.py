@@ -82,6 +82,38 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class TypedLayer:
+    """One layer of a deployed file and the types it works on.
+
+    Attributes:
+        name: Its name, or those of the layers that were fused to it.
+        op: What it is, in the runtime's own word.
+        precision: Type it computes in, such as ``int8``.
+        output: Type it writes.
+        kernel: What executes it, where that is known before it runs.
+    """
+
+    name: str
+    op: str
+    precision: str
+    output: str
+    kernel: str = ""
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """The layers of a deployed file and their types.
+
+    Attributes:
+        source: What they were read from, such as ``engine inspector``.
+        layers: In execution order.
+    """
+
+    source: str
+    layers: tuple[TypedLayer, ...]
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A deployed file and what is needed to load it.
 
@@ -98,6 +130,9 @@ class Artifact:
         coverage: What runs in INT8; None for a float artifact.
         notes: What the report should say about it.
         in_spec: How the module's ``(args, kwargs)`` flatten, written like ``out_spec``; empty where not known.
+        layer_types: Its layers with their types, where the backend tells them.
+        providers: What executes it where the runtime has a choice, read from it, the preferred one first.
+        settings: What its runner is asked, by the target's options.
     """
 
     target: str
@@ -112,6 +147,9 @@ class Artifact:
     coverage: Coverage | None = None
     notes: tuple[str, ...] = ()
     in_spec: str = ""
+    layer_types: LayerTypes | None = None
+    providers: tuple[str, ...] = ()
+    settings: Mapping[str, str | bool] = field(default_factory=dict)
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -180,6 +218,10 @@ class Target(ABC):
             TargetUnavailable: The backend is not installed.
             Refused: The program uses something the backend lacks; the message names the op and the layer.
         """
+
+    def warnings(self, artifact: Artifact) -> tuple[str, ...]:
+        """Return what the reader of a report must know about an artifact of this target first; mostly nothing."""
+        return ()
 
     @abstractmethod
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:

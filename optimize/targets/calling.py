@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optimize.errors import Refused
+from optimize.targets.arrays import to_array, to_tensor
 
 if TYPE_CHECKING:
     from optimize.targets.base import Runner, TensorSpec
@@ -28,7 +29,7 @@ def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]
     outputs: list[Any] = runner.run(arrays)
     if wants_tensors:
-        outputs = [_to_tensor(output) for output in outputs]
+        outputs = [to_tensor(output) for output in outputs]
     return pytree.tree_unflatten(outputs, pytree.treespec_loads(runner.artifact.out_spec))
 
 
@@ -49,10 +50,4 @@ def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 
 def _to_array(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
-def _to_tensor(array: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return to_array(value) if hasattr(value, "detach") else np.asarray(value)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize.registry import find_target
-from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec, file_digest
+from optimize.targets.base import Artifact, Coverage, FloatLayer, LayerTypes, TensorSpec, file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,8 @@ def describe(
     output_names: Sequence[str] = (),
     coverage: Coverage | None = None,
     notes: Sequence[str] = (),
+    layer_types: LayerTypes | None = None,
+    settings: Mapping[str, str | bool] | None = None,
 ) -> Artifact:
     """Return the artifact of a file just written, with the program's inputs and outputs."""
     from torch.utils import _pytree as pytree
@@ -43,6 +45,8 @@ def describe(
         in_spec=pytree.treespec_dumps(program.in_spec),
         coverage=coverage,
         notes=tuple(notes),
+        layer_types=layer_types,
+        settings=dict(settings or {}),
     )
 
 

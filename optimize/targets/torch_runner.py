@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
 
 
@@ -29,6 +30,6 @@ class TorchRunner(Runner):
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""
         with torch.inference_mode():
-            result = self.module(*(torch.from_numpy(np.ascontiguousarray(array)) for array in inputs))
+            result = self.module(*map(to_tensor, inputs))
         outputs = (result,) if isinstance(result, torch.Tensor) else result
-        return [output.numpy() for output in outputs]
+        return [to_array(output) for output in outputs]

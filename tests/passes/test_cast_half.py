@@ -8,7 +8,7 @@ from torch import nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import graph
-from optimize.errors import Refused, UsageError
+from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.pipeline import output_error
 from optimize.program import Program, tensor_value
@@ -55,13 +55,6 @@ def test_softmax_stays_in_float32_and_is_named() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)).eval()
     _, outcome = optimize.CastFP16().apply(optimize.capture(net, (torch.rand(2, 4),)))
     assert [(skip.where, skip.op) for skip in outcome.skips] == [("1", "softmax")]
-
-
-def test_a_quantized_program_is_refused() -> None:
-    program = optimize.capture(nn.Linear(4, 4).eval(), (torch.rand(2, 4),))
-    quantized, _ = optimize.QuantizeDynamic().apply(program)
-    with pytest.raises(Refused, match="cannot follow quantization"):
-        optimize.CastFP16().apply(quantized)
 
 
 class BeforeNorm(nn.Module):

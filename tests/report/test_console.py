@@ -1,14 +1,12 @@
 """What the terminal gets: hostile names made visible, bars only where somebody watches."""
 
 import io
-from typing import cast
 
 from rich.console import Console
 
 import optimize
 from optimize.report import console
 from optimize.report.model import Report, Row
-from optimize.targets.base import Availability, Target
 
 
 def test_markup_and_control_characters_in_names_do_nothing(report: Report) -> None:
@@ -40,17 +38,3 @@ def test_passes_are_listed_with_their_promise() -> None:
     console.show_passes({"FuseConvBN": optimize.FuseConvBN}, console=Console(file=output, width=200))
     row = output.getvalue().splitlines()[2]
     assert row.split()[:3] == ["FuseConvBN", "graph", "exact"] and optimize.FuseConvBN.summary() in row
-
-
-def test_targets_are_listed_with_what_is_missing() -> None:
-    class Absent:
-        summary = "A backend of another machine."
-
-        def available(self) -> Availability:
-            return Availability(export=True, run=False, reason="no GPU", install="pip install gpu")
-
-    output = io.StringIO()
-    targets = cast(dict[str, Target], {"absent": Absent()})
-    console.show_targets(targets, console=Console(file=output, width=100))
-    assert output.getvalue().splitlines()[2].split()[:3] == ["absent", "yes", "no"]
-    assert "no GPU; pip install gpu" in output.getvalue()

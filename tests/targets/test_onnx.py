@@ -196,13 +196,6 @@ def test_export_is_silent(target: Onnx, tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")
 
 
-def test_weights_over_two_gibibytes_are_refused(monkeypatch: pytest.MonkeyPatch, target: Onnx, tmp_path: Path) -> None:
-    monkeypatch.setattr("optimize.targets.onnx.export._LARGEST_BYTES", 100)
-    program = optimize.capture(nn.Linear(30, 2).eval(), (torch.rand(2, 30),))
-    with pytest.raises(Refused, match="2 GiB"):
-        target.export(program, tmp_path / "net.onnx")
-
-
 def test_half_precision_keeps_float32_inputs(target: Onnx, tmp_path: Path) -> None:
     net, program = reference("resnet")
     program, _ = optimize.FuseConvBN().apply(program)

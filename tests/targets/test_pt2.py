@@ -1,5 +1,6 @@
 """The pt2 target: which layers become integer kernels of a compiled package, and what is said of the rest."""
 
+import dataclasses
 import subprocess
 import sys
 import zipfile
@@ -298,3 +299,64 @@ def test_the_graph_handed_over_has_integer_weights(integers: Program) -> None:
         weight = graph.argument(twin, "weight").args[0]
         assert isinstance(weight, fx.Node)
         assert graph.attribute(lowered.graph_module, str(weight.target)).dtype is torch.int8
+
+
+class Tokens(nn.Module):
+    """Two linear layers over 32 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    torch.manual_seed(0)
+    x = torch.randn(4, 32, 8)
+    program = optimize.capture(Tokens().eval(), (x,))
+    program, _ = optimize.QuantizeStatic(calibration=[x], calibrator="minmax", rounding="nearest").apply(program)
+    assert program.quantization is not None
+    names = [node.name for node in program.graph.nodes if "linear" in node.name]
+    plan = dataclasses.replace(program.quantization.without({names[0]: "it errs most"}), spared=frozenset(names[:1]))
+    lowered, placement = lower(dataclasses.replace(program, quantization=plan))
+    kinds = {node.name: node.meta["val"].dtype for node in lowered.graph.nodes if node.name in names}
+    assert kinds == {names[0]: torch.bfloat16, names[1]: torch.float32}
+    assert [node.name for node in placement.weights] == names[1:]
+    torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.05)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    lowered, _ = lower(dataclasses.replace(program, quantization=plan))
+    assert torch.bfloat16 not in {node.meta["val"].dtype for node in lowered.graph.nodes if node.name in names}
+
+
+def test_int8_mixed_with_bfloat16_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(4, 32, 8)
+    program = optimize.capture(Tokens().eval(), (x,))
+    program, _ = optimize.QuantizeStatic(calibration=[x], calibrator="minmax", rounding="nearest").apply(program)
+    mixed, _ = optimize.CastBF16(mixed=True).apply(program)
+    with pytest.raises(Refused, match="Inductor has no INT8 mixed with bfloat16"):
+        PT2().export(mixed, tmp_path / "net.pt2")
+
+
+def test_weights_of_integer_convolutions_are_packed_for_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import freezing
+
+    from optimize.targets.pt2.compiler import pack_for_one_sample
+
+    monkeypatch.setattr(freezing, "freezing_passes", lambda module, inputs: None)
+    pack_for_one_sample()
+    made = fx.Graph()
+    source = made.placeholder("x")
+    source.meta["val"] = torch.empty(1, 3, 8, 8)
+    known, free = (
+        made.call_function(torch.ops.onednn.qconv_prepack, ("weight", shape)) for shape in ([2, 3, 8, 8], None)
+    )
+    for packed in (known, free):
+        made.call_function(torch.ops.onednn.qconv_pointwise.default, (source, 1.0, 0, packed))
+    made.output(source)
+    freezing.freezing_passes(fx.GraphModule(nn.Module(), made), ())
+    assert (known.args[-1], free.args[-1]) == ([2, 3, 8, 8], [1, 3, 8, 8])

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +24,12 @@ class HostDriver:
 
     def __init__(self) -> None:
         self.memory: dict[int, ctypes.Array] = {}
+        self.locked: dict[int, ctypes.Array] = {}
         self.queue: list[Callable[[], object]] = []
         self.free_bytes = 1 << 20
+        self.graphs: dict[int, list[Callable[[], object]]] = {}
+        self.recordings = self.replays = 0
+        self.waiting: list[Callable[[], object]] = []
 
     def cuInit(self, flags: ctypes.c_uint) -> int:
         return 0
@@ -59,9 +64,49 @@ class HostDriver:
         del self.memory[address.value]
         return 0
 
+    def cuMemAllocHost_v2(self, address: object, size: ctypes.c_size_t) -> int:
+        block = ctypes.create_string_buffer(size.value)
+        address._obj.value = ctypes.addressof(block)
+        self.locked[address._obj.value] = block
+        return 0
+
+    def cuMemFreeHost(self, address: ctypes.c_void_p) -> int:
+        del self.locked[address.value]
+        return 0
+
+    def cuStreamBeginCapture_v2(self, stream: ctypes.c_void_p, mode: ctypes.c_int) -> int:
+        assert not self.queue, "work from before would be recorded too"
+        self.waiting, self.queue = self.queue, []
+        return 0
+
+    def cuStreamEndCapture(self, stream: ctypes.c_void_p, graph: object) -> int:
+        self.recordings += 1
+        graph._obj.value = self.recordings
+        self.graphs[self.recordings], self.queue = self.queue, self.waiting
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, executable: object, graph: ctypes.c_void_p, flags: ctypes.c_ulonglong) -> int:
+        executable._obj.value = graph.value + 100
+        self.graphs[graph.value + 100] = self.graphs[graph.value]
+        return 0
+
+    def cuGraphDestroy(self, graph: ctypes.c_void_p) -> int:
+        del self.graphs[graph.value]
+        return 0
+
+    def cuGraphLaunch(self, executable: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+        self.replays += 1
+        self.queue.extend(self.graphs[executable.value])
+        return 0
+
+    def cuGraphExecDestroy(self, executable: ctypes.c_void_p) -> int:
+        del self.graphs[executable.value]
+        return 0
+
     def cuMemcpyHtoDAsync_v2(
         self, address: ctypes.c_uint64, source: ctypes.c_void_p, size: ctypes.c_size_t, stream: ctypes.c_void_p
     ) -> int:
+        assert source.value in self.locked, "the GPU copies from locked memory"
         assert len(self.memory[address.value]) >= size.value
         self.queue.append(lambda: ctypes.memmove(address.value, source.value, size.value))
         return 0
@@ -70,6 +115,7 @@ class HostDriver:
         self, target: ctypes.c_void_p, address: ctypes.c_uint64, size: ctypes.c_size_t, stream: ctypes.c_void_p
     ) -> int:
         assert len(self.memory[address.value]) >= size.value
+        assert target.value in self.locked, "the GPU copies to locked memory"
         self.queue.append(lambda: ctypes.memmove(target.value, address.value, size.value))
         return 0
 
@@ -221,9 +267,9 @@ def test_an_engine_of_another_version_is_unavailable_with_tensorrts_reason(host:
 def test_device_memory_is_given_back_with_the_runner(host: HostDriver, tmp_path: Path) -> None:
     runner = EngineRunner(artifact(tmp_path, packages.TENSORRT))
     runner.run([np.zeros((2, 3), np.float32)])
-    assert host.memory
+    assert host.memory and host.locked
     del runner
-    assert not host.memory
+    assert not host.memory and not host.locked
 
 
 def test_without_a_gpu_an_engine_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,3 +291,27 @@ def test_a_missing_package_says_what_to_install(
     with pytest.raises(TargetUnavailable, match="TensorRT cannot be imported") as caught:
         EngineRunner(artifact(tmp_path, packages.TENSORRT))
     assert caught.value.hint == 'pip install "optimize[tensorrt]"'
+
+
+def test_a_recorded_graph_answers_as_the_kernels_do_and_is_dropped_with_the_shape(
+    host: HostDriver, tmp_path: Path
+) -> None:
+    runner = EngineRunner(replace(artifact(tmp_path, packages.TENSORRT), settings={"cuda_graph": True}))
+    for batch in (2, 2, 2, 2, 5, 5, 5, 2):
+        x = np.random.default_rng(batch).random((batch, 3), np.float32)
+        np.testing.assert_array_equal(runner.run([x])[0], 2 * x)
+    assert (host.recordings, host.replays, len(host.graphs)) == (2, 5, 0)
+
+
+def test_without_the_setting_nothing_is_recorded(host: HostDriver, tmp_path: Path) -> None:
+    runner = EngineRunner(artifact(tmp_path, packages.TENSORRT))
+    for _ in range(3):
+        runner.run([np.zeros((2, 3), np.float32)])
+    assert host.recordings == 0
+
+
+def test_answers_are_the_callers_own(host: HostDriver, tmp_path: Path) -> None:
+    runner = EngineRunner(artifact(tmp_path, packages.TENSORRT))
+    first = runner.run([np.ones((2, 3), np.float32)])[0]
+    runner.run([np.zeros((2, 3), np.float32)])
+    np.testing.assert_array_equal(first, np.full((2, 3), 2, np.float32))

@@ -1,5 +1,6 @@
 """The TorchScript target in INT8: what runs in integers, how close it stays, and what it says about the rest."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import REFERENCES
+from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
@@ -223,6 +225,28 @@ def test_only_the_linear_layers_of_a_transformer_read_integers(tmp_path: Path) -
     assert ("add", "only float operators read it") in left
 
 
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_spared_linear_layers_of_many_rows_have_bfloat16_where_the_host_is_fast(
+    has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    layers = {"f": seeded(nn.Linear, 8, 8), "g": seeded(nn.Linear, 8, 8), "head": seeded(nn.Linear, 8, 3)}
+    program = captured(lambda net, x: net.head(net.g(F.gelu(net.f(x)))[:, 0]), (20, 8), **layers)
+    program = quantized(program, [draw(8, 20, 8)])
+    assert program.quantization is not None
+    names = {graph.origin(node): node.name for node in graph.calls(program.graph, aten.linear.default)}
+    plan = program.quantization.without({names["g"]: "it errs", names["head"]: "it errs"})
+    program.quantization = dataclasses.replace(plan, spared=frozenset({names["g"], names["head"]}))
+    x = draw(4, 20, 8)
+    artifact = TARGET.export(program, tmp_path / "net.pt")
+    want, got = program.run([x])[0], torch.from_numpy(artifact.load().run([x.numpy()])[0])
+    assert artifact.coverage is not None
+    reasons = {layer.name: layer.reason for layer in artifact.coverage.left_float if layer.op == "linear"}
+    assert reasons == {"g": "it errs; it has bfloat16" if has_bfloat16 else "it errs", "head": "it errs"}
+    assert any("bfloat16" in note for note in artifact.notes) == has_bfloat16
+    assert got.dtype is torch.float32 and (got - want).abs().max() < 0.05 * want.abs().max()
+
+
 def test_layers_outside_the_plan_and_recurrent_layers_stay_in_float(tmp_path: Path) -> None:
     layers = {"rnn": seeded(nn.GRU, 6, 8, batch_first=True), "f": seeded(nn.Linear, 8, 8), "g": seeded(nn.Linear, 8, 8)}
     program = captured(lambda net, x: net.g(F.relu(net.f(net.rnn(x)[0]))), (5, 6), **layers)
@@ -256,6 +280,18 @@ def test_int8_notes_say_what_to_pin_and_the_program_is_untouched(tmp_path: Path)
     assert torch.__version__.split("+")[0] in artifact.notes[0]
     assert "deprecation warning" in artifact.notes[0]
     assert program.text() == text
+
+
+def test_files_are_made_for_the_engine_of_a_fresh_process(tmp_path: Path) -> None:
+    before = torch.backends.quantized.engine
+    program = quantized(captured(lambda net, x: net.f(x), (8,), f=seeded(nn.Linear, 8, 8)), [draw(8, 8)])
+    try:
+        torch.backends.quantized.engine = "qnnpack"
+        artifact = TARGET.export(program, tmp_path / "net.pt")
+        assert torch.backends.quantized.engine == "qnnpack"
+    finally:
+        torch.backends.quantized.engine = before
+    assert f"engine '{before}'" in artifact.notes[0]
 
 
 # Dynamic INT8

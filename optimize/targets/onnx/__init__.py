@@ -1,16 +1,17 @@
-"""ONNX for ONNX Runtime on CPU: float, static INT8, dynamic INT8, integer weights."""
+"""ONNX for ONNX Runtime: float, static INT8, dynamic INT8, integer weights; one target an execution provider."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.policy import ONNX_RUNTIME, onnx_runtime
+from optimize.targets.onnx.external import weights_path
+from optimize.targets.onnx.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
+from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER, Provider
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from optimize.program import Program
 
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_FEW_KERNELS = (
+    "ONNX Runtime has few bfloat16 kernels for CPUs; take --to openvino or torchscript there, --to onnx-cuda for GPUs."
+)
 
 
 @register_target
@@ -35,76 +38,150 @@ class Onnx(Target):
     suffix = ".onnx"
     summary = "ONNX file, run with ONNX Runtime on CPU"
     numerics = ONNX_RUNTIME.numerics
+    #: What executes it.
+    provider: ClassVar[Provider] = CPU
 
     def available(self) -> Availability:
         """Say whether the file can be written (always) and run (ONNX Runtime is installed)."""
-        versions = {name: version for name in (*_WRITERS, *_RUNTIMES) if (version := _version(name))}
-        if any(name in versions for name in _RUNTIMES):
+        versions = _versions()
+        if any(name in versions for name in CPU.packages):
             return Availability(export=True, run=True, version=versions)
         reason = "ONNX Runtime is not installed"
-        return Availability(export=True, run=False, version=versions, reason=reason, install="pip install onnxruntime")
+        return Availability(export=True, run=False, version=versions, reason=reason, install=CPU.install)
+
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Return the file, and the one with its weights where they are too large for it."""
+        return tuple(file for file in (path, weights_path(path)) if file == path or file.exists())
 
     def export(self, program: Program, path: Path) -> Artifact:
-        """Write the program as one ONNX file with a free batch.
+        """Write the program as one ONNX file with a free batch, and a second one with its weights above 2 GB.
 
         Raises:
-            Refused: ONNX lacks an operator of the program, the weights exceed 2 GiB, or no layer can run in integers.
+            Refused: ONNX lacks an operator of the program, or no layer can run in integers.
+            TargetUnavailable: The execution provider is not installed.
         """
+        from optimize.precision.lowering import holds_half, lower_half
         from optimize.targets.onnx.export import save, to_onnx
+        from optimize.targets.onnx.half import note_weights
         from optimize.targets.packaging import describe
 
-        model, value_names = to_onnx(program)
-        placed = place(program, model, value_names)
+        self._require_provider()
+        lowered = lower_half(program, integers=self.provider.integers)
+        model, value_names = to_onnx(lowered)
+        note_weights(model, program)
+        placed = place(lowered, model, value_names, self.provider)
         save(model, path)
-        coverage, notes = _verified(path, placed)
-        return describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=self.available().version,
-            coverage=coverage,
-            notes=notes,
+        artifact = describe(
+            lowered, target=self.name, path=path, precision=program.precision, versions=self.available().version
         )
+        if lowered is not program and not holds_half(lowered):
+            same = "Nothing is left to compute in half beside the integers: this is what the INT8 file does."
+            artifact = replace(artifact, notes=(same,))
+        return _seen_running(artifact, placed, self.provider)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
-        """Open the file in ONNX Runtime on CPU.
+        """Open the file in ONNX Runtime.
 
         Raises:
             TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator of the file.
         """
         from optimize.targets.onnx.runner import OnnxRunner
 
-        return OnnxRunner(artifact, threads=threads)
+        return OnnxRunner(artifact, threads=threads, provider=self.provider)
+
+    def warnings(self, artifact: Artifact) -> tuple[str, ...]:
+        """Say that something else than the wanted provider runs the file, or that a CPU will not run it, if so."""
+        if self.provider is CPU and artifact.precision == "bfloat16":
+            return (f"{self.name} bfloat16: {_FEW_KERNELS}",)
+        if not artifact.providers or artifact.providers[0] == self.provider.name:
+            return ()
+        return (
+            f"{self.name} {artifact.precision} ran on {artifact.providers[0]}, not on {self.provider.name}: its "
+            "libraries could not be loaded (see ONNX Runtime's list of what the provider requires).",
+        )
+
+    def _require_provider(self) -> None:
+        """Refuse to write what is meant for an execution provider that is not here."""
+        found = self.available()
+        if self.provider is not CPU and not found.run:
+            raise TargetUnavailable(f"{self.name}: {found.reason}.", hint=found.install)
 
 
-def place(program: Program, model: ir.Model, value_names: dict[str, str]) -> Coverage | None:
+class _OnProvider(Onnx):
+    """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
+
+    def available(self) -> Availability:
+        """Say whether this ONNX Runtime has the provider."""
+        from optimize.targets.onnx.runner import import_runtime
+
+        versions = _versions()
+        if any(name in versions for name in self.provider.packages):
+            if self.provider.name in import_runtime().get_available_providers():
+                return Availability(export=True, run=True, version=versions)
+            reason = f"this ONNX Runtime has no {self.provider.name}"
+        else:
+            reason = f"ONNX Runtime with the {self.provider.title} provider is not installed"
+        others = " ".join(name for name in CPU.packages if name in versions)
+        install = f"pip uninstall -y {others} && {self.provider.install}" if others else self.provider.install
+        return Availability(export=False, run=False, version=versions, reason=reason, install=install)
+
+
+@register_target
+class OnnxCuda(_OnProvider):
+    """Runs the ONNX file with ONNX Runtime's CUDA provider, in float32, float16 or bfloat16."""
+
+    name = "onnx-cuda"
+    suffix = ".cuda.onnx"
+    summary = "ONNX file, run with ONNX Runtime's CUDA provider (float32, float16, bfloat16)"
+    provider = CUDA
+
+
+@register_target
+class OnnxTensorRT(_OnProvider):
+    """Runs the ONNX file with ONNX Runtime's TensorRT provider; INT8 is placed as TensorRT wants it."""
+
+    name = "onnx-tensorrt"
+    suffix = ".trt.onnx"
+    summary = "ONNX file, run with ONNX Runtime's TensorRT provider"
+    numerics = TENSORRT.numerics
+    provider = TENSORRT_PROVIDER
+
+
+@register_target
+class OnnxOpenVINO(_OnProvider):
+    """Runs the ONNX file with ONNX Runtime's OpenVINO provider; INT8 is placed as OpenVINO wants it."""
+
+    name = "onnx-openvino"
+    suffix = ".ov.onnx"
+    summary = "ONNX file, run with ONNX Runtime's OpenVINO provider on CPU"
+    numerics = OPENVINO.numerics
+    provider = OPENVINO_PROVIDER
+
+
+def place(program: Program, model: ir.Model, value_names: dict[str, str], provider: Provider = CPU) -> Coverage | None:
     """Write the program's INT8 plan into its ONNX model, in place; None when it has none.
 
     Args:
         program: The program, whose plan it is.
         model: What ``to_onnx`` returned.
         value_names: Likewise.
+        provider: What executes it.
 
     Raises:
         Refused: No layer can run in INT8.
     """
-    from optimize.targets.onnx.dynamic import quantize_dynamic
-    from optimize.targets.onnx.shielding import shield_float_layers
-    from optimize.targets.onnx.static import quantize_static
-    from optimize.targets.onnx.weight_only import quantize_weights
     from optimize.targets.packaging import planned_floats
 
-    plan, policy = program.quantization, onnx_runtime()
+    plan = program.quantization
     if plan is None:
         return None
-    if plan.mode == "weights":
-        placed = quantize_weights(model, program)
-    elif plan.mode == "dynamic":
-        placed = quantize_dynamic(model, plan, policy.numerics.weight)
-    else:
-        placed = quantize_static(model, value_names, plan, policy)
-        shield_float_layers(model)
+    policy = provider.placement() if provider.placement else None
+    if policy is None or (provider is not CPU and plan.mode != "static"):
+        raise Refused(
+            f"ONNX Runtime's {provider.title} provider has no {plan.precision} kernels.",
+            hint="Use --to onnx-tensorrt, tensorrt or onnx for it.",
+        )
+    placed = _placed(program, model, value_names, policy)
     if not placed.quantized:
         reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
         raise Refused(
@@ -115,19 +192,58 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str]) -> Cov
     return placed
 
 
-def _verified(path: Path, placed: Coverage | None) -> tuple[Coverage | None, list[str]]:
+def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
+    from optimize.targets.onnx.dynamic import quantize_dynamic
+    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.onnx.shielding import shield_float_layers
+    from optimize.targets.onnx.static import quantize_static
+    from optimize.targets.onnx.weight_only import quantize_weights
+
+    plan = program.quantization
+    assert plan is not None
+    if plan.mode == "weights":
+        return quantize_weights(model, program)
+    if plan.mode == "dynamic":
+        return quantize_dynamic(model, plan, policy.numerics.weight)
+    if policy.runtime != ONNX_RUNTIME.runtime:
+        return quantize_onnx(model, value_names, plan, policy)
+    placed = quantize_static(model, value_names, plan, policy)
+    shield_float_layers(model)
+    return placed
+
+
+def _seen_running(artifact: Artifact, placed: Coverage | None, provider: Provider) -> Artifact:
+    """Return the artifact with what ONNX Runtime really runs, and on what."""
+    if provider is not CPU:
+        from optimize.targets.onnx.runner import OnnxRunner
+
+        providers = OnnxRunner(artifact, provider=provider).providers
+        notes = (*artifact.notes, f"It runs on {', '.join(providers)}.")
+        return replace(artifact, coverage=placed, providers=providers, notes=notes)
+    coverage, found = _verified(artifact, placed)
+    return replace(artifact, coverage=coverage, notes=(*artifact.notes, *found), providers=(provider.name,))
+
+
+def _verified(artifact: Artifact, placed: Coverage | None) -> tuple[Coverage | None, list[str]]:
     """Return what ONNX Runtime really runs, or what was placed and a note when it is not there to ask."""
-    if placed is None:
+    if placed is None and artifact.precision != "float16":
         return None, []
-    from optimize.targets.onnx.coverage import read_coverage
+    from optimize.targets.onnx.coverage import read_coverage, read_half
 
     try:
-        return read_coverage(path, placed), []
+        halves = read_half(artifact.path) if artifact.precision.endswith("float16") else ""
+        return placed and read_coverage(artifact.path, placed), [halves] if halves else []
     except TargetUnavailable as error:
-        return placed, [f"The INT8 coverage was not verified in the runtime: {error.what}"]
+        return placed, [f"What runs was not verified in the runtime: {error.what}"]
+
+
+def _versions() -> dict[str, str]:
+    return {name: version for name in (*_WRITERS, *CPU.packages) if (version := _version(name))}
 
 
 def _version(name: str) -> str:
+    import importlib.metadata  # as slow to import as the rest of a worker's own code
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

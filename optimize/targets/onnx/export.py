@@ -18,6 +18,8 @@ from optimize import graph
 from optimize.errors import Refused
 from optimize.files import whole
 from optimize.program import Program
+from optimize.targets.onnx import external
+from optimize.targets.onnx.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx.tracing import Names, trace_names
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
@@ -28,7 +30,6 @@ OPSET_BFLOAT16 = 22
 #: Written on each node: the program node it came from.
 ORIGIN = "optimize.node"
 
-_LARGEST_BYTES = 2**31 - 2**20
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 
@@ -63,20 +64,18 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Check a model (types, shapes, operators) and write it whole or not at all.
+    """Check a model (types, shapes, operators) and write it; weights that one file cannot hold go into a second one.
 
     Raises:
-        Refused: The model is larger than the 2 GB one ONNX file holds, or ``onnx.checker`` rejects it.
+        Refused: ``onnx.checker`` rejects it.
     """
-    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    if weights > _LARGEST_BYTES:
-        raise Refused(
-            f"The weights are {weights / 2**30:.1f} GiB; one ONNX file holds 2 GiB.",
-            hint="Use --fp16, --int8, or another target.",
-        )
-    proto = ir.to_proto(model)
+    weights_path(path).unlink(missing_ok=True)
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        if weight_bytes(model) > external.LARGEST_BYTES:
+            proto = write_split(model, path)
+        else:
+            proto = ir.to_proto(model)
+            onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise Refused(f"The exported ONNX model is not valid: {_first_line(error)}") from error
     _slim(proto)

@@ -15,6 +15,8 @@ MOVES = PERMUTATIONS | {"Slice", "Gather", "Expand", "MaxPool", "SpaceToDepth", 
 
 #: Written on a value: its readers answer the same for everything below this number.
 FLOOR = "optimize.floor"
+#: Kept beside a weight in half: the float32 array it was rounded from.
+FULL = "optimize.full"
 
 
 def moves(node: ir.Node) -> bool:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import constant, is_float, moves, name_of, readers, scalar
+from optimize.targets.onnx.nodes import constant, moves, name_of, readers, scalar
 from optimize.targets.onnx.policy import Placement
 from optimize.targets.onnx.ranges import clip_bounds, range_of
 
@@ -66,7 +66,7 @@ def decide(graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], pol
         for value in integer_inputs(node):
             _store(decision, _before_rescale(decision, value), ranges, node)
     if policy.residual:
-        _choose_residuals(graph, ranges, decision)
+        _choose_residuals(graph, ranges, policy, decision)
     _share(decision, ranges, policy)
     return decision
 
@@ -87,6 +87,11 @@ def integer_inputs(node: ir.Node) -> list[ir.Value]:
     """Return the inputs of a node that carry activations."""
     inputs = node.inputs if node.op_type in _JOINING else node.inputs[:1]
     return [value for value in inputs if value is not None]
+
+
+def takes(policy: Placement, value: ir.Value | None) -> bool:
+    """Say whether a runtime's Q/DQ convert values of this one's type."""
+    return value is not None and value.dtype is not None and value.dtype.name in policy.floats
 
 
 def _choose_layers(
@@ -112,7 +117,7 @@ def _choose_layers(
 def _reason_for_float(node: ir.Node, ranges: Mapping[str, Range], policy: Placement) -> str:
     if node.op_type not in policy.layers:
         return f"{policy.runtime} has no integer {node.op_type}"
-    if not is_float(node.inputs[0]) or not is_float(node.inputs[1]):
+    if not takes(policy, node.inputs[0]) or not takes(policy, node.inputs[1]):
         return "its input or weight is not float32"
     if node.op_type == "Gemm" and (
         node.attributes.get_int("transA", 0) != 0 or node.attributes.get_float("alpha", 1.0) != 1.0
@@ -149,7 +154,7 @@ def _can_run(node: ir.Node, stored: set[ir.Value], ranges: Mapping[str, Range], 
     inputs = integer_inputs(node)
     if node.op_type == "Resize" and not moves(node):
         return False
-    if not all(is_float(value) and range_of(value, ranges) is not None for value in inputs):
+    if not all(takes(policy, value) and range_of(value, ranges) is not None for value in inputs):
         return False
     if range_of(stored_value(node, ranges), ranges) is None or len(node.outputs) != 1:
         return False
@@ -212,7 +217,7 @@ def _store(decision: Decision, value: ir.Value, ranges: Mapping[str, Range], rea
         decision.readers[value].add(reader)  # type: ignore[union-attr]
 
 
-def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], decision: Decision) -> None:
+def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], policy: Placement, decision: Decision) -> None:
     """Quantize the shortcut into an Add that a layer feeds: the input that is computed earlier."""
     layers, order = set(decision.layers), {node: index for index, node in enumerate(graph)}
     for node in graph:
@@ -223,7 +228,7 @@ def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], decision: De
             continue
         ages = [order[producer] if producer is not None else -1 for producer in producers]
         shortcut = node.inputs[int(np.argmin(ages))]
-        if is_float(shortcut) and range_of(shortcut, ranges) is not None:
+        if takes(policy, shortcut) and range_of(shortcut, ranges) is not None:
             _store(decision, shortcut, ranges, node)  # type: ignore[arg-type]
 
 
@@ -232,7 +237,7 @@ def _share(decision: Decision, ranges: Mapping[str, Range], policy: Placement) -
     groups: dict[ir.Value, set[ir.Value]] = {}
     for node in {user for value in decision.values for user in [*readers(value), value.producer()] if user is not None}:
         if node.op_type in policy.one_scale:
-            related = {value for value in (*integer_inputs(node), *node.outputs) if is_float(value)}
+            related = {value for value in (*integer_inputs(node), *node.outputs) if takes(policy, value)}
             merged = related.union(*(groups.get(value, set()) for value in related))
             for value in merged:
                 groups[value] = merged

@@ -25,6 +25,7 @@ class Placement:
         one_scale: Operators whose inputs and output share one scale.
         residual: Quantize the second input of an Add that a quantized layer feeds.
         group_multiple: Channels a group of a grouped (not depthwise) convolution must be a multiple of this.
+        floats: Float types that its Q/DQ convert from and to, in ONNX's words.
     """
 
     runtime: str
@@ -36,6 +37,7 @@ class Placement:
     one_scale: frozenset[str] = frozenset()
     residual: bool = False
     group_multiple: int = 1
+    floats: frozenset[str] = frozenset({"FLOAT"})
 
 
 _MOVES = frozenset(
@@ -72,6 +74,7 @@ TENSORRT = Placement(
     one_scale=_MOVES | {"Concat"},
     residual=True,
     group_multiple=4,
+    floats=frozenset({"FLOAT", "FLOAT16", "BFLOAT16"}),
 )
 
 #: OpenVINO on CPU. Its compiler moves quantization through the graph by itself and fuses it into the kernel before, so

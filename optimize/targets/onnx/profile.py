@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 from optimize.targets.onnx.nodes import MOVES
-from optimize.targets.onnx.runner import import_runtime, open_session, session_options
+from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
@@ -55,9 +55,8 @@ class ProfiledSession:
         options = session_options(runtime, threads=threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
+        keep_optimized(options, folder / "optimized.onnx")
         self._profiled = open_session(runtime, str(path), options)
-        self._names = [entry.name for entry in self._plain.get_inputs()]
         self._unprofiled_s: list[float] = []
         nodes = list(onnx.load(folder / "optimized.onnx", load_external_data=False).graph.node)
         file_nodes = onnx.load(path, load_external_data=False).graph.node
@@ -65,12 +64,12 @@ class ProfiledSession:
 
     def run(self, inputs: Sequence[np.ndarray], times: int) -> None:
         """Run so many times on flat arrays with the profiler, and as often without."""
-        feed = dict(zip(self._names, inputs, strict=True))
+        feed, profiled, plain = feed_of(self._plain, inputs), run_of(self._profiled), run_of(self._plain)
         for _ in range(times):
-            self._profiled.run(None, feed)
+            profiled(feed)
         for _ in range(times):
             start = time.perf_counter()
-            self._plain.run(None, feed)
+            plain(feed)
             self._unprofiled_s.append(time.perf_counter() - start)
 
     def finish(self) -> dict[str, np.ndarray]:

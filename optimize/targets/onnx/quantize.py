@@ -11,7 +11,7 @@ import onnx_ir as ir
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.nodes import add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx.nodes import FULL, add, constant, name_of, scalar, store, tidy
 from optimize.targets.onnx.placement import Decision, decide, rescaled_input
 from optimize.targets.onnx.policy import Placement
 from optimize.targets.onnx.ranges import infer_ranges
@@ -58,13 +58,13 @@ def _write_activation(
     users, wanted = list(value.uses()), decision.readers[value]
     name = name_of(value)
     zero = store(graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
-    step = store(graph, f"{name}_scale", np.asarray(scale, np.float32))
+    step = _store_scales(graph, name, np.asarray(scale, np.float32), value.dtype)
     array = constant(value)
     if array is None:
         dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
         integers = add(graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
     else:
-        integers = store(graph, f"{name}_q", quantize(array, scale, zero_point, form))
+        integers = store(graph, f"{name}_q", quantize(array.astype(np.float32), scale, zero_point, form))
     real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
     for node, index in users:
         if node in decision.rescaled and rescaled_input(node) is value:
@@ -80,7 +80,7 @@ def _write_rescaled(graph: ir.Graph, node: ir.Node, integers: ir.Value, scale: f
     """Read ``x * c`` off the integers of ``x``: the same integers, ``c`` times the scale."""
     old = node.outputs[0]
     factor = next(number for number in map(scalar, node.inputs) if number is not None)
-    step = store(graph, f"{old.name}_scale", np.asarray(scale * factor, np.float32))
+    step = _store_scales(graph, name_of(old), np.asarray(scale * factor, np.float32), old.dtype)
     real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{old.name}_dq", like=old)
     ir.convenience.replace_all_uses_with(old, real)
 
@@ -95,8 +95,9 @@ def _write_weight(
 ) -> None:
     """Store a layer's weight as int8 (and its bias as int32 where the runtime wants that) with a DQ."""
     source = layer.inputs[1]
-    weight = constant(source)
-    assert source is not None and weight is not None
+    assert source is not None
+    weight = source.meta.get(FULL, constant(source))
+    assert weight is not None
     bias = _bias(layer, policy)
     axis, form = _channels(layer, form)
     scales = weight_scales(weight, form, axis)
@@ -105,21 +106,36 @@ def _write_weight(
         scales = np.maximum(scales, (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32))
     along = scales.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
     integers = quantize(weight, along, 0, form)
-    layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis))
+    real = layer.inputs[0].dtype  # type: ignore[union-attr]
+    layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis, real))
     if bias is not None:
         products = (scales * np.float32(activation_scale)).astype(np.float32)
         rounded = np.rint(bias.astype(np.float64) / products).astype(np.int32)
-        layer.replace_input_with(2, _dequantized(graph, layer.inputs[2], rounded, products, 0))  # type: ignore[arg-type]
+        layer.replace_input_with(2, _dequantized(graph, layer.inputs[2], rounded, products, 0, real))  # type: ignore[arg-type]
 
 
-def _dequantized(graph: ir.Graph, source: ir.Value, integers: np.ndarray, scales: np.ndarray, axis: int) -> ir.Value:
+def _dequantized(
+    graph: ir.Graph,
+    source: ir.Value,
+    integers: np.ndarray,
+    scales: np.ndarray,
+    axis: int,
+    dtype: ir.DataType | None,
+) -> ir.Value:
     name = name_of(source)
     stored = store(graph, f"{name}_q", integers)
-    steps = store(graph, f"{name}_scale", scales)
+    steps = _store_scales(graph, name, scales, dtype)
     # ONNX Runtime makes no QGemm of a weight or bias without an explicit zero point.
     zeros = store(graph, f"zeros_{integers.dtype.name}_{len(scales)}", np.zeros(len(scales), integers.dtype))
     inputs = [stored, steps, zeros]
-    return add(graph, "DequantizeLinear", inputs, {"axis": axis}, name=f"{name}_dq", like=source)
+    return add(graph, "DequantizeLinear", inputs, {"axis": axis}, name=f"{name}_dq", like=source, dtype=dtype)
+
+
+def _store_scales(graph: ir.Graph, name: str, scales: np.ndarray, dtype: ir.DataType | None) -> ir.Value:
+    """Store scales in the type of the values they make: float16 has no precision left below its normal numbers."""
+    if dtype is ir.DataType.FLOAT16:
+        scales = np.maximum(scales, np.finfo(np.float16).tiny)
+    return store(graph, f"{name}_scale", scales.astype((dtype or ir.DataType.FLOAT).numpy()))
 
 
 def _bias(layer: ir.Node, policy: Placement) -> np.ndarray | None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from optimize.quantization.plan import Range
 from optimize.targets.onnx.nodes import FLOOR, PERMUTATIONS, constant, moves, name_of, scalar
 
+_FLOATS = frozenset({"float32", "float16", "bfloat16"})
 _UNIT = Range(0.0, 1.0)
 _FIXED = {"Sigmoid": _UNIT, "HardSigmoid": _UNIT, "Softmax": _UNIT, "Tanh": Range(-1.0, 1.0)}
 
@@ -48,7 +49,7 @@ def range_of(value: ir.Value | None, ranges: Mapping[str, Range]) -> Range | Non
         return None
     array = constant(value)
     if array is not None:
-        return spread(array) if array.dtype == np.float32 and array.size else None
+        return spread(array) if array.dtype.name in _FLOATS and array.size else None
     return ranges.get(name_of(value))
 
 
@@ -80,7 +81,7 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 def _rule(node: ir.Node, ranges: Mapping[str, Range]) -> Range | None:
     if node.op_type in _FIXED:
         return _FIXED[node.op_type]
-    if moves(node) or node.op_type in ("Pad", "AveragePool", "GlobalAveragePool"):
+    if moves(node) or node.op_type in ("Cast", "Pad", "AveragePool", "GlobalAveragePool"):
         return range_of(node.inputs[0], ranges) if _pads_zero(node) else None
     rule = _COMPUTED.get(node.op_type)
     return rule(node, ranges) if rule else None

@@ -1,32 +1,42 @@
-"""Run an ONNX file with ONNX Runtime on CPU (this file does not need torch)."""
+"""Run an ONNX file with ONNX Runtime (this file does not need torch)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from optimize.errors import TargetUnavailable
+from optimize.targets.arrays import element_type, fitted
 from optimize.targets.base import Artifact, Runner
+from optimize.targets.onnx.external import weights_path
+from optimize.targets.onnx.providers import CPU, Provider
 
-PROVIDER = "CPUExecutionProvider"
 INSTALL = "pip install onnxruntime"
+#: ONNX's number of bfloat16.
+_BFLOAT16 = 16
+#: Runs a session on arrays by input name.
+Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 
 class OnnxRunner(Runner):
-    """An ONNX Runtime session on CPU.
+    """An ONNX Runtime session.
 
     Attributes:
-        providers: The execution providers the session really uses.
+        providers: The execution providers the session really uses, the preferred one first.
     """
 
-    def __init__(self, artifact: Artifact, *, threads: int | None = None) -> None:
+    def __init__(self, artifact: Artifact, *, threads: int | None = None, provider: Provider = CPU) -> None:
         """Open a session.
 
         Args:
-            artifact: An artifact of the target ``onnx``.
+            artifact: An artifact of a target that ONNX Runtime runs.
             threads: Threads inside one operator; None leaves it to ONNX Runtime. Operators run one after another.
+            provider: What executes it; what it does not take, or all where its libraries are missing, runs on CPU.
 
         Raises:
             TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator of the file.
@@ -34,14 +44,14 @@ class OnnxRunner(Runner):
         super().__init__(artifact)
         runtime = import_runtime()
         options = session_options(runtime, threads=threads)
-        self.session = open_session(runtime, str(artifact.path), options)
+        self.session = open_session(runtime, str(artifact.path), options, provider)
         self.providers: tuple[str, ...] = tuple(self.session.get_providers())
         self._names = [entry.name for entry in self.session.get_inputs()]
+        self._run = run_of(self.session)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""
-        outputs: list[np.ndarray] = self.session.run(None, dict(zip(self._names, inputs, strict=True)))
-        return outputs
+        return self._run(dict(zip(self._names, inputs, strict=True)))
 
 
 def import_runtime() -> Any:
@@ -66,20 +76,67 @@ def session_options(runtime: Any, *, threads: int | None) -> Any:
     return options
 
 
-def open_session(runtime: Any, model: str | bytes, options: Any) -> Any:
-    """Return a CPU session of a model file or its bytes.
+def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provider = CPU) -> Any:
+    """Return a session of a model file or its bytes.
 
     Raises:
-        TargetUnavailable: An operator has no CPU kernel for its types; the message is ONNX Runtime's.
+        TargetUnavailable: An operator has no kernel for its types; the message is ONNX Runtime's.
     """
     try:
-        return runtime.InferenceSession(model, options, providers=[PROVIDER])
+        return runtime.InferenceSession(model, options, providers=provider.chain)
     except Exception as error:
         text = str(error)
         if "NOT_IMPLEMENTED" not in text and type(error).__name__ != "NotImplemented":
             raise
         reason = text.split("NOT_IMPLEMENTED : ")[-1].strip()
         raise TargetUnavailable(
-            f"ONNX Runtime {runtime.__version__} on CPU cannot run the file: {reason}",
-            hint="bfloat16 has few CPU kernels there: export float32 or --int8, or use another target.",
+            f"ONNX Runtime {runtime.__version__} on {provider.title} cannot run the file: {reason}",
+            hint="It has few bfloat16 kernels: export float32 or --int8 for it, or take --bf16 --to openvino.",
         ) from error
+
+
+def keep_optimized(options: Any, path: Path) -> None:
+    """Let a session write the graph that it runs to ``path``, and its weights, which may be large, beside it."""
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_path(path).name)
+
+
+def run_of(session: Any) -> Run:
+    """Return a function that runs a session on arrays by input name and returns its outputs in order.
+
+    Bfloat16, which a session takes from no array and gives in none, goes through ONNX Runtime's own values.
+    """
+    types = {entry.type for entry in (*session.get_inputs(), *session.get_outputs())}
+    return (
+        functools.partial(_run_values, session) if "tensor(bfloat16)" in types else functools.partial(session.run, None)
+    )
+
+
+def feed_of(session: Any, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return flat arrays by input name, float32 in the 16-bit type that the session takes."""
+    kinds = [entry.type.removeprefix("tensor(").removesuffix(")") for entry in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
+    return {name: fitted(array, kind) for name, kind, array in zip(names, kinds, arrays, strict=True)}
+
+
+def _run_values(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Run on ONNX Runtime's own values, which hold bfloat16."""
+    values = {name: _value(array) for name, array in feed.items()}
+    return [_array(value) for value in session.run_with_ort_values(None, values)]
+
+
+def _value(array: np.ndarray) -> Any:
+    create = import_runtime().OrtValue
+    if array.dtype.name != "bfloat16":
+        return create.ortvalue_from_numpy(array)
+    return create.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C").view(np.uint16), _BFLOAT16)
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return a value as an array; bfloat16 is copied from its memory, which is on the CPU."""
+    if value.data_type() != "tensor(bfloat16)":
+        array: np.ndarray = value.numpy()
+        return array
+    shape = value.shape()
+    bits = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
+    return np.array(bits, np.uint16).reshape(shape).view(element_type("bfloat16"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from optimize.precision.lowering import lower_half
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.targets import onnx
@@ -27,6 +28,7 @@ def write_trials(program: Program, plans: Sequence[Quantization], folder: Path) 
     Raises:
         Refused: The program cannot be translated, or no layer of a plan can run in INT8.
     """
+    program = lower_half(program, integers="float32")
     model, value_names = to_onnx(program)
     proto, written = ir.to_proto(model), []
     for index, plan in enumerate(plans):

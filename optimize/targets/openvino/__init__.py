@@ -1,13 +1,14 @@
-"""OpenVINO: an IR file and its weights for CPUs, in float32, float16, bfloat16 and static INT8."""
+"""OpenVINO: an IR file and its weights for CPUs, in float32, bfloat16, static INT8, and INT8 mixed with bfloat16."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
@@ -24,19 +25,39 @@ _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger int
 
 
 @register_target
+@dataclass(frozen=True)
 class OpenVINO(Target):
     """Writes OpenVINO's intermediate representation, ``.xml`` and ``.bin``, and runs it with OpenVINO on CPU.
 
     The program goes through ONNX; static INT8 is placed where OpenVINO's own compiler moves and fuses it
     (``policy.OPENVINO``). The file carries the precision its float operators are to run in, because the CPU plug-in
-    otherwise chooses bfloat16 by itself. The file is compiled once before it is kept, so that the kernels and
-    precisions in the report are read from the graph that OpenVINO executes on this machine.
+    otherwise chooses bfloat16 by itself: bfloat16 for a program cast to it and for INT8 mixed with it, where the CPU
+    multiplies bfloat16 (AVX512-BF16, AMX), else float32. The file is compiled once before it is kept, so that the
+    kernels and precisions in the report are read from the graph that OpenVINO executes on this machine.
+
+    Attributes:
+        hint: What the runner is compiled for: ``latency`` is one stream of requests, ``throughput`` as many as OpenVINO
+            finds useful, one request a calling thread.
+        cache: Folder where OpenVINO keeps what it compiled, for the next load; empty keeps nothing.
     """
 
     name = "openvino"
     suffix = ".xml"
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
     numerics = OPENVINO.numerics
+
+    hint: Literal["latency", "throughput"] = "latency"
+    cache: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: There is no such hint.
+        """
+        hints = ("latency", "throughput")
+        if self.hint not in hints:
+            raise UsageError(f"openvino: there is no hint '{self.hint}'.", hint=nearest(self.hint, hints))
 
     def available(self) -> Availability:
         """Say whether OpenVINO is installed; it both writes and runs the file."""
@@ -58,13 +79,13 @@ class OpenVINO(Target):
             Refused: ONNX or OpenVINO lacks an operator of the program, or no layer can run in INT8.
         """
         from optimize.targets.openvino.coverage import notes, read_coverage
-        from optimize.targets.openvino.runner import import_runtime
+        from optimize.targets.openvino.runner import import_runtime, usable_precision
         from optimize.targets.packaging import describe
 
         runtime = import_runtime()
         model, placed = _lower(program)
-        precision = _float_precision(program)
-        kernels = _write(runtime, model, precision, self.files(path))
+        asked = _float_precision(program)
+        kernels = _write(runtime, model, asked, self.files(path))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
         return describe(
             program,
@@ -73,7 +94,8 @@ class OpenVINO(Target):
             precision=program.precision,
             versions=self.available().version,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
-            notes=[*notes(kernels, precision), *([_NARROW] if wide else [])],
+            notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, wide=wide)],
+            settings={"hint": self.hint, "cache": self.cache},
         )
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
@@ -98,6 +120,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     from optimize.targets.onnx.policy import openvino
     from optimize.targets.onnx.quantize import quantize_onnx
     from optimize.targets.openvino.maxima import reduce_integers
+    from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
 
     plan = program.quantization
     if plan is not None and plan.mode == "dynamic":
@@ -107,12 +130,17 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
             "INT8 weights with float activations are not written for OpenVINO.", hint="Use --int8=static, or --bf16."
         )
     model, value_names = to_onnx(program)
+    widen(model)
+    spell_hard_sigmoids(model)
+    scale_products(model)
     if plan is None:
         return model, None
     placed = quantize_onnx(model, value_names, plan, openvino())
     if not placed.quantized:
         reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
         raise Refused(f"No layer can run in INT8 on OpenVINO: {reasons}.", hint="Leave --int8 out for this target.")
+    calibrated = {value_names[node]: known for node, known in plan.ranges.items() if node in value_names}
+    store_means(model, calibrated, OPENVINO.numerics.activation)
     reduce_integers(model)
     return model, placed
 
@@ -120,12 +148,27 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
 def _float_precision(program: Program) -> str:
     """Return what OpenVINO shall compute float operators in: the program's precision, in its own word.
 
-    Float16 weights are widened: x86 has no float16 kernels there, and asking for them brings bfloat16.
+    Float16 is widened: x86 has no float16 kernels there, and asking for them brings bfloat16.
     """
     import torch
 
+    if program.quantization is not None and program.quantization.half is not None:
+        return "bf16" if program.quantization.half.dtype == "bfloat16" else "f32"
     weights = (*program.graph_module.parameters(), *program.graph_module.buffers())
     return "bf16" if any(weight.dtype is torch.bfloat16 for weight in weights) else "f32"
+
+
+def _apart(program: Program, *, wide: bool) -> list[str]:
+    """Return what the file does otherwise than the program says."""
+    found = [_NARROW] if wide else []
+    half = program.quantization.half if program.quantization is not None else None
+    if half is not None:
+        kept = [node for node in program.graph.nodes if node.op == "call_function" and node.name in half.floats]
+        if half.dtype != "bfloat16":
+            found.append(f"{half.dtype} has no kernels in OpenVINO on CPU: float operators run in float32.")
+        elif kept:
+            found.append(f"{len(kept)} operators planned for float32 run in bfloat16: the file has one float type.")
+    return found
 
 
 def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[Kernel]:

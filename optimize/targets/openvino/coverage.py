@@ -92,19 +92,30 @@ def read_coverage(kernels: Sequence[Kernel], placed: Coverage, outputs: Mapping[
     )
 
 
-def notes(kernels: Sequence[Kernel], precision: str) -> list[str]:
-    """Return what the report should say: the precision each kind of weighted kernel runs in, and how to get it.
+def notes(kernels: Sequence[Kernel], asked: str, used: str) -> list[str]:
+    """Return what the report should say: the precision each kind of kernel runs in, and how to get it.
 
     Args:
         kernels: What OpenVINO executes.
-        precision: What float operators were asked to run in.
+        asked: What float operators are to run in.
+        used: What this CPU lets them run in.
     """
     counted = Counter((kernel.op, kernel.precision) for kernel in kernels if kernel.op in _WEIGHTED)
     parts = [f"{number} {op} in {found}" for (op, found), number in sorted(counted.items())]
+    others = Counter(kernel.precision for kernel in kernels if _computes(kernel))
+    rest = ", ".join(f"{number} in {found}" for found, number in sorted(others.items()))
+    slow = f"This CPU has no {asked} instructions: float operators run in {used}; on one that has them, in {asked}."
     return [
-        f"OpenVINO executes here: {', '.join(parts) or 'no convolution or matrix product'}.",
-        f"Compile it with INFERENCE_PRECISION_HINT={precision}: the CPU plug-in may choose another one by itself.",
+        f"OpenVINO executes here: {', '.join(parts) or 'no convolution or matrix product'}"
+        f"{f'; of the other operators {rest}' if rest else ''}.",
+        *([slow] if used != asked else []),
+        f"Compile it with INFERENCE_PRECISION_HINT={used}: the CPU plug-in may choose another one by itself.",
     ]
+
+
+def _computes(kernel: Kernel) -> bool:
+    """Say whether a kernel without weights changes values, and not their form alone."""
+    return kernel.op not in _WEIGHTED and kernel.op not in _CONVERSIONS and kernel.op != "ShapeOf"
 
 
 def _kernel_of(layer: str, kernels: Sequence[Kernel], outputs: Mapping[str, str]) -> Kernel | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _PRECISION = ["optimize", "inference_precision"]
 
 
 class OpenVINORunner(Runner):
-    """One inference request of a file compiled for this CPU.
+    """A file compiled for this CPU, with one inference request a calling thread.
 
     Attributes:
         compiled: OpenVINO's compiled model.
@@ -43,13 +44,17 @@ class OpenVINORunner(Runner):
             raise Refused(
                 f"'{weights}' is missing: it holds the weights of '{artifact.path.name}'.", hint="Keep both together."
             )
-        self.compiled = compile_file(import_runtime(), artifact.path, weights, threads=threads)
-        self._request = self.compiled.create_infer_request()
+        self.compiled = compile_file(
+            import_runtime(), artifact.path, weights, threads=threads, settings=artifact.settings
+        )
+        self._own = threading.local()
+        self._own.request = self.compiled.create_infer_request()
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays, read where they lie; return flat arrays of their own."""
-        results = self._request.infer(list(inputs), share_inputs=True)
-        return list(results.values())
+        if not hasattr(self._own, "request"):
+            self._own.request = self.compiled.create_infer_request()
+        return list(self._own.request.infer(list(inputs), share_inputs=True).values())
 
 
 def import_runtime() -> Any:
@@ -91,17 +96,36 @@ def label(model: Any, precision: str) -> frozenset[str]:
     return frozenset(node.get_friendly_name() for node in nodes)
 
 
+def usable_precision(core: Any, asked: str) -> str:
+    """Return what float operators can be computed in here: bfloat16 needs a CPU that multiplies it.
+
+    Without such instructions OpenVINO would widen every operand on its way, and be slower than in float32.
+
+    Args:
+        core: OpenVINO's core.
+        asked: ``f32`` or ``bf16``.
+    """
+    return asked if asked != "bf16" or "BF16" in core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES") else "f32"
+
+
 def compile_file(
-    runtime: Any, description: Path, weights: Path, *, threads: int | None = None, counters: bool = False
+    runtime: Any,
+    description: Path,
+    weights: Path,
+    *,
+    threads: int | None = None,
+    counters: bool = False,
+    settings: Mapping[str, str | bool] | None = None,
 ) -> Any:
-    """Return the compiled model of an IR file: one stream, in the precision the file carries.
+    """Return the compiled model of an IR file, in the precision the file carries where this CPU has it.
 
     Args:
         runtime: The openvino module.
         description: The ``.xml``.
         weights: The ``.bin``.
-        threads: Threads of the stream; None leaves it to OpenVINO.
+        threads: Threads of all streams; None leaves it to OpenVINO.
         counters: Count the time of every kernel, for ``profiling_info``.
+        settings: ``hint`` and ``cache`` of the target's options; one stream for latency and no cache by default.
 
     Raises:
         Refused: OpenVINO cannot compile it on this CPU.
@@ -109,13 +133,17 @@ def compile_file(
     with refusing(f"compile '{description.name}'"):
         core = runtime.Core()
         model = core.read_model(description, weights)
-        options: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "ENABLE_CPU_PINNING": False,  # a thread bound to a core that another process uses waits for it
-        }
+        asked = settings or {}
+        options: dict[str, Any] = {"ENABLE_CPU_PINNING": False}  # bound to a core that others use, a thread waits
+        if asked.get("hint") == "throughput":
+            options["PERFORMANCE_HINT"] = "THROUGHPUT"
+        else:
+            options |= {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+        if asked.get("cache"):
+            options["CACHE_DIR"] = str(asked["cache"])
         if model.has_rt_info(_PRECISION):  # a file of another writer leaves the choice to the plug-in
-            options["INFERENCE_PRECISION_HINT"] = model.get_rt_info(_PRECISION).astype(str)
+            precision = usable_precision(core, model.get_rt_info(_PRECISION).astype(str))
+            options["INFERENCE_PRECISION_HINT"] = precision
         if counters:
             options["PERF_COUNT"] = True
         if threads is not None:

@@ -53,6 +53,9 @@ class PT2(Target):
             TargetUnavailable: There is no C++ compiler.
             Refused: Inductor cannot compile the program, its INT8 is not static, or no layer can run in INT8.
         """
+        from optimize.precision.lowering import refuse_mixed
+
+        refuse_mixed(program, "Inductor")
         found = self.available()
         if not found.export:
             raise TargetUnavailable(f"The pt2 target cannot compile: {found.reason}.", hint=found.install)

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize.errors import Refused, TargetUnavailable
+from optimize.errors import TargetUnavailable
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
 from optimize.targets.onnx.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt import packages
+from optimize.targets.tensorrt.options import EngineOptions
 from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX, Package
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from optimize.program import Program
     from optimize.targets.tensorrt.builder import Built
-    from optimize.targets.tensorrt.command import Profile
 
 _TIED = "TensorRT engines are tied to the TensorRT version and, unless built with RTX, to the GPU model."
 _RTX_INT8 = "TensorRT-RTX documents INT8 for matrix products with INT8 weights; time convolutions on your GPU."
 
 
 @register_target
-class TensorRT(Target):
+@dataclass(frozen=True)
+class TensorRT(EngineOptions, Target):
     """Writes a strongly typed engine: with TensorRT where there is a GPU, else with TensorRT-RTX, which needs none.
 
     FP16 is the casts of the program's graph. INT8 is explicit quantize/dequantize operators, symmetric, on the inputs
-    of weighted layers; biases stay in float. The engine takes each free dimension from 1 to 64 (or the example's size)
-    and is tuned for the example's. The ONNX model it is built from stays beside it as ``<stem>.tensorrt.onnx``, because
-    an engine is not portable and users rebuild it on their own machine. TensorRT-RTX engines are built for its default
-    compute capabilities, which do not include 9.0 (Hopper).
+    of weighted layers; biases stay in float. The engine takes batches from 1 to 64 (or the example's) and is tuned for
+    the example's, unless the options say otherwise. The ONNX model it is built from stays beside it as
+    ``<stem>.tensorrt.onnx``, because an engine is not portable and users rebuild it on their own machine. TensorRT-RTX
+    engines are built for its default compute capabilities, which do not include 9.0 (Hopper).
     """
 
     name = "tensorrt"
@@ -50,25 +50,31 @@ class TensorRT(Target):
         Raises:
             TargetUnavailable: No package can build here; the ONNX model is left, and the message names it and the
                 command to build it with.
-            Refused: TensorRT lacks something the program uses; the message names the operator and the layer.
+            Refused: TensorRT lacks something the program uses (the message names the operator and the layer), or an
+                option that was given.
         """
         from optimize.targets.onnx.export import save
-        from optimize.targets.tensorrt.command import shape_profile
+        from optimize.targets.onnx.external import weights_path
+        from optimize.targets.tensorrt.lowering import lower, to_model
 
-        model, placed = _lower(program)
-        onnx, profile = path.with_suffix(".tensorrt.onnx"), shape_profile(program)
+        package = packages.asked(self.library)
+        if package is not None:
+            self.check(package)
+        lowered = lower(program)
+        model, placed = to_model(program, lowered, self.compute_capabilities)
+        onnx = path.with_suffix(".tensorrt.onnx")
         save(model, onnx)
-        package = packages.choose()
         if package is None:
-            raise _unavailable(packages.availability().reason, onnx, path, profile)
+            raise self._unavailable(*packages.lacking(self.library), path, lowered)
         try:
-            built = _build(package, onnx, path, profile)
+            built = self._build(package, lowered, path)
         except TargetUnavailable as error:
-            raise _unavailable(error.what.rstrip("."), onnx, path, profile) from error
+            raise self._unavailable(error.what.rstrip("."), error.hint, path, lowered) from error
         except BaseException:
-            onnx.unlink(missing_ok=True)
+            for file in (onnx, weights_path(onnx)):
+                file.unlink(missing_ok=True)
             raise
-        return _describe(program, path, package, built, placed, profile)
+        return self._describe(program.precision, lowered, path, package, built, placed)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the engine on the first visible GPU; ``threads`` has no meaning there.
@@ -80,76 +86,73 @@ class TensorRT(Target):
 
         return EngineRunner(artifact)
 
+    def _build(self, package: Package, lowered: Program, path: Path) -> Built:
+        """Build with a package from what it reads; the ONNX model lies beside ``path``."""
+        from optimize.targets import progress
+        from optimize.targets.tensorrt import isolated
+        from optimize.targets.tensorrt.builder import Order
+        from optimize.targets.tensorrt.lowering import source_of
 
-def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
-    """Return the program as ONNX that keeps TensorRT's rules, and what was placed in INT8.
+        profile, onnx = self.profile(lowered), path.with_suffix(".tensorrt.onnx")
+        with whole(path) as engine, source_of(package, lowered, onnx) as source:
+            order = Order(package.module, package.title, str(source), str(engine), profile, self.options())
+            return isolated.build(order, progress.tell)
 
-    Raises:
-        Refused: It cannot be expressed so.
-    """
-    from optimize.targets.onnx.export import to_onnx
-    from optimize.targets.onnx.quantize import quantize_onnx
-    from optimize.targets.tensorrt.conformance import check
+    def _unavailable(self, reason: str, hint: str, engine: Path, lowered: Program) -> TargetUnavailable:
+        """Return why there is no engine, and how to make it of the ONNX model here or elsewhere."""
+        from optimize.targets.tensorrt.command import build_command
 
-    plan = program.quantization
-    if plan is not None and plan.mode != "static":
-        kind = "dynamic INT8" if plan.mode == "dynamic" else f"file with {plan.precision}"
-        raise Refused(f"TensorRT has no {kind}.", hint="Use --int8=static, or --fp16.")
-    model, value_names = to_onnx(program)
-    placed = None if plan is None else quantize_onnx(model, value_names, plan, POLICY)
-    if placed is not None and not placed.quantized:
-        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-        raise Refused(f"No layer can run in INT8 on TensorRT: {reasons}.", hint="Leave --int8 out for this target.")
-    findings = check(model)
-    if findings:
-        listed = "; ".join(f"{entry.where}: {entry.rule}" for entry in findings[:3])
-        raise Refused(f"TensorRT does not take this model: {listed}.", hint=f"What to do: {findings[0].remedy}.")
-    return model, placed
+        onnx, profile = engine.with_suffix(".tensorrt.onnx").name, self.profile(lowered)
+        commands = [
+            build_command(package, onnx, engine.name, profile, self.options()) for package in (TENSORRT, TENSORRT_RTX)
+        ]
+        return TargetUnavailable(
+            f"The engine was not built: {reason}. '{onnx}' is what it is built from.",
+            hint="\n".join(
+                [
+                    *([hint] if hint else []),
+                    f"TensorRT-RTX needs no GPU: {TENSORRT_RTX.install}. With a GPU: {TENSORRT.install}.",
+                    "Or build it in the folder of the file with one of:",
+                    *(f"  {command}" for command in commands),
+                ]
+            ),
+        )
 
+    def _describe(
+        self, precision: str, lowered: Program, path: Path, package: Package, built: Built, placed: Coverage | None
+    ) -> Artifact:
+        import importlib.metadata
 
-def _build(package: Package, onnx: Path, path: Path, profile: Profile) -> Built:
-    from optimize.targets.tensorrt import isolated
-    from optimize.targets.tensorrt.builder import Order
+        from optimize.targets.packaging import describe
+        from optimize.targets.tensorrt.command import build_command, compare_command
+        from optimize.targets.tensorrt.coverage import precision_note, read_coverage
 
-    with whole(path) as temporary:
-        return isolated.build(Order(package.module, package.title, str(onnx), str(temporary), profile))
-
-
-def _unavailable(reason: str, onnx: Path, engine: Path, profile: Profile) -> TargetUnavailable:
-    from optimize.targets.tensorrt.command import build_command
-
-    commands = [build_command(package, onnx.name, engine.name, profile) for package in (TENSORRT, TENSORRT_RTX)]
-    return TargetUnavailable(
-        f"The engine was not built: {reason}. '{onnx.name}' is what it is built from.",
-        hint=f"{TENSORRT_RTX.install} (no GPU needed) or, on a machine with a GPU, {TENSORRT.install}; or build it in "
-        f"the folder of the file with one of:\n  " + "\n  ".join(commands),
-    )
-
-
-def _describe(
-    program: Program, path: Path, package: Package, built: Built, placed: Coverage | None, profile: Profile
-) -> Artifact:
-    import importlib.metadata
-
-    from optimize.targets.packaging import describe
-    from optimize.targets.tensorrt.command import build_command
-    from optimize.targets.tensorrt.coverage import precision_note, read_coverage
-
-    onnx = path.with_suffix(".tensorrt.onnx").name
-    notes = [
-        _TIED,
-        f"Rebuild it elsewhere from '{onnx}': {build_command(package, onnx, path.name, profile)}",
-        precision_note(built.layers),
-        *([_RTX_INT8] if placed is not None and package is TENSORRT_RTX else []),
-        *(f"{package.title} warns: {text}." for text in built.warnings),
-    ]
-    writers = {name: importlib.metadata.version(name) for name in ("torch", "onnx")}
-    return describe(
-        program,
-        target=TensorRT.name,
-        path=path,
-        precision=program.precision,
-        versions={package.distribution: built.version, **writers},
-        coverage=None if placed is None else read_coverage(placed, built.layers),
-        notes=notes,
-    )
+        onnx, profile = path.with_suffix(".tensorrt.onnx").name, self.profile(lowered)
+        notes = [
+            _TIED,
+            *(
+                f"Rebuild it with {tool.title} from '{onnx}': "
+                f"{build_command(tool, onnx, path.name, profile, self.options())}"
+                for tool in (TENSORRT, TENSORRT_RTX)
+            ),
+            f"Compare TensorRT's answers with ONNX Runtime's: {compare_command(onnx, profile)}",
+            *([precision_note(built.layers)] if built.layers else []),
+            *([_RTX_INT8] if placed is not None and package is TENSORRT_RTX else []),
+            *(f"{package.title} warns: {text}." for text in built.warnings),
+        ]
+        writers = {name: importlib.metadata.version(name) for name in ("torch", "onnx")}
+        artifact = describe(
+            lowered,
+            target=TensorRT.name,
+            path=path,
+            precision=precision,
+            versions={package.distribution: built.version, **writers},
+            output_names=built.outputs,
+            coverage=None if placed is None else read_coverage(placed, built.layers),
+            notes=notes,
+            layer_types=built.types,
+            settings={"cuda_graph": True} if self.cuda_graph else {},
+        )
+        names = built.inputs or [spec.name for spec in artifact.inputs]
+        inputs = tuple(replace(spec, name=name) for spec, name in zip(artifact.inputs, names, strict=True))
+        return replace(artifact, inputs=inputs)

@@ -1,7 +1,8 @@
 """The process that builds one engine: ``python -m optimize.targets.tensorrt.builder ORDER.json REPLY.json``.
 
 It runs apart from the user's process because a native abort in TensorRT's parser or builder cannot be caught. It does
-not import torch.
+not import torch, unless Torch-TensorRT builds. One code serves TensorRT 10, 11 and TensorRT-RTX: networks are strongly
+typed, so precisions are those of the graph. While it works it prints the share that is done, a number a line.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import re
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimize.errors import OptimizeError, Refused, TargetUnavailable
-from optimize.files import write_text
+from optimize.errors import OptimizeError, TargetUnavailable
+from optimize.files import whole, write_text
+from optimize.targets.base import LayerTypes
 from optimize.targets.tensorrt import log
+from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
+from optimize.targets.tensorrt.layers import Layer, inspect, network_types, weighted_layers
+from optimize.targets.tensorrt.monitor import monitor
+from optimize.targets.tensorrt.options import EngineOptions
 
-_WEIGHTED = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
-#: Layers the parser puts between a DequantizeLinear and its reader to line up ranks.
-_RESHAPING = ("SHUFFLE", "SQUEEZE", "UNSQUEEZE")
-_TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8"}
+#: Strongly typed networks with explicit Q/DQ are complete from this version on.
+OLDEST = 10
 
 
 @dataclass(frozen=True)
@@ -32,33 +36,20 @@ class Order:
     """What to build.
 
     Attributes:
-        module: ``tensorrt`` or ``tensorrt_rtx``.
+        module: ``tensorrt``, ``tensorrt_rtx`` or ``torch_tensorrt``.
         title: The library's name, for messages.
-        onnx: The model.
+        source: The ONNX model; for Torch-TensorRT an exported program.
         engine: Where the engine goes.
         profile: Smallest, typical and largest shape of each input with a free dimension.
+        options: What the user asked for.
     """
 
     module: str
     title: str
-    onnx: str
+    source: str
     engine: str
     profile: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A convolution or matrix product as TensorRT's parser typed it.
-
-    Attributes:
-        name: Name of the ONNX node.
-        op: TensorRT's word in lower case, such as ``convolution``.
-        precision: ``int8`` where both operands come from integers, else the operands' float type.
-    """
-
-    name: str
-    op: str
-    precision: str
+    options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
 
 
 @dataclass(frozen=True)
@@ -67,37 +58,53 @@ class Built:
 
     Attributes:
         version: Version of the library that built.
-        layers: The weighted layers of the parsed network.
+        layers: The weighted layers of the parsed network; none where no network was parsed.
+        types: All layers and their types, as the engine has them, or as the network has where no GPU can read it.
         warnings: What the parser and builder warned of.
         build_s: Seconds to parse and build.
+        inputs: Names of the engine's inputs where they are not the program's.
+        outputs: Those of its outputs where they are not the ONNX model's.
     """
 
     version: str
     layers: tuple[Layer, ...]
+    types: LayerTypes
     warnings: tuple[str, ...]
     build_s: float
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
-def build(order: Order) -> Built:
+def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> Built:
     """Build an engine in this process.
 
+    Args:
+        order: What to build.
+        tell: Told the share that is done, from 0 to 1.
+
     Raises:
-        TargetUnavailable: The library cannot be imported.
-        Refused: It does not accept the model; the message names the operator and the layer.
+        TargetUnavailable: The library cannot be imported, is too old, or finds no driver.
+        Refused: It does not accept the model, or runs out of memory; the message names the operator and the layer.
     """
-    module = _import(order)
+    module = import_library(order)
     start = time.perf_counter()
     logger = log.listen(module)
-    builder = module.Builder(logger)
+    builder = _builder(module, logger, order)
     network = builder.create_network(network_flags(module))
-    _parse(module.OnnxParser(network, logger), order, module.__version__)
-    engine = builder.build_serialized_network(network, _config(builder, order))
+    parser = module.OnnxParser(network, logger)
+    if not parser.parse_from_file(order.source):
+        found = [parser.get_error(index) for index in range(parser.num_errors)]
+        raise parse_failure(_library(order, module), found, log.errors())
+    config = _config(module, builder, order, tell)
+    engine = builder.build_serialized_network(network, config)
     if engine is None:
-        reasons = [_plain(text) for text in log.errors()] or ["it gave no reason"]
-        raise Refused(f"{order.title} {module.__version__} cannot build the engine: {reasons[0]}.")
+        raise build_failure(_library(order, module), log.errors())
     Path(order.engine).write_bytes(engine)
     build_s = time.perf_counter() - start
-    return Built(str(module.__version__), tuple(_layers(network)), tuple(map(_plain, log.warnings())), build_s)
+    _keep_timings(config, order)
+    warnings = tuple(map(plain, log.warnings()))
+    types = network_types(network) if order.module == "tensorrt_rtx" else _inspected(module, logger, engine)
+    return Built(str(module.__version__), tuple(weighted_layers(network)), types, warnings, build_s)
 
 
 def network_flags(module: Any) -> int:
@@ -106,44 +113,55 @@ def network_flags(module: Any) -> int:
     return 0 if flag is None else 1 << int(flag)
 
 
-def _import(order: Order) -> Any:
+def import_library(order: Order) -> Any:
+    """Return the library's module.
+
+    Raises:
+        TargetUnavailable: It cannot be imported, or is TensorRT before version 10.
+    """
     try:
-        return importlib.import_module(order.module)
+        module = importlib.import_module(order.module)
     except (ImportError, OSError) as error:
         raise TargetUnavailable(f"{order.title} is installed but cannot be imported: {error}.") from error
+    if order.module == "tensorrt" and int(module.__version__.partition(".")[0]) < OLDEST:
+        raise TargetUnavailable(
+            f"TensorRT {module.__version__} is too old: networks are strongly typed from version {OLDEST} on.",
+            hint=f'pip install "tensorrt>={OLDEST}"',
+        )
+    return module
 
 
-def _parse(parser: Any, order: Order, version: str) -> None:
-    if parser.parse(Path(order.onnx).read_bytes()):
-        return
-    found = [parser.get_error(index) for index in range(parser.num_errors)]
-    reasons = [_parser_reason(error) for error in found] or log.errors()[:1]
-    raise Refused(f"{order.title} {version} refuses {'; '.join(reasons)}.")
+def _library(order: Order, module: Any) -> str:
+    return f"{order.title} {module.__version__}"
 
 
-def _parser_reason(error: Any) -> str:
-    operator, name = error.node_operator(), error.node_name()
-    reason = "it does not have this operator" if error.desc() == "false" else _plain(error.desc())
-    return f"the {operator} '{name}': {reason}" if operator else f"the model: {reason}"
+def _builder(module: Any, logger: Any, order: Order) -> Any:
+    """Return a builder; without a working driver TensorRT's constructor returns nothing, which Python calls TypeError.
 
-
-def _plain(text: str) -> str:
-    """Return the readable part of TensorRT's message.
-
-    >>> _plain("Assertion failed: status.is_success(): Found unsupported input type of UINT8")
-    'Found unsupported input type of UINT8'
-    >>> _plain("ModelImporter.cpp:1071: Make sure input x has Int64 binding.")
-    'Make sure input x has Int64 binding'
-    >>> _plain("Invalid Node - b\\nITensor::f: Error Code 4: API Usage Error (b: has Int32. In checkType at /n.cpp:4)")
-    'b: has Int32'
+    Raises:
+        TargetUnavailable: It cannot start.
     """
-    usage = re.search(r"Error Code \d+: [\w ]+\((.*?)(?:\. In \w+ at .*)?\)", text)
-    line = usage[1] if usage else text.splitlines()[0]
-    return re.sub(r"^(?:\w+\.cpp:\d+: |Assertion failed: \S*(?: \|\| \S*)*: )", "", line).rstrip(".")
+    try:
+        return module.Builder(logger)
+    except (TypeError, RuntimeError) as error:
+        failure = build_failure(_library(order, module), log.errors() or [str(error)])
+        raise TargetUnavailable(failure.what, hint=failure.hint) from error
 
 
-def _config(builder: Any, order: Order) -> Any:
-    config = builder.create_builder_config()
+def _config(module: Any, builder: Any, order: Order, tell: Callable[[float], None]) -> Any:
+    config, options = builder.create_builder_config(), order.options
+    config.progress_monitor = monitor(module, tell)
+    config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # what the engine inspector reads
+    if options.workspace_bytes is not None:
+        config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    for asked, flag in ((options.version_compatible, "VERSION_COMPATIBLE"), (options.refit, "REFIT")):
+        if asked:
+            config.set_flag(getattr(module.BuilderFlag, flag))
+    if options.hardware_compatible != "none":
+        level = getattr(module.HardwareCompatibilityLevel, options.hardware_compatible.upper())
+        config.hardware_compatibility_level = level
+    _set_capabilities(module, config, options.compute_capabilities)
+    _load_timings(config, order)
     if order.profile:
         profile = builder.create_optimization_profile()
         for name, shapes in order.profile.items():
@@ -152,33 +170,61 @@ def _config(builder: Any, order: Order) -> Any:
     return config
 
 
-def _layers(network: Any) -> Iterator[Layer]:
-    """Yield the weighted layers; a layer is INT8 when both its operands are dequantized int8."""
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    producers = {layer.get_output(index).name: layer for layer in layers for index in range(layer.num_outputs)}
-    for layer in layers:
-        if layer.type.name in _WEIGHTED:
-            operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
-            integer = len(operands) == 2 and all(_is_integer(operand, producers) for operand in operands)
-            precision = "int8" if integer else _TYPES.get(operands[0].dtype.name, operands[0].dtype.name.lower())
-            yield Layer(layer.name, layer.type.name.lower(), precision)
+def _set_capabilities(module: Any, config: Any, names: tuple[str, ...]) -> None:
+    """Name the GPU generations to build for; TensorRT itself builds for the GPU it runs on and is asked for none."""
+    if names:
+        config.num_compute_capabilities = len(names)
+        for index, name in enumerate(names):
+            capability = getattr(module.ComputeCapability, f"SM{name.replace('.', '')}")
+            config.set_compute_capability(capability, index)
 
 
-def _is_integer(tensor: Any, producers: Mapping[str, Any]) -> bool:
-    layer = producers.get(tensor.name)
-    while layer is not None and layer.type.name in _RESHAPING:
-        layer = producers.get(layer.get_input(0).name)
-    return layer is not None and layer.type.name == "DEQUANTIZE" and layer.get_input(0).dtype.name == "INT8"
+def _load_timings(config: Any, order: Order) -> None:
+    """Give the builder the kernel timings of earlier builds; an empty cache is filled."""
+    if order.options.timing_cache:
+        file = Path(order.options.timing_cache)
+        config.set_timing_cache(config.create_timing_cache(file.read_bytes() if file.exists() else b""), False)
+
+
+def _keep_timings(config: Any, order: Order) -> None:
+    if order.options.timing_cache:
+        with whole(Path(order.options.timing_cache)) as temporary:
+            temporary.write_bytes(config.get_timing_cache().serialize())
+
+
+def _inspected(module: Any, logger: Any, engine: Any) -> LayerTypes:
+    """Return the layers of a finished engine; TensorRT-RTX's has none, it makes kernels on the GPU that runs it."""
+    return inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
 
 
 def main(order_path: str, reply_path: str) -> None:
     """Carry out one order and write the reply, an error of ours included; anything else ends the process."""
-    order = Order(**json.loads(Path(order_path).read_text(encoding="utf-8")))
-    try:
-        reply: dict[str, Any] = {"built": dataclasses.asdict(build(order))}
-    except OptimizeError as error:
-        reply = {"error": type(error).__name__, "what": error.what}
+    content = json.loads(Path(order_path).read_text(encoding="utf-8"))
+    options = content.pop("options")
+    asked = EngineOptions(**{**options, "compute_capabilities": tuple(options["compute_capabilities"])})
+    order = Order(**content, options=asked)
+    # Native libraries print to file descriptor 1, so progress goes to a private copy of it and the rest to 2.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as progress:
+        os.dup2(2, 1)
+        try:
+            reply: dict[str, Any] = {
+                "built": dataclasses.asdict(_carry_out(order, lambda share: _say(progress, share)))
+            }
+        except OptimizeError as error:
+            reply = {"error": type(error).__name__, "what": error.what, "hint": error.hint}
     write_text(Path(reply_path), json.dumps(reply))
+
+
+def _carry_out(order: Order, tell: Callable[[float], None]) -> Built:
+    if order.module != "torch_tensorrt":
+        return build(order, tell)
+    from optimize.targets.tensorrt import torch_builder
+
+    return torch_builder.build(order)
+
+
+def _say(progress: Any, share: float) -> None:
+    progress.write(f"{share:.4f}\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from optimize.targets.base import Coverage, FloatLayer
-from optimize.targets.tensorrt.builder import Layer
+from optimize.targets.tensorrt.layers import Layer
 
 
 def read_coverage(placed: Coverage, layers: Sequence[Layer]) -> Coverage:

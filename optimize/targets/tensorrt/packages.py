@@ -16,7 +16,7 @@ NO_GPU = "no GPU"
 
 @dataclass(frozen=True)
 class Package:
-    """One of NVIDIA's two inference libraries; their Python bindings have one shape.
+    """One of the libraries that build engines.
 
     Attributes:
         title: Its name, for sentences.
@@ -57,6 +57,9 @@ class Package:
 
 TENSORRT = Package("TensorRT", "tensorrt", "tensorrt", "trtexec", needs_gpu=True)
 TENSORRT_RTX = Package("TensorRT-RTX", "tensorrt_rtx", "tensorrt-rtx", "tensorrt_rtx", needs_gpu=False)
+#: Builds engines of TensorRT from the program's own operators; it has no tool of its own, trtexec runs what it makes.
+TORCH_TENSORRT = Package("Torch-TensorRT", "torch_tensorrt", "torch-tensorrt", "trtexec", needs_gpu=True)
+_PACKAGES = {package.distribution: package for package in (TENSORRT, TENSORRT_RTX, TORCH_TENSORRT)}
 
 
 def choose() -> Package | None:
@@ -64,6 +67,30 @@ def choose() -> Package | None:
     if TENSORRT.installed and has_gpu():
         return TENSORRT
     return TENSORRT_RTX if TENSORRT_RTX.installed else None
+
+
+def asked(library: str) -> Package | None:
+    """Return the package to build with where the user named one; None when it cannot build here.
+
+    Args:
+        library: Name of its distribution, or ``auto`` to choose.
+    """
+    if library == "auto":
+        return choose()
+    package = _PACKAGES[library]
+    usable = package.installed and (has_gpu() or not package.needs_gpu)
+    return package if usable else None
+
+
+def lacking(library: str) -> tuple[str, str]:
+    """Return why ``asked`` found nothing to build with, and what to do about it."""
+    if library == "auto":
+        found = availability()
+        return found.reason, found.install
+    package = _PACKAGES[library]
+    if package.installed:
+        return f"{package.title} builds engines on a GPU and there is none", "Leave library out"
+    return f"{package.title} is not installed", package.install
 
 
 def availability() -> Availability:

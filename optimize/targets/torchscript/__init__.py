@@ -45,12 +45,18 @@ class TorchScript(Target):
         Raises:
             Refused: TorchScript lacks something the program uses, or no layer can run in INT8.
         """
+        from optimize.precision.lowering import refuse_mixed
+
+        refuse_mixed(program, "TorchScript")
         coverage, notes = None, []
         if program.quantization is None:
             scripted = _compile(program)
         else:
-            scripted, coverage = _compile_int8(program)
-            notes = _int8_notes(program.quantization)
+            from optimize.targets.torchscript.engine import fresh_engine
+
+            with fresh_engine():
+                scripted, coverage = _compile_int8(program)
+                notes = _int8_notes(program, program.quantization)
         _save(scripted, path)
         versions = self.available().version
         return packaging.describe(
@@ -99,9 +105,10 @@ def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
     return scripted, coverage(lowered, scripted)
 
 
-def _int8_notes(plan: Quantization) -> list[str]:
+def _int8_notes(program: Program, plan: Quantization) -> list[str]:
     import torch
 
+    from optimize.precision.host import half_layers
     from optimize.targets.torchscript.packing import has_vnni
 
     version = torch.__version__.split("+")[0]
@@ -116,6 +123,8 @@ def _int8_notes(plan: Quantization) -> list[str]:
     ]
     if has_vnni():
         notes.append("Weights use 8 bits, which needs a CPU with VNNI; export again on one without.")
+    if half_layers(program, plan):
+        notes.append("Linear layers left in float multiply in bfloat16, as this CPU does fast; export again on others.")
     return notes
 
 

@@ -88,7 +88,8 @@ def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Map
     if graph.is_call(node, *graph.RECURRENT):
         raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
     if node.name not in plan.layers:
-        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
+        reason = plan.left_float.get(node.name, "the quantization plan leaves it in float")
+        raise Refused(f"{reason}; it has bfloat16" if node.meta["val"].dtype is torch.bfloat16 else reason)
     if not {node, graph.argument(node, "input")} <= ranges.keys():
         raise Refused("no range was learned for it")
     packed = pack(program.graph_module, node)

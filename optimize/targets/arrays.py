@@ -1,0 +1,55 @@
+"""Arrays of every element type that runtimes take: NumPy has no bfloat16, ``ml_dtypes`` (which onnx needs) adds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+_HALVES = ("float16", "bfloat16")
+
+
+def element_type(name: str) -> np.dtype:
+    """Return the element type of a name in a ``TensorSpec``.
+
+    >>> element_type("float32"), element_type("bfloat16").itemsize
+    (dtype('float32'), 2)
+    """
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def fitted(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return float32 numbers in the 16-bit float type that a file takes; any other array as it is."""
+    return array.astype(element_type(dtype)) if dtype in _HALVES and array.dtype == np.float32 else array
+
+
+def storable(array: np.ndarray) -> np.ndarray:
+    """Return an array that ``.npz`` holds: bfloat16 as float32, which has each of its numbers."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's values on the CPU as an array of the same element type and shape."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is not torch.bfloat16:
+        return tensor.numpy()
+    return tensor.contiguous().view(torch.uint16).numpy().view(element_type("bfloat16"))
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return an array as a tensor of the same element type and shape; memory is shared where torch allows it."""
+    import torch
+
+    array = np.asarray(array, order="C")  # unlike ascontiguousarray, which makes [1] of no dimensions
+    if array.dtype.name != "bfloat16":
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)

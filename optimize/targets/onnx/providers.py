@@ -1,0 +1,64 @@
+"""The execution providers of ONNX Runtime that a file can be asked to run on, one frozen row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from optimize.targets.onnx.policy import TENSORRT, Placement, onnx_runtime, openvino
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One execution provider.
+
+    Attributes:
+        name: ONNX Runtime's word.
+        title: What the reader calls it.
+        packages: Distributions of ONNX Runtime that hold it; the first is the one to install.
+        placement: Where its INT8 goes on this host; None where it has no integer kernels for weighted layers.
+        integers: The float type at the borders of its integer kernels where the rest is in half.
+        behind: Providers that take what it leaves, in order; the CPU is always last.
+        options: What the session is told of it.
+    """
+
+    name: str
+    title: str
+    packages: tuple[str, ...]
+    placement: Callable[[], Placement] | None
+    integers: Literal["half", "float32"] = "float32"
+    behind: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install {self.packages[0]}"
+
+    @property
+    def chain(self) -> list[tuple[str, dict[str, str]]]:
+        """What a session is asked for, in order of preference."""
+        names = dict.fromkeys((self.name, *self.behind, "CPUExecutionProvider"))
+        return [(name, dict(self.options) if name == self.name else {}) for name in names]
+
+
+CPU = Provider(
+    "CPUExecutionProvider",
+    "CPU",
+    ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
+    onnx_runtime,
+)
+#: It multiplies 8-bit integers in no convolution and in no product with scales a channel.
+CUDA = Provider("CUDAExecutionProvider", "CUDA", ("onnxruntime-gpu",), None)
+TENSORRT_PROVIDER = Provider(
+    "TensorrtExecutionProvider",
+    "TensorRT",
+    ("onnxruntime-gpu",),
+    lambda: TENSORRT,
+    integers="half",
+    behind=("CUDAExecutionProvider",),
+)
+OPENVINO_PROVIDER = Provider(
+    "OpenVINOExecutionProvider", "OpenVINO", ("onnxruntime-openvino",), openvino, options={"device_type": "CPU"}
+)

@@ -1,0 +1,146 @@
+"""Rewrites of the ONNX graph that OpenVINO's CPU kernels want, each exact in real numbers.
+
+0. 16-bit floats inside the graph become float32: OpenVINO rounds what it computes by its own precision hint, and what
+   it computes once (constants) had better not be rounded twice.
+1. ``HardSigmoid(x)`` is ``alpha clip(x + beta / alpha, 0, 1 / alpha)``: OpenVINO has a reference kernel in float32 for
+   the one, with a conversion on either side in bfloat16 and INT8, and computes the other in the convolution before.
+2. Where only a mean over the image reads a value, and its result is stored as integers, the value is stored as integers
+   too: the convolution before writes bytes, and no float map lies between two integer kernels.
+3. ``(c a) @ (d b)`` is ``c d (a @ b)``, where ``a`` and ``b`` are activations and the numbers constants: attention is
+   exported with the root of its scale on queries and on keys. Behind the product the scale is part of OpenVINO's
+   attention kernel, and so is the transposition of the keys, which nothing separates from it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
+from optimize.quantization.plan import Range
+from optimize.targets.onnx.nodes import PERMUTATIONS, add, constant, name_of, readers, replace, scalar, store, tidy
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def widen(model: ir.Model) -> None:
+    """Make a graph of 16-bit floats one of float32, in place, unless its inputs or outputs are 16-bit (rule 0)."""
+    graph = model.graph
+    if any(value.dtype in _HALVES for value in (*graph.inputs, *graph.outputs)):
+        return
+    for node in graph:
+        _widen_attributes(node)
+        for output in node.outputs:
+            if output.dtype in _HALVES:
+                output.type = ir.TensorType(ir.DataType.FLOAT)
+    for value in list(graph.initializers.values()):
+        if value.dtype in _HALVES:  # the file keeps 16 bits; OpenVINO widens constants once, when it compiles
+            uses, to = tuple(value.uses()), {"to": ir.DataType.FLOAT.value}
+            wide = add(graph, "Cast", [value], to, name=f"{value.name}_wide", like=value, dtype=ir.DataType.FLOAT)
+            for node, index in uses:
+                node.replace_input_with(index, wide)
+    tidy(model)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Let a node that makes 16-bit floats by an attribute make float32."""
+    for name in ("to", "dtype"):
+        if name in node.attributes and ir.DataType(node.attributes[name].as_int()) in _HALVES:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
+    held = node.attributes.get("value")
+    if held is not None and held.type == ir.AttributeType.TENSOR and held.as_tensor().dtype in _HALVES:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(held.as_tensor().numpy().astype(np.float32)))
+
+
+def spell_hard_sigmoids(model: ir.Model) -> None:
+    """Write every HardSigmoid as a clip, in place (rule 1)."""
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "HardSigmoid"]:
+        old = node.outputs[0]
+        alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+        numbers = {"shift": beta / alpha, "low": 0.0, "high": 1.0 / alpha, "alpha": alpha}
+        shift, low, high, slope = (
+            store(graph, f"{name_of(old)}_{name}", _like(number, old)) for name, number in numbers.items()
+        )
+        shifted = add(graph, "Add", [node.inputs[0], shift], name=f"{old.name}_shifted", like=old)
+        clipped = add(graph, "Clip", [shifted, low, high], name=f"{old.name}_clipped", like=old)
+        _stand_in(node, add(graph, "Mul", [clipped, slope], name=f"{old.name}_scaled", like=old))
+    tidy(model)
+
+
+def store_means(model: ir.Model, ranges: Mapping[str, Range], form: TensorFormat) -> None:
+    """Quantize what a mean over the image reads, in place, where its result is quantized (rule 2).
+
+    Args:
+        model: A graph with the Q/DQ of its layers.
+        ranges: Ranges by ONNX value name.
+        form: Format of activations.
+    """
+    for node in [node for node in model.graph if node.op_type in ("ReduceMean", "GlobalAveragePool")]:
+        value = node.inputs[0]
+        assert value is not None
+        known = ranges.get(name_of(value))
+        if known is None or readers(value) != [node] or not _is_quantized(node.outputs[0]):
+            continue
+        scale, zero_point = scale_and_zero_point(known, form)
+        name = name_of(value)
+        step = store(model.graph, f"{name}_scale", np.asarray(scale, np.float32))
+        zero = store(model.graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
+        dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
+        integers = add(model.graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
+        real = add(model.graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
+        node.replace_input_with(0, real)
+    tidy(model)
+
+
+def scale_products(model: ir.Model) -> None:
+    """Multiply by constant numbers behind a product of activations instead of before it, in place (rule 3)."""
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "MatMul"]:
+        found = [_unscaled(value) for value in node.inputs]
+        if all(factor == 1.0 for _, factor in found) or any(constant(value) is not None for value in node.inputs):
+            continue
+        old = node.outputs[0]
+        (left, first), (right, second) = found
+        product = add(graph, "MatMul", [left, right], name=f"{old.name}_product", like=old)
+        number = store(graph, f"{name_of(old)}_factor", _like(first * second, old))
+        _stand_in(node, add(graph, "Mul", [product, number], name=f"{old.name}_scaled", like=old))
+    tidy(model)
+
+
+def _stand_in(node: ir.Node, value: ir.Value) -> None:
+    """Let a value take the place of a node's output, under the node's name."""
+    replace(node.outputs[0], value)
+    value.producer().name = node.name  # type: ignore[union-attr]
+
+
+def _like(number: float, value: ir.Value) -> np.ndarray:
+    """Return a number in the type of a value."""
+    assert value.dtype is not None
+    return np.asarray(number, value.dtype.numpy())
+
+
+def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
+    """Return a value without the multiplication by one number that makes it, and that number."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Mul":
+        for source, other in (node.inputs, reversed(node.inputs)):
+            number = scalar(other)
+            if number is not None and constant(source) is None:
+                return source, number
+    return value, 1.0
+
+
+def _is_quantized(value: ir.Value) -> bool:
+    """Say whether all that reads a value, through nodes that only move it, is a quantization."""
+    users = readers(value)
+    return (
+        bool(users)
+        and not value.is_graph_output()
+        and all(
+            user.op_type == "QuantizeLinear" or (user.op_type in PERMUTATIONS and _is_quantized(user.outputs[0]))
+            for user in users
+        )
+    )

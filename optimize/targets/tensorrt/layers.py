@@ -1,0 +1,124 @@
+"""What layers an engine has and in which types they compute: read from the engine, or from the network it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimize.targets.base import LayerTypes, TypedLayer
+
+INSPECTOR = "engine inspector"
+NETWORK = "parsed network"
+
+_WEIGHTED = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+#: Layers the parser puts between a DequantizeLinear and its reader to line up ranks.
+_RESHAPING = ("SHUFFLE", "SQUEEZE", "UNSQUEEZE")
+_TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "FP8": "float8"}
+#: The inspector's words, in the order they are looked for: older versions say ``FP16``, newer ones ``Half``.
+_FORMATS = {
+    r"int8": "int8",
+    r"bf16|bfloat16": "bfloat16",
+    r"fp16|half": "float16",
+    r"fp8": "float8",
+    r"fp32|float": "float32",
+    r"int32": "int32",
+    r"int64": "int64",
+    r"bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or matrix product as TensorRT's parser typed it.
+
+    Attributes:
+        name: Name of the ONNX node.
+        op: TensorRT's word in lower case, such as ``convolution``.
+        precision: ``int8`` where both operands come from integers, else the operands' float type.
+    """
+
+    name: str
+    op: str
+    precision: str
+
+
+def weighted_layers(network: Any) -> Iterator[Layer]:
+    """Yield the convolutions and matrix products of a parsed network."""
+    for layer, precision in _typed(network):
+        if layer.type.name in _WEIGHTED:
+            yield Layer(layer.name, layer.type.name.lower(), precision)
+
+
+def network_types(network: Any) -> LayerTypes:
+    """Return the layers of a parsed network that work on numbers; constants and shapes are left out."""
+    known = frozenset(_TYPES.values())
+    found = (
+        TypedLayer(layer.name, layer.type.name.lower(), precision, _word(layer.get_output(0)))
+        for layer, precision in _typed(network)
+        if layer.type.name not in ("CONSTANT", "SHAPE")
+    )
+    return LayerTypes(NETWORK, tuple(entry for entry in found if entry.precision in known and entry.output in known))
+
+
+def _typed(network: Any) -> Iterator[tuple[Any, str]]:
+    """Yield each layer with the type it computes in: int8 when both operands of a product are dequantized int8."""
+    found = [network.get_layer(index) for index in range(network.num_layers)]
+    layers = [layer for layer in found if layer.num_outputs and layer.get_output(0) is not None]  # loops have others
+    producers = {layer.get_output(index).name: layer for layer in layers for index in range(layer.num_outputs)}
+    for layer in layers:
+        operands = [tensor for index in range(layer.num_inputs) if (tensor := layer.get_input(index)) is not None]
+        pair = operands[:2]
+        integer = layer.type.name in _WEIGHTED and len(pair) == 2 and all(_is_integer(one, producers) for one in pair)
+        first = operands[0] if operands else layer.get_output(0)
+        yield layer, "int8" if integer else _word(first)
+
+
+def _word(tensor: Any) -> str:
+    return _TYPES.get(tensor.dtype.name, tensor.dtype.name.lower())
+
+
+def _is_integer(tensor: Any, producers: Mapping[str, Any]) -> bool:
+    layer = producers.get(tensor.name)
+    while layer is not None and layer.type.name in _RESHAPING:
+        layer = producers.get(layer.get_input(0).name)
+    return layer is not None and layer.type.name == "DEQUANTIZE" and layer.get_input(0).dtype.name == "INT8"
+
+
+def inspect(module: Any, engine: Any) -> LayerTypes:
+    """Return the layers of an engine that was built with detailed verbosity, as they will run."""
+    text = engine.create_engine_inspector().get_engine_information(module.LayerInformationFormat.JSON)
+    return read_inspection(text)
+
+
+def read_inspection(text: str) -> LayerTypes:
+    """Return the layers that the engine inspector's JSON lists.
+
+    >>> read_inspection('{"Layers": [{"Name": "a", "LayerType": "CaskConvolution", "TacticName": "sm80_i8i8",'
+    ...     ' "Inputs": [{"Format/Datatype": "Int8"}], "Outputs": [{"Format/Datatype": "Half"}]}]}').layers
+    (TypedLayer(name='a', op='CaskConvolution', precision='int8', output='float16', kernel='sm80_i8i8'),)
+    """
+    entries = [entry for entry in json.loads(text)["Layers"] if isinstance(entry, Mapping)]
+    return LayerTypes(INSPECTOR, tuple(map(_inspected, entries)))
+
+
+def _inspected(entry: Mapping[str, Any]) -> TypedLayer:
+    inputs, outputs = _formats(entry.get("Inputs", ())), _formats(entry.get("Outputs", ()))
+    kernel = str(entry.get("TacticName", ""))
+    precision, output = (inputs or outputs or [""])[0], (outputs or inputs or [""])[0]
+    return TypedLayer(str(entry["Name"]), str(entry.get("LayerType", "")), precision, output, kernel)
+
+
+def _formats(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [_format(str(tensor.get("Format/Datatype", ""))) for tensor in tensors]
+
+
+def _format(text: str) -> str:
+    """Return the type that a format names.
+
+    >>> _format("Thirty-two wide channel vectorized row major Int8 format."), _format("Row major linear FP32")
+    ('int8', 'float32')
+    """
+    return next((word for pattern, word in _FORMATS.items() if re.search(pattern, text, re.IGNORECASE)), text.lower())

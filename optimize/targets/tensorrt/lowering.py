@@ -1,0 +1,112 @@
+"""From a program to what a library builds from: an ONNX model that keeps TensorRT's rules, or an exported program."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize.errors import Refused
+from optimize.targets.base import Coverage
+from optimize.targets.onnx.policy import TENSORRT as POLICY
+from optimize.targets.tensorrt.conformance import check
+from optimize.targets.tensorrt.packages import TENSORRT_RTX, TORCH_TENSORRT, Package
+from optimize.targets.tensorrt.scales import widen_scales
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from optimize.program import Program
+
+
+def lower(program: Program) -> Program:
+    """Return the program as it computes: where INT8 stands beside half, the casts are in its graph.
+
+    Raises:
+        Refused: Its INT8 is of a kind that TensorRT does not have.
+    """
+    from optimize.precision.lowering import lower_half
+
+    plan = program.quantization
+    if plan is not None and plan.mode != "static":
+        kind = "dynamic INT8" if plan.mode == "dynamic" else f"file with {plan.precision}"
+        raise Refused(f"TensorRT has no {kind}.", hint="Use --int8=static, or --fp16.")
+    return lower_half(program, integers="half")
+
+
+def to_model(program: Program, lowered: Program, capabilities: tuple[str, ...]) -> tuple[ir.Model, Coverage | None]:
+    """Return a lowered program as ONNX, and what was placed in INT8.
+
+    Args:
+        program: The program before it was lowered, with its weights in float32.
+        lowered: What ``lower`` made of it.
+        capabilities: GPU generations the engine is for; empty for the library's own choice.
+
+    Raises:
+        Refused: It cannot be expressed so; the message names the operator, the layer, and the rule.
+    """
+    from optimize.targets.onnx.export import to_onnx
+    from optimize.targets.onnx.half import note_weights
+    from optimize.targets.onnx.quantize import quantize_onnx
+
+    model, value_names = to_onnx(lowered)
+    placed = None
+    if lowered.quantization is not None:
+        note_weights(model, program)
+        placed = quantize_onnx(model, value_names, lowered.quantization, POLICY)
+        if not placed.quantized:
+            reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
+            raise Refused(f"No layer can run in INT8 on TensorRT: {reasons}.", hint="Leave --int8 out for this target.")
+    findings = check(model, capabilities)
+    if findings:
+        listed = "; ".join(f"{entry.where}: {entry.rule}" for entry in findings[:3])
+        raise Refused(f"TensorRT does not take this model: {listed}.", hint=f"What to do: {findings[0].remedy}.")
+    return model, placed
+
+
+def source_of(package: Package, lowered: Program, onnx: Path) -> AbstractContextManager[Path]:
+    """Return the file a package builds from, for as long as it builds: the ONNX model, or another form of it."""
+    if package is TORCH_TENSORRT:
+        return exported(lowered)
+    return widened(onnx) if package is TENSORRT_RTX else nullcontext(onnx)
+
+
+@contextmanager
+def widened(onnx: Path) -> Iterator[Path]:
+    """Yield the model as TensorRT-RTX wants it: ``onnx``, or where it has scales in half, a copy with them in float32.
+
+    The model that stays is the one that every version of TensorRT and ONNX Runtime take.
+    """
+    import onnx_ir as ir
+
+    from optimize.targets.onnx.export import save
+
+    model = ir.load(onnx)
+    if not widen_scales(model):
+        yield onnx
+        return
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        save(model, Path(folder) / onnx.name)
+        yield Path(folder) / onnx.name
+
+
+@contextmanager
+def exported(program: Program) -> Iterator[Path]:
+    """Yield a file that holds the program as torch's exported program, for Torch-TensorRT, and remove it afterwards.
+
+    Raises:
+        Refused: It is in INT8, which is a plan here and not operators, or torch cannot export it.
+    """
+    import torch
+
+    if program.quantization is not None:
+        raise Refused("Torch-TensorRT takes no INT8 plan.", hint="Leave library out: INT8 goes through ONNX.")
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        path = Path(folder) / "program.pt2"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(program.export(), path)
+        yield path

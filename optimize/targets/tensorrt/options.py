@@ -1,0 +1,107 @@
+"""What a user may ask of an engine, and the shapes that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from optimize.errors import Refused, UsageError, nearest
+
+if TYPE_CHECKING:
+    from optimize.program import Program
+    from optimize.targets.tensorrt.packages import Package
+
+#: Smallest, typical and largest shape of each input with a free dimension.
+Profile = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+#: GPU generations TensorRT-RTX 1.7 builds for. Hopper (9.0) is not among them.
+COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+
+#: Options that not every library has, who has them, and what the others do.
+_OWNED = (
+    ("compute_capabilities", ("tensorrt-rtx",), "TensorRT builds for the GPU it runs on"),
+    ("hardware_compatible", ("tensorrt", "torch-tensorrt"), "compute_capabilities say which GPUs TensorRT-RTX serves"),
+    ("timing_cache", ("tensorrt", "torch-tensorrt"), "TensorRT-RTX times no kernels while it builds"),
+)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of the target ``tensorrt``.
+
+    Attributes:
+        library: Who builds: ``auto`` is TensorRT where there is a GPU, else TensorRT-RTX.
+        min_batch: Smallest batch the engine takes.
+        opt_batch: The size it is tuned for; None tunes for the example's.
+        max_batch: The largest; an example beyond it raises it.
+        workspace_bytes: GPU memory a layer may use while it runs; None leaves it to the library (all there is).
+        timing_cache: File of kernel timings, read before and written after a build with TensorRT; empty keeps none.
+        compute_capabilities: GPU generations TensorRT-RTX builds for, such as ``8.6``; empty for its own choice.
+        version_compatible: Later versions of TensorRT may run the engine.
+        hardware_compatible: Other GPU models may run the engine of TensorRT.
+        refit: Weights can be replaced in the finished engine.
+        cuda_graph: Record each shape's kernels once and replay them with one call: for networks of many short kernels.
+    """
+
+    library: Literal["auto", "tensorrt", "tensorrt-rtx", "torch-tensorrt"] = "auto"
+    min_batch: int = 1
+    opt_batch: int | None = None
+    max_batch: int = 64
+    workspace_bytes: int | None = None
+    timing_cache: str = ""
+    compute_capabilities: tuple[str, ...] = ()
+    version_compatible: bool = False
+    hardware_compatible: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
+    refit: bool = False
+    cuda_graph: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the options fit together.
+
+        Raises:
+            UsageError: Batches are out of order, memory is not positive, or TensorRT-RTX knows no such GPU generation.
+        """
+        sizes = [self.min_batch, *([] if self.opt_batch is None else [self.opt_batch]), self.max_batch]
+        if sizes[0] < 1 or sizes != sorted(sizes):
+            raise UsageError(f"tensorrt: 1 <= min_batch <= opt_batch <= max_batch does not hold for {sizes}.")
+        if self.workspace_bytes is not None and self.workspace_bytes < 1:
+            raise UsageError(f"tensorrt: workspace_bytes is {self.workspace_bytes}.", hint="Leave it out for no limit.")
+        for entry in self.compute_capabilities:
+            if entry not in COMPUTE_CAPABILITIES:
+                hint = nearest(entry, COMPUTE_CAPABILITIES)
+                raise UsageError(f"TensorRT-RTX builds for no compute capability '{entry}'.", hint=hint)
+
+    def options(self) -> EngineOptions:
+        """Return the options alone."""
+        return EngineOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(EngineOptions)})
+
+    def check(self, package: Package) -> None:
+        """Check that the package that builds has the options that were given.
+
+        Raises:
+            Refused: It does not.
+        """
+        for option, owners, advice in _OWNED:
+            if getattr(self, option) != getattr(EngineOptions, option) and package.distribution not in owners:
+                raise Refused(f"{package.title} does not have the option {option}.", hint=f"Leave it out: {advice}.")
+
+    def profile(self, program: Program) -> Profile:
+        """Return the range of shapes of each input with a free dimension."""
+        found = {}
+        for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True):
+            if dims:
+                ranges = [self._range(size, dims.get(dim)) for dim, size in enumerate(tensor.shape)]
+                smallest, typical, largest = zip(*ranges, strict=True)
+                found[name] = (smallest, typical, largest)
+        return found
+
+    def _range(self, size: int, name: str | None) -> tuple[int, int, int]:
+        """Return the sizes of a dimension; one that is free and not the batch goes from half to twice the example's."""
+        if name is None:
+            return size, size, size
+        if name != "batch":
+            return max(1, size // 2), size, 2 * size
+        typical = max(self.min_batch, size) if self.opt_batch is None else self.opt_batch
+        return self.min_batch, typical, max(self.max_batch, typical)

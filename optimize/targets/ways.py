@@ -1,0 +1,195 @@
+"""Other ways to run the eager file: compiled, channels last, and on a GPU with autocast and CUDA graphs.
+
+Rows of the report to set files beside: what PyTorch itself reaches on this machine without exporting to a runtime. Each
+way is a target; those on a GPU are absent, with the reason, where there is none.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from optimize.errors import TargetUnavailable
+from optimize.registry import register_target
+from optimize.targets.base import Artifact, Availability, Runner
+from optimize.targets.eager import Eager
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from optimize.program import Program
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a module is run.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        channels_last: Weights of convolutions and images lie in memory pixel by pixel.
+        autocast: Type that torch's autocast computes products in; empty for the module's own.
+        compiled: By ``torch.compile`` with inductor, at the first run of a shape.
+        graphs: Record the kernels of a shape as a CUDA graph and replay it; implies ``compiled``.
+    """
+
+    device: str = "cpu"
+    channels_last: bool = False
+    autocast: str = ""
+    compiled: bool = False
+    graphs: bool = False
+
+    def prepare(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """Return what runs a module this way, on tensors that lie anywhere."""
+        import torch
+
+        module = module.to(self.device)
+        for weight in module.parameters():
+            weight.data = self._laid_out(weight.data)
+        run: Callable[..., Any] = module
+        if self.compiled or self.graphs:
+            run = torch.compile(module, mode="reduce-overhead" if self.graphs else "default")
+
+        def prepared(*inputs: torch.Tensor) -> Any:
+            cast = torch.autocast(self.device, getattr(torch, self.autocast)) if self.autocast else nullcontext()
+            with cast:
+                return run(*(self._laid_out(x.to(self.device)) for x in inputs))
+
+        return prepared
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an image or a kernel in the way's order, anything else as it is."""
+        import torch
+
+        if not self.channels_last or tensor.dim() != 4:
+            return tensor
+        return tensor.contiguous(memory_format=torch.channels_last)
+
+
+class _OtherWay(Eager):
+    """The eager file, run in another way; a subclass says which."""
+
+    way: ClassVar[Way]
+
+    def available(self) -> Availability:
+        """Say whether this machine has what the way needs: a C++ compiler, or a GPU."""
+        versions = {"torch": importlib.metadata.version("torch")}
+        if self.way.device == "cuda":
+            reason, install = _no_gpu()
+        elif self.way.compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
+            reason, install = "no C++ compiler (g++, or what the variable CXX names) was found", "apt install g++"
+        else:
+            reason, install = "", ""
+        return Availability(export=not reason, run=not reason, version=versions, reason=reason, install=install)
+
+    def export(self, program: Program, path: Path) -> Artifact:
+        """Write the eager file.
+
+        Raises:
+            TargetUnavailable: This machine cannot run it this way.
+            Refused: The program is quantized, or torch.export does not accept it.
+        """
+        self._require()
+        return super().export(program, path)
+
+    def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
+        """Load the file and prepare it; what is compiled is compiled at the first run of a shape."""
+        from optimize.targets.torch_runner import TorchRunner
+
+        self._require()
+        runner = super().load(artifact, threads=threads)
+        assert isinstance(runner, TorchRunner)
+        runner.module = self.way.prepare(runner.module)  # type: ignore[arg-type]
+        return runner
+
+    def _require(self) -> None:
+        found = self.available()
+        if not found.run:
+            raise TargetUnavailable(f"{self.name}: {found.reason}.", hint=found.install)
+
+
+def _no_gpu() -> tuple[str, str]:
+    """Return why there is no CUDA device and what would help; empty where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "", ""
+    if torch.version.cuda is None:
+        return "this torch is built for CPUs alone", "pip install torch, from the CUDA index of pytorch.org"
+    return "no CUDA device was found", ""
+
+
+@register_target
+class Compiled(_OtherWay):
+    """Compiles the eager file with ``torch.compile`` on this CPU."""
+
+    name = "compile"
+    suffix = ".compile.pt2"
+    summary = "torch.compile on CPU: the eager file, compiled by inductor where it is loaded"
+    way = Way(compiled=True)
+
+
+@register_target
+class ChannelsLast(_OtherWay):
+    """Runs the eager file on this CPU with images and kernels in channels-last order."""
+
+    name = "channels-last"
+    suffix = ".channels-last.pt2"
+    summary = "Eager PyTorch on CPU with images and kernels channels last"
+    way = Way(channels_last=True)
+
+
+@register_target
+class Cuda(_OtherWay):
+    """Runs the eager file on the GPU."""
+
+    name = "cuda"
+    suffix = ".cuda.pt2"
+    summary = "Eager PyTorch on the GPU"
+    way = Way("cuda")
+
+
+@register_target
+class CudaChannelsLast(_OtherWay):
+    """Runs the eager file on the GPU with images and kernels in channels-last order."""
+
+    name = "cuda-channels-last"
+    suffix = ".cuda-channels-last.pt2"
+    summary = "Eager PyTorch on the GPU with images and kernels channels last"
+    way = Way("cuda", channels_last=True)
+
+
+@register_target
+class CudaAutocast(_OtherWay):
+    """Runs the eager file on the GPU under autocast to float16, channels last."""
+
+    name = "cuda-autocast"
+    suffix = ".cuda-autocast.pt2"
+    summary = "Eager PyTorch on the GPU, channels last, under autocast to float16"
+    way = Way("cuda", channels_last=True, autocast="float16")
+
+
+@register_target
+class CudaCompiled(_OtherWay):
+    """Compiles the eager file with ``torch.compile`` on the GPU."""
+
+    name = "cuda-compile"
+    suffix = ".cuda-compile.pt2"
+    summary = "torch.compile on the GPU"
+    way = Way("cuda", compiled=True)
+
+
+@register_target
+class CudaGraphs(_OtherWay):
+    """Compiles the eager file on the GPU and replays its kernels as one CUDA graph."""
+
+    name = "cuda-graphs"
+    suffix = ".cuda-graphs.pt2"
+    summary = "torch.compile on the GPU with CUDA graphs"
+    way = Way("cuda", graphs=True)

@@ -1,0 +1,102 @@
+"""``optimize targets``: a table that a narrow terminal shows, and records for scripts."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+from rich.console import Console
+
+from optimize import registry
+from optimize.report.targets import show_targets, target_record
+from optimize.targets.base import Availability, Target
+from optimize.targets.support import SUPPORT, Support
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = """\
+Target     Here     What it is
+────────────────────────────────────────────────────────────────────────────────
+openvino   writes   Runs on CPU
+           runs     float32, bfloat16, int8, int8-bfloat16
+                    free: batch, height, width. Needs AMX.
+                    options: hint, cache
+                    openvino 2026.4.1, torch 2.13.0
+
+tensorrt   writes   Engines
+                    float32, int8, int8-dynamic, int8-weights, int8-float16,
+                    int8-bfloat16
+                    free: batch
+                    nothing installed
+                    no GPU
+                    pip install tensorrt
+"""
+
+
+@dataclass(frozen=True)
+class Present:
+    hint: str = "latency"
+    cache: str = ""
+
+    name = "openvino"
+    suffix = ".xml"
+    summary = "Runs on CPU."
+
+    def available(self) -> Availability:
+        return Availability(export=True, run=True, version={"openvino": "2026.4.1", "torch": "2.13.0"})
+
+
+class Absent:
+    name = "tensorrt"
+    suffix = ".engine"
+    summary = "Engines"
+
+    def available(self) -> Availability:
+        return Availability(export=True, run=False, reason="no GPU", install="pip install tensorrt")
+
+
+STANDINS = cast(dict[str, Target], {"openvino": Present(), "tensorrt": Absent()})
+
+
+ROWS = {
+    "openvino": Support(("float32", "bfloat16"), ("static",), ("bfloat16",), remark="Needs AMX."),
+    "tensorrt": Support(int8=("static", "dynamic", "weights"), mixed=("float16", "bfloat16"), free="batch"),
+}
+
+
+def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimize.report.targets.SUPPORT", ROWS)
+    output = io.StringIO()
+    show_targets(STANDINS, console=Console(file=output, width=80))
+    assert "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n" == GOLDEN
+
+
+def test_a_record_says_all_that_the_table_says() -> None:
+    record = target_record(STANDINS["tensorrt"])
+    assert (record["writes"], record["runs"]) == (True, False)
+    assert (record["reason"], record["install"]) == ("no GPU", "pip install tensorrt")
+    assert record["int8"] == ["static"] and record["mixed"] == ["float16", "bfloat16"]
+    assert target_record(STANDINS["openvino"])["options"] == ["hint", "cache"]
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_every_target_says_what_it_supports() -> None:
+    assert set(SUPPORT) == set(registry.targets())
+
+
+def test_nothing_is_wider_than_the_terminal_for_the_real_targets() -> None:
+    output = io.StringIO()
+    show_targets(registry.targets(), console=Console(file=output, width=80))
+    assert max(map(len, output.getvalue().splitlines())) <= 80
+    assert all(name in output.getvalue() for name in registry.targets())
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_command_lists_all(words: list[str]) -> None:
+    command = [sys.executable, "-m", "optimize", "targets", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = {record["name"] for record in json.loads(done.stdout)} if words else done.stdout
+    assert all(name in found for name in registry.targets())

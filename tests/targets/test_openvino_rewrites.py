@@ -1,0 +1,134 @@
+"""The rewrites that OpenVINO's kernels want: the same numbers, in operators that fuse."""
+
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
+import optimize
+from optimize.passes.cast_half import CastBF16
+from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.plan import Range
+from optimize.targets.onnx.export import to_onnx
+from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * nn.functional.hardsigmoid(x)
+
+
+class Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.line = nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def model_of(net: nn.Module, *inputs: Tensor) -> ir.Model:
+    return to_onnx(optimize.capture(net.eval(), inputs))[0]
+
+
+def answers(model: ir.Model, *inputs: Tensor) -> np.ndarray:
+    names = [value.name for value in model.graph.inputs]
+    feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return ReferenceEvaluator(ir.to_proto(model)).run(None, feed)[0]
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def test_a_hard_sigmoid_is_a_clip_of_the_same_numbers_and_name() -> None:
+    x = torch.linspace(-5, 5, 42).reshape(2, 21)
+    model = model_of(Gate(), x)
+    before, name = answers(model, x), next(node.name for node in model.graph if node.op_type == "HardSigmoid")
+    spell_hard_sigmoids(model)
+    assert operators(model) == {"Add": 1, "Clip": 1, "Mul": 2}
+    assert name in [node.name for node in model.graph]
+    np.testing.assert_allclose(answers(model, x), before, atol=1e-6)
+
+
+def test_the_scale_of_attention_stands_behind_its_product() -> None:
+    torch.manual_seed(0)
+    inputs = tuple(torch.randn(2, 3, 5, 8) for _ in range(3))
+    model = model_of(Attention(), *inputs)
+    before = answers(model, *inputs)
+    assert operators(model)["Mul"] == 2
+    scale_products(model)
+    (scaled,) = [node for node in model.graph if node.op_type == "Mul"]
+    producer = scaled.inputs[0].producer()  # type: ignore[union-attr]
+    assert producer is not None and producer.op_type == "MatMul"
+    np.testing.assert_allclose(answers(model, *inputs), before, atol=1e-6)
+
+
+def test_products_without_scales_and_with_weights_are_left_alone() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6)
+    model = model_of(nn.Sequential(nn.Linear(6, 5, bias=False)), x)
+    before = operators(model)
+    scale_products(model)
+    assert operators(model) == before
+
+
+def test_a_mean_reads_integers_where_its_result_is_stored_as_such() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 8, 8)
+    model = model_of(Pooled(), x)
+    mean = next(node for node in model.graph if node.op_type == "ReduceMean")
+    source = mean.inputs[0]
+    assert source is not None and source.name is not None
+    form, ranges = TensorFormat("uint8", symmetric=False), {source.name: Range(0.0, 3.0)}
+    store_means(model, ranges, form)
+    assert "QuantizeLinear" not in operators(model)  # its result is read in float
+    _quantize(model, mean.outputs[0])
+    before = answers(model, x)
+    store_means(model, ranges, form)
+    assert operators(model)["QuantizeLinear"] == 2
+    assert np.abs(answers(model, x) - before).max() < 3.0 / 255
+
+
+def _quantize(model: ir.Model, value: ir.Value) -> None:
+    from optimize.targets.onnx.nodes import add, store
+
+    readers = list(value.uses())
+    step = store(model.graph, "step", np.asarray(0.02, np.float32))
+    zero = store(model.graph, "zero", np.asarray(128, np.uint8))
+    q = add(model.graph, "QuantizeLinear", [value, step, zero], name="q", like=value, dtype=ir.DataType.UINT8)
+    real = add(model.graph, "DequantizeLinear", [q, step, zero], name="dq", like=value)
+    for node, index in readers:
+        node.replace_input_with(index, real)
+    model.graph.sort()
+
+
+def test_a_graph_of_bfloat16_becomes_one_of_float32_with_the_weights_kept_small() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 8, 8)
+    program = optimize.capture(Pooled().eval(), (x,))
+    cast, _ = CastBF16().apply(program)
+    model, _ = to_onnx(cast)
+    widen(model)
+    halves = {value.name for node in model.graph for value in node.outputs if value.dtype == ir.DataType.BFLOAT16}
+    kept = [value for value in model.graph.initializers.values() if value.dtype == ir.DataType.BFLOAT16]
+    assert not halves and len(kept) == 4
+    with torch.no_grad():
+        wanted = program(x).numpy()
+    assert np.abs(answers(model, x) - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+def test_bfloat16_inputs_are_what_the_file_takes() -> None:
+    program = optimize.capture(Pooled().eval(), (torch.randn(2, 2, 8, 8),))
+    model, _ = to_onnx(CastBF16(io="half").apply(program)[0])
+    before = operators(model)
+    widen(model)
+    assert operators(model) == before and model.graph.inputs[0].dtype == ir.DataType.BFLOAT16

@@ -1,0 +1,115 @@
+"""Height and width left free: captured, transformed, exported, and refused where a size is baked in."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize.errors import Refused, UsageError
+from optimize.opening import open_program
+from optimize.recipe import parse
+from optimize.resizing import check_sizes
+from optimize.workflow import Job
+
+FRESH = """
+import sys
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+numpy.save(sys.argv[3], session.run(None, {session.get_inputs()[0].name: numpy.load(sys.argv[2])})[0])
+"""
+
+
+def program(name: str) -> tuple[nn.Module, optimize.Program]:
+    net = REFERENCES[name].build()
+    randomize_batch_norm(net, 0)
+    return net.eval(), optimize.capture(net.eval(), (REFERENCES[name].inputs(2),), dynamic_size=True)
+
+
+@pytest.mark.parametrize("name", ["repvgg", "mobilenetv3", "unet"])
+def test_a_file_answers_at_another_size_in_a_fresh_process(name: str, tmp_path: Path) -> None:
+    net, captured = program(name)
+    check_sizes(captured)
+    passes = [optimize.FuseConvBN(), optimize.Reparameterize()]
+    artifact = optimize.export(optimize.Pipeline(passes).run(captured).program, "onnx", tmp_path / "net.onnx")
+    assert artifact.inputs[0].shape == ("batch", 3, "height", "width")
+    x = torch.randn(3, 3, 48, 80, generator=torch.Generator().manual_seed(1))
+    np.save(tmp_path / "x.npy", x.numpy())
+    command = [sys.executable, "-c", FRESH, artifact.path, tmp_path / "x.npy", tmp_path / "y.npy"]
+    subprocess.run(command, check=True, cwd="/")
+    with torch.inference_mode():
+        want = net(x)
+    assert float((torch.from_numpy(np.load(tmp_path / "y.npy")) - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_only_the_batch_is_free_unless_asked() -> None:
+    net = REFERENCES["resnet"].build()
+    plain = optimize.capture(net, (REFERENCES["resnet"].inputs(2),))
+    assert not plain.is_resizable and plain.dynamic == ({0: "batch"},)
+    assert [tuple(tensor.shape) for tensor in plain.enlarged(3)] == [(3, 3, 32, 32)]
+
+
+def test_examples_of_other_sizes_cycle_through_the_pixels() -> None:
+    _, captured = program("unet")
+    (larger,) = captured.enlarged(3)
+    assert captured.batch == 2 and captured.dynamic == ({0: "batch", 2: "height", 3: "width"},)
+    assert larger.shape == (3, 3, 64, 96)
+    assert torch.equal(larger[2, :, 32:, 64:], captured.inputs[0][0])
+    assert captured.sample(5)[0].shape == (5, 3, 32, 32)
+
+
+def test_the_batch_may_be_fixed_while_the_size_is_free() -> None:
+    x = REFERENCES["resnet"].inputs(1)
+    captured = optimize.capture(REFERENCES["resnet"].build(), (x,), dynamic_batch=False, dynamic_size=True)
+    assert captured.batch is None and captured.dynamic == ({2: "height", 3: "width"},)
+    assert captured.enlarged(1)[0].shape == (1, 3, 64, 96)
+
+
+def test_a_position_embedding_of_one_size_is_refused_by_name() -> None:
+    _, captured = program("vit")
+    with pytest.raises(Refused, match=r"fixes its height or width: 'add_\d+' fails on \[2, 3, 64, 96\]") as caught:
+        check_sizes(captured)
+    assert "Resample an embedding" in str(caught.value)
+
+
+def test_a_linear_behind_flatten_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 2)).eval()
+    with pytest.raises(Refused, match="fixes its height or width"):
+        check_sizes(optimize.capture(net, (torch.rand(2, 3, 8, 8),), dynamic_size=True))
+
+
+class Remembering(nn.Module):
+    """Divides by the number of pixels of the images it was made for: right at one size only, and never fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).sum((2, 3)) / float(torch.tensor(x.shape[2:]).prod())
+
+
+def test_a_size_that_became_a_constant_is_found() -> None:
+    with pytest.raises(Refused):
+        check_sizes(optimize.capture(Remembering().eval(), (torch.rand(2, 3, 8, 8),), dynamic_size=True))
+
+
+def test_the_whole_line_judges_another_size_too(tmp_path: Path) -> None:
+    net, _ = program("resnet")
+    x = REFERENCES["resnet"].inputs(2)
+    report = optimize.optimize(net, (x,), passes=[optimize.FuseConvBN()], dynamic_size=True, out=tmp_path / "out")
+    assert report.rows[0].status == "measured" and report.model.inputs == ("x float32[batch, 3, height, width]",)
+    assert report.trace[0].relative_error is not None
+
+
+def test_a_file_that_holds_a_graph_is_refused(tmp_path: Path) -> None:
+    net = nn.Conv2d(3, 4, 3).eval()
+    torch.export.save(torch.export.export(net, (torch.rand(2, 3, 8, 8),)), tmp_path / "net.pt2")
+    recipe = parse({"targets": ["onnx"]})
+    with pytest.raises(UsageError, match="left free in eager modules only"):
+        open_program(Job(tmp_path / "net.pt2", recipe, dynamic_size=True))
