@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,7 +15,7 @@ from optimize.measure.environment import Environment
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
-from optimize.report.model import Record
+from optimize.report.model import Document
 
 COLUMNS = ("Advice", "Takes", "Estimated", "Measured")
 NOTE = (
@@ -32,21 +31,15 @@ _EFFORTS = {
 _PLACES = 4
 
 
-class AdviceRecord(Record):
+class AdviceRecord(Document):
     """What ``advice.json`` holds.
 
     Attributes:
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line that makes it again.
         source: The model.
         environment: The machine.
         found: Every figure (``optimize.advise.advising.Advised``).
     """
 
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     source: str
     environment: Environment
     found: Advised

@@ -21,7 +21,7 @@ from optimize.report import bench_table as table
 from optimize.report import format as form
 from optimize.report import markdown
 from optimize.report.console import fitted_grid, standard_output
-from optimize.report.model import Record, now
+from optimize.report.model import Document, Record, now
 from optimize.report.table import Line
 
 #: Columns a narrow terminal does without, in this order; the page has them all.
@@ -91,14 +91,11 @@ class BenchRow(Record):
         )
 
 
-class BenchReport(Record):
+class BenchReport(Document):
     """What ``bench.json`` holds.
 
     Attributes:
         kind: Tells it from the report of a run.
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line that makes it again.
         environment: The machine, read before measuring.
         plan: How it was measured.
         restarts: Sets of processes that were run.
@@ -113,9 +110,6 @@ class BenchReport(Record):
     """
 
     kind: Literal["bench"] = "bench"
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     environment: Environment
     plan: Plan
     restarts: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from rich.cells import set_cell_size
 from rich.console import Console
@@ -18,7 +17,7 @@ from optimize.measure.sides import Side
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.layer_plot import level, plot
-from optimize.report.model import Record, now
+from optimize.report.model import Document, Record, now
 
 #: The bar of a row is full at this SQNR.
 FULL_DB = 60.0
@@ -38,13 +37,10 @@ class ComparedFile(Record):
     sha256: str | None
 
 
-class FileComparison(Record):
+class FileComparison(Document):
     """What ``optimize compare --out file.json`` writes.
 
     Attributes:
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line that makes it again.
         first: The file that is taken for the truth.
         second: The file that is compared with it.
         data: Where the samples came from.
@@ -53,9 +49,6 @@ class FileComparison(Record):
         found: Every figure (``optimize.measure.layers.Distances``).
     """
 
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     first: ComparedFile
     second: ComparedFile
     data: str

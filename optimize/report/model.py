@@ -327,13 +327,24 @@ class Calibration(Record):
     synthetic: bool
 
 
-class Report(Record):
-    """One run, complete: what was asked, what was done, what came out, on which machine.
+class Document(Record):
+    """What a command writes as a JSON file: in which version, when, and how to make it again.
 
     Attributes:
         schema_version: Version of this format.
         created: UTC time, ISO 8601.
-        command: The command line, or the Python call, that makes this report again.
+        command: The command line, or the Python call, that makes it again.
+    """
+
+    schema_version: Literal[1] = 1
+    created: str
+    command: str
+
+
+class Report(Document):
+    """One run, complete: what was asked, what was done, what came out, on which machine.
+
+    Attributes:
         recipe: The recipe as YAML text, None where there was none.
         model: What was optimized.
         calibration: None without static quantization.
@@ -347,9 +358,6 @@ class Report(Record):
         warnings: What makes a figure doubtful.
     """
 
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     model: Model
     environment: Environment
     baseline: Row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +16,7 @@ from optimize.profile.trace import label
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
-from optimize.report.model import Record
+from optimize.report.model import Document
 from optimize.report.roofline_plot import HEIGHT, WIDTH, plot
 
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
@@ -34,21 +33,15 @@ ROOFLINE_NOTE = (
 PYTHON_NOTE = "cProfile of the module itself. It makes every call dearer, so shares of Python are upper bounds."
 
 
-class ProfileRecord(Record):
+class ProfileRecord(Document):
     """What ``profile.json`` holds.
 
     Attributes:
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line that makes it again.
         source: The model.
         environment: The machine.
         found: Every figure (``optimize.profile.result.Profile``).
     """
 
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     source: str
     environment: Environment
     found: Profile

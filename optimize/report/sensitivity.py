@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +12,7 @@ from optimize.measure.environment import Environment
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
-from optimize.report.model import Record
+from optimize.report.model import Document, Record
 from optimize.report.sensitivity_plot import HEIGHT, LEFT, RIGHT, WIDTH, plot
 
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
@@ -62,13 +61,10 @@ class LayerSensitivity(Record):
         return (self.layer, self.op, form.decibels(self.sqnr_db), share, *times, shown, rate)
 
 
-class Sensitivity(Record):
+class Sensitivity(Document):
     """What ``sensitivity.json`` holds.
 
     Attributes:
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line that makes it again.
         source: The model.
         target: The target whose runtime told the times.
         data: Where the samples came from that errors were taken on.
@@ -77,9 +73,6 @@ class Sensitivity(Record):
         layers: Every layer, in execution order.
     """
 
-    schema_version: Literal[1] = 1
-    created: str
-    command: str
     source: str
     target: str
     data: str
