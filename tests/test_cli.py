@@ -186,6 +186,23 @@ def test_a_full_disk_is_said_and_nothing_is_left(small: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_an_interrupt_waits_until_an_import_is_over(tmp_path: Path) -> None:
+    (tmp_path / "native.py").write_text("import signal; signal.raise_signal(signal.SIGINT); print('imported')")
+    code = """
+import time
+from optimize.cli import interrupt
+interrupt.install()
+try:
+    import native
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["imported", "interrupted"]
+
+
 def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [

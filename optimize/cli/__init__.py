@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import click
 
-from optimize.cli import advise, bench, check, compare, listing, profile, run, sensitivity, show, targets
+from optimize.cli import (
+    advise,
+    bench,
+    check,
+    compare,
+    interrupt,
+    listing,
+    profile,
+    run,
+    sensitivity,
+    show,
+    targets,
+)
 from optimize.errors import OptimizeError
 
 INTERRUPTED = 130
@@ -57,7 +68,7 @@ for _command in COMMANDS:
 
 def main() -> None:
     """Run the command; every failure is one paragraph on standard error and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt.install()
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -73,8 +84,3 @@ def main() -> None:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """Treat a request to end like Ctrl-C, so that nothing is left half-written."""
-    raise KeyboardInterrupt

@@ -1,0 +1,36 @@
+"""Ctrl-C that native code survives: while a module is being imported, an interrupt waits.
+
+An extension written in C++ that meets a Python exception while it is initialised ends the process with
+``std::terminate``: nothing would be tidied up, and a traceback would be all that the user sees.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+_AGAIN_S = 0.05
+
+
+def install() -> None:
+    """Let Ctrl-C, and a request to end, raise ``KeyboardInterrupt`` where it can be caught."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not _is_importing(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(_AGAIN_S, signal.raise_signal, (number,))
+    again.daemon = True
+    again.start()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Say whether an import is under way anywhere up the stack."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
