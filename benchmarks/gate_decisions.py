@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +77,7 @@ class Tally:
         inconclusive: How often it said that it does not know.
         seconds: How long each took; empty for rules on traces.
         ratios: Its estimates; empty likewise.
+        wrong: The whole record of each answer that was not the right one; empty likewise.
     """
 
     slower: int = 0
@@ -83,6 +85,7 @@ class Tally:
     inconclusive: int = 0
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, slower: bool) -> None:
         """Count one answer."""
@@ -201,6 +204,8 @@ class Arena:
         if found.time is None:
             raise SystemExit(f"{truth}: {found.reason}")
         tally.ratios.append(found.time.ratio.value)
+        if found.verdict is not (Outcome.FAIL if TRUTHS[truth] else Outcome.PASS):
+            tally.wrong.append(found.model_dump(mode="json"))
         trace = found.trace()
         traces = {"gate's trace": (trace.samples("base"), trace.samples("candidate"))}
         if apart:
@@ -290,7 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decisions", type=int, default=300)
     parser.add_argument("--conditions", nargs="+", choices=("quiet", "loaded"), default=("quiet", "loaded"))
     parser.add_argument("--truth-s", type=float, default=30.0, help="seconds of the run that tells the true ratios")
-    parser.add_argument("--out", type=Path, help="write seconds and estimates of every decision")
+    parser.add_argument(
+        "--out", type=Path, help="write seconds and estimates of every decision, and all of a wrong one"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     complaints, kept = [], {}

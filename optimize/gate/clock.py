@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimize import registry
 from optimize.gate.rounds import Block, Clock, Round
 
 #: Runs that may give up the processor (a page read from a file) before a model counts as one that waits.
@@ -23,8 +24,6 @@ WAITING_RUNS = 0.01
 CALM, WAITING, DIFFERENCE = 0.2, 0.1, 0.01
 #: Processor time beyond the wall's means that several threads worked; reading both clocks takes about this long itself.
 PARALLEL, READING_S = 1.05, 2e-6
-#: Targets whose work happens on another device than the processor.
-DEVICES = ("tensorrt",)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def choose(rounds: Sequence[Round], *, threads: int, targets: Sequence[str]) -> 
         threads: Compute threads of both sides.
         targets: Names of their targets.
     """
-    if any(target in DEVICES for target in targets):
+    if any(_is_on_device(target) for target in targets):
         return Choice(Clock.WALL, "a GPU works while the process waits")
     if threads > 1:
         return Choice(Clock.WALL, f"{threads} threads share the work")
@@ -60,6 +59,12 @@ def choose(rounds: Sequence[Round], *, threads: int, targets: Sequence[str]) -> 
     if waiting <= WAITING and gap < DIFFERENCE:
         return Choice(Clock.CPU, f"both sides wait equally long (to {100 * gap:.1f} % of the time)")
     return Choice(Clock.WALL, f"the sides wait, {100 * waiting:.1f} % of the time and {100 * gap:.1f} % apart")
+
+
+def _is_on_device(target: str) -> bool:
+    """Say whether a target's work happens on another device than the processor."""
+    known = registry.targets().get(target)
+    return known is not None and known.device != "cpu"
 
 
 def _parallelism(blocks: Sequence[Block]) -> float:

@@ -198,7 +198,7 @@ class Settings(BaseModel):
 
     cases: tuple[Case, ...] = ()
     alpha: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01
-    beta: Annotated[Share, Field(gt=0, lt=0.5)] = 0.05
+    beta: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01
     on_inconclusive: OnInconclusive = "keep"
 
 

@@ -56,7 +56,7 @@ class Rule:
 
     max_regression: float = 0.05
     alpha: float = 0.01
-    beta: float = 0.05
+    beta: float = 0.01
     cases: int = 1
     max_latency_s: float | None = None
     threads: int = 1

@@ -202,6 +202,11 @@ class Target(ABC):
         bias="int32",
     )
 
+    @property
+    def device(self) -> str:
+        """Where its kernels run: ``cpu``, or ``cuda``, which works while the process waits."""
+        return "cpu"
+
     @abstractmethod
     def available(self) -> Availability:
         """Say whether this backend can export and run here, without importing it where that can be avoided."""

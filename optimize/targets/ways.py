@@ -77,6 +77,11 @@ class _OtherWay(Eager):
 
     way: ClassVar[Way]
 
+    @property
+    def device(self) -> str:
+        """Where the way runs."""
+        return self.way.device
+
     def available(self) -> Availability:
         """Say whether this machine has what the way needs: a C++ compiler, or a GPU."""
         versions = {"torch": importlib.metadata.version("torch")}

@@ -35,7 +35,9 @@ def test_processor_time_decides_where_both_wait_little_and_equally() -> None:
 
 def test_the_wall_decides_where_work_is_shared() -> None:
     assert chosen(threads=2) == (Clock.WALL, "2 threads share the work")
-    assert chosen(targets=("onnx", "tensorrt"))[0] is Clock.WALL
+    for target in ("tensorrt", "onnx-cuda", "onnx-tensorrt", "cuda", "cuda-graphs"):
+        assert chosen(targets=("onnx", target))[0] is Clock.WALL
+    assert chosen(targets=("onnx", "onnx-openvino"))[0] is chosen(targets=("onnx", "onnx"))[0]
     trace = draw(runs=2)
     doubled = [
         type(entry)(entry.base, type(entry.base)(entry.base.wall_s, tuple(2 * x for x in entry.base.cpu_s)), True)

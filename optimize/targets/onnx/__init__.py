@@ -110,6 +110,11 @@ class Onnx(Target):
 class _OnProvider(Onnx):
     """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
 
+    @property
+    def device(self) -> str:
+        """Where the provider runs."""
+        return self.provider.device
+
     def available(self) -> Availability:
         """Say whether this ONNX Runtime has the provider."""
         from optimize.targets.onnx.runner import import_runtime

@@ -21,6 +21,7 @@ class Provider:
         integers: The float type at the borders of its integer kernels where the rest is in half.
         behind: Providers that take what it leaves, in order; the CPU is always last.
         options: What the session is told of it.
+        device: Where its kernels run.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Provider:
     integers: Literal["half", "float32"] = "float32"
     behind: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def install(self) -> str:
@@ -50,7 +52,7 @@ CPU = Provider(
     onnx_runtime,
 )
 #: It multiplies 8-bit integers in no convolution and in no product with scales a channel.
-CUDA = Provider("CUDAExecutionProvider", "CUDA", ("onnxruntime-gpu",), None)
+CUDA = Provider("CUDAExecutionProvider", "CUDA", ("onnxruntime-gpu",), None, device="cuda")
 TENSORRT_PROVIDER = Provider(
     "TensorrtExecutionProvider",
     "TensorRT",
@@ -58,6 +60,7 @@ TENSORRT_PROVIDER = Provider(
     lambda: TENSORRT,
     integers="half",
     behind=("CUDAExecutionProvider",),
+    device="cuda",
 )
 OPENVINO_PROVIDER = Provider(
     "OpenVINOExecutionProvider", "OpenVINO", ("onnxruntime-openvino",), openvino, options={"device_type": "CPU"}

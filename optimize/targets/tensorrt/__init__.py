@@ -40,6 +40,11 @@ class TensorRT(EngineOptions, Target):
     summary = "TensorRT or TensorRT-RTX engine for NVIDIA GPUs, and the ONNX file to rebuild it from"
     numerics = POLICY.numerics
 
+    @property
+    def device(self) -> str:
+        """Where engines run."""
+        return "cuda"
+
     def available(self) -> Availability:
         """Say whether engines can be built (TensorRT-RTX needs no GPU) and run (on a GPU) here."""
         return packages.availability()
