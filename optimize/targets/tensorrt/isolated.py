@@ -15,8 +15,8 @@ from typing import Any
 
 from optimize.errors import OptimizeError, Refused, TargetUnavailable
 from optimize.targets.base import LayerTypes, TypedLayer
-from optimize.targets.tensorrt.builder import Built, Order
 from optimize.targets.tensorrt.layers import Layer
+from optimize.targets.tensorrt.order import Built, Order
 
 _CHILD = "optimize.targets.tensorrt.builder"
 
