@@ -189,8 +189,9 @@ def test_a_full_disk_is_said_and_nothing_is_left(small: Path, tmp_path: Path) ->
 def test_an_interrupt_waits_until_an_import_is_over(tmp_path: Path) -> None:
     (tmp_path / "native.py").write_text("import signal; signal.raise_signal(signal.SIGINT); print('imported')")
     code = """
-import time
+import signal, time
 from optimize.cli import interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 interrupt.install()
 try:
     import native

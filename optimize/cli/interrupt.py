@@ -14,9 +14,13 @@ _AGAIN_S = 0.05
 
 
 def install() -> None:
-    """Let Ctrl-C, and a request to end, raise ``KeyboardInterrupt`` where it can be caught."""
+    """Let Ctrl-C, and a request to end, raise ``KeyboardInterrupt`` where it can be caught.
+
+    What the shell told this process to ignore (Ctrl-C of a job in the background) stays ignored.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from optimize.errors import TargetUnavailable
 from optimize.quantization.numerics import Numerics, TensorFormat
 
 if TYPE_CHECKING:
@@ -210,6 +211,16 @@ class Target(ABC):
     @abstractmethod
     def available(self) -> Availability:
         """Say whether this backend can export and run here, without importing it where that can be avoided."""
+
+    def require(self) -> None:
+        """Check that files of this target run here.
+
+        Raises:
+            TargetUnavailable: They do not; the message says why, its hint what to install.
+        """
+        found = self.available()
+        if not found.run:
+            raise TargetUnavailable(f"{self.name}: {found.reason}.", hint=found.install)
 
     def files(self, path: Path) -> tuple[Path, ...]:
         """Return the files an artifact at ``path`` consists of, ``path`` first."""

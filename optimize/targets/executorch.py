@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimize.errors import Refused, TargetUnavailable
+from optimize.errors import Refused
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets import packaging
@@ -53,7 +53,7 @@ class ExecuTorch(Target):
             TargetUnavailable: ExecuTorch is not installed.
             Refused: The program is not float32, or ExecuTorch lacks an operator of it.
         """
-        self._require()
+        self.require()
         if program.quantization is not None or program.precision != "float32":
             raise Refused(
                 f"ExecuTorch programs are written in float32; this one is {program.precision}.",
@@ -77,13 +77,8 @@ class ExecuTorch(Target):
         Raises:
             TargetUnavailable: ExecuTorch is not installed.
         """
-        self._require()
+        self.require()
         return ExecuTorchRunner(artifact)
-
-    def _require(self) -> None:
-        found = self.available()
-        if not found.run:
-            raise TargetUnavailable(f"{found.reason}.", hint=found.install)
 
 
 class ExecuTorchRunner(Runner):

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from optimize.errors import TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Runner
 from optimize.targets.eager import Eager
@@ -100,23 +99,18 @@ class _OtherWay(Eager):
             TargetUnavailable: This machine cannot run it this way.
             Refused: The program is quantized, or torch.export does not accept it.
         """
-        self._require()
+        self.require()
         return super().export(program, path)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file and prepare it; what is compiled is compiled at the first run of a shape."""
         from optimize.targets.torch_runner import TorchRunner
 
-        self._require()
+        self.require()
         runner = super().load(artifact, threads=threads)
         assert isinstance(runner, TorchRunner)
         runner.module = self.way.prepare(runner.module)  # type: ignore[arg-type]
         return runner
-
-    def _require(self) -> None:
-        found = self.available()
-        if not found.run:
-            raise TargetUnavailable(f"{self.name}: {found.reason}.", hint=found.install)
 
 
 def _no_gpu() -> tuple[str, str]:
