@@ -15,6 +15,7 @@ from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.measure import quality
 from optimize.measure.fleet import Progress
 from optimize.program import Program
+from optimize.quantization.batches import FlatBatches
 from optimize.recipe import Recipe
 from optimize.targets.arrays import to_array
 
@@ -109,7 +110,12 @@ class CalibrationBatches:
 
 
 def open_datasets(
-    recipe: Recipe, program: Program, *, evaluate: Any = None, preprocessing: Mapping[str, str] | None = None
+    recipe: Recipe,
+    program: Program,
+    *,
+    evaluate: Any = None,
+    calibrate: Any = None,
+    preprocessing: Mapping[str, str] | None = None,
 ) -> Datasets:
     """Open and check the data of a run against what the program takes.
 
@@ -117,6 +123,7 @@ def open_datasets(
         recipe: Names the data.
         program: The captured model.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
+        calibrate: What a Python caller's passes are calibrated on, where the recipe names nothing.
         preprocessing: ``mean`` and ``std`` of image folders, as text.
 
     Raises:
@@ -124,10 +131,17 @@ def open_datasets(
     """
     specs, image = input_specs(program), image_preprocessing(preprocessing or {})
     labelled = evaluate if evaluate is not None else recipe.eval
+    held = None if calibrate is None else _held(program, calibrate)
     return Datasets(
-        calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else None,
+        calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
         evaluation=open_data(labelled, inputs=specs, labelled=True, image=image) if labelled is not None else None,
     )
+
+
+def _held(program: Program, batches: Any) -> Data:
+    """Return batches that a pass holds as data to judge on."""
+    flat = FlatBatches(program, batches)
+    return Data(getattr(batches, "name", type(batches).__name__), False, None, lambda: map(Batch, flat))
 
 
 def input_specs(program: Program) -> list[InputSpec]:

@@ -75,6 +75,12 @@ class Job:
         return [entry.build(calibration) for entry in self.recipe.passes]
 
     @property
+    def given_calibration(self) -> Any:
+        """The data that passes of a Python caller are calibrated on; None where they hold none of the user's own."""
+        held = [getattr(entry, "calibration", None) for entry in self.given_passes or ()]
+        return next((data for data in held if data is not None and not getattr(data, "synthetic", False)), None)
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether a pass takes calibration data that the run must provide."""
         return self.given_passes is None and any(entry.takes_data for entry in self.recipe.passes)

@@ -5,28 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from optimize.measure.layer_times import LayerTime
+from optimize.profile.costs import NodeCost
 from optimize.quantization.sensitivity import LayerError
 from optimize.report import format as form
 
 #: A layer that saves less counts as saving this much: shorter times are not told apart.
 LEAST_SAVED_S = 1e-6
+#: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.
+WEIGHT_MACS = 8
 
 
-def error_per_second(error: LayerError, time: LayerTime | None) -> float:
-    """Return the noise that a layer in float removes for a second it costs; the noise alone where no time is known."""
-    return error.noise if time is None else error.noise / max(time.saved_s, LEAST_SAVED_S)
-
-
-def rank(errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[str]:
-    """Return the names of the layers, best error removed per second first; by error alone where a time is missing.
+def rank(errors: Sequence[LayerError], times: Mapping[str, LayerTime], costs: Mapping[str, NodeCost]) -> list[str]:
+    """Return the names of the layers, best error removed per second first; per work where a time is missing.
 
     Args:
         errors: Of each layer.
         times: Of each layer by node name; empty where the target's runtime does not tell them.
+        costs: Work of each layer by node name.
     """
-    timed = times if all(error.name in times for error in errors) else {}
-    ordered = sorted(errors, key=lambda error: error_per_second(error, timed.get(error.name)), reverse=True)
-    return [error.name for error in ordered]
+    timed = all(error.name in times for error in errors)
+
+    def price(error: LayerError) -> float:
+        return max(times[error.name].saved_s, LEAST_SAVED_S) if timed else work(costs[error.name])
+
+    return [error.name for error in sorted(errors, key=lambda error: error.noise / price(error), reverse=True)]
+
+
+def work(cost: NodeCost) -> float:
+    """Return what a layer costs for one sample, in multiply-accumulates: its own, and the time to read its weights."""
+    return cost.macs + WEIGHT_MACS * cost.parameters
 
 
 def shares(errors: Sequence[LayerError]) -> dict[str, float]:

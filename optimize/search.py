@@ -25,6 +25,7 @@ from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import Speedup, measure
 from optimize.measure.layer_times import TARGETS, LayerTime, layer_times
 from optimize.measure.quality import judge
+from optimize.profile.costs import program_costs
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
@@ -46,11 +47,19 @@ _WORTH_IT = 1.02
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program with a static plan, the file of it, and the errors of its layers where they were needed."""
+    """A program with a static plan and the file of it.
+
+    Attributes:
+        program: The program.
+        artifact: Its file.
+        errors: Of its layers, where they were needed.
+        notes: What was decided on the way to it.
+    """
 
     program: Program
     artifact: Artifact
     errors: tuple[LayerError, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,8 @@ class Search:
                 found = self._within(self.job.bound, found, times)
         except (Refused, TargetUnavailable, VerificationFailed):
             pass  # a file that cannot run or be judged has that in its own row; what was found so far stands
-        return replace(entry, artifact=found.artifact, layers=tuple(layer_costs(program, times, found.errors)))
+        artifact = replace(found.artifact, notes=(*found.artifact.notes, *found.notes))
+        return replace(entry, artifact=artifact, layers=tuple(layer_costs(program, times, found.errors)))
 
     def _without_slow(self, candidate: Candidate, times: Mapping[str, LayerTime]) -> Candidate:
         """Give back layers that INT8 makes slower where the whole file is faster for it."""
@@ -149,7 +159,8 @@ class Search:
                 return candidate
             data = calibration(candidate.program)
             errors = layer_errors(candidate.program, data, progress=lambda share: self.progress("sensitivity", share))
-            ranked, reasons = rank(errors, times), explain(errors, times, bound.option)
+            costs = program_costs(candidate.program).calls
+            ranked, reasons = rank(errors, times, costs), explain(errors, times, bound.option)
             tried: dict[int, Candidate] = {}
 
             def holds(count: int) -> bool:
@@ -218,12 +229,11 @@ def _without(candidate: Candidate, reasons: Mapping[str, str], folder: Path, rec
     """Return the candidate with layers given back, its file written to a folder under the same name."""
     program, target = give_back(candidate.program, reasons), recipe.target(candidate.artifact.target)
     artifact = target.export(program, folder / candidate.artifact.path.name)
-    return Candidate(program, replace(artifact, notes=(*candidate.artifact.notes, *artifact.notes)))
+    return Candidate(program, artifact, notes=candidate.notes)
 
 
 def _noted(candidate: Candidate, note: str) -> Candidate:
-    notes = dict.fromkeys((*candidate.artifact.notes, note))
-    return replace(candidate, artifact=replace(candidate.artifact, notes=tuple(notes)))
+    return replace(candidate, notes=(*candidate.notes, note))
 
 
 def _moved(candidate: Candidate, folder: Path) -> Candidate:

@@ -13,6 +13,8 @@ from optimize.measure import environment
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.layer_times import LayerTime, require_layer_times
 from optimize.opening import open_program
+from optimize.profile.costs import program_costs
+from optimize.program import Program
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target
@@ -53,7 +55,7 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
         data=source,
         threads=job.recipe.threads,
         environment=environment.current(),
-        layers=tuple(_layers(errors, times)),
+        layers=tuple(_layers(quantized[-1].program, errors, times)),
     )
 
 
@@ -83,8 +85,9 @@ def _times(
         return time_layers(Candidate(quantized.program, integer), real, inputs, threads=threads, progress=progress)
 
 
-def _layers(errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:
-    places = {name: place for place, name in enumerate(rank(errors, times), start=1)}
+def _layers(program: Program, errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:
+    ranked = rank(errors, times, program_costs(program).calls)
+    places = {name: place for place, name in enumerate(ranked, start=1)}
     part = shares(errors)
     return [
         LayerSensitivity(

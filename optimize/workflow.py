@@ -119,7 +119,13 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     for target in job.recipe.targets:
         registry.find_target(target)
     subject = open_program(job, tell)
-    datasets = open_datasets(job.recipe, subject.program, evaluate=job.evaluate, preprocessing=job.preprocessing)
+    datasets = open_datasets(
+        job.recipe,
+        subject.program,
+        evaluate=job.evaluate,
+        calibrate=job.given_calibration,
+        preprocessing=job.preprocessing,
+    )
     calibration = calibration_data(job, subject.program, datasets, tell)
     variants = transform(subject.program, job.passes(calibration), tell)
     with staging(job.out) as folder:

@@ -239,8 +239,8 @@ def test_half_on_the_command_line(small: Path, tmp_path: Path) -> None:
     assert [row["status"] for row in report["rows"]] == ["measured"] * 4
     casts = [step for step in report["trace"] if step["pass"] == "CastFP16"]
     assert [step["options"] for step in casts] == [
-        "policy='O2', io='half', mixed=False",
-        "policy='O2', io='half', mixed=True",
+        "policy='O2', io='half', rounding='compensated', mixed=False",
+        "policy='O2', io='half', rounding='compensated', mixed=True",
     ]
     assert "mixed: true" in report["recipe"] and "policy: O2" in report["recipe"]
 

@@ -4,24 +4,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimize.measure.layer_times import LayerTime
+from optimize.profile.costs import NodeCost
 from optimize.quantization.sensitivity import LayerError
-from optimize.ranking import explain, fewest, rank, slow_choices
+from optimize.ranking import explain, fewest, rank, slow_choices, work
 
 
 def error(name: str, noise: float) -> LayerError:
     return LayerError(name, f"path.{name}", "conv2d", noise)
 
 
+def cost(name: str, macs: int, parameters: int = 10) -> NodeCost:
+    return NodeCost(name, "conv2d", name, macs, parameters, {}, 0, "float32")
+
+
+COSTS = {"a": cost("a", 3000), "b": cost("b", 3000), "c": cost("c", 1000)}
 ERRORS = [error("a", 1e-3), error("b", 2e-3), error("c", 1e-3)]
 
 
 def test_error_per_second_decides_and_a_layer_that_int8_slows_down_goes_first() -> None:
     times = {"a": LayerTime(2e-5, 1e-5), "b": LayerTime(9e-5, 1e-5), "c": LayerTime(1e-5, 2e-5)}
-    assert rank(ERRORS, times) == ["c", "a", "b"]
+    assert rank(ERRORS, times, COSTS) == ["c", "a", "b"]
 
 
-def test_without_the_times_of_all_the_error_decides() -> None:
-    assert rank(ERRORS, {}) == ["b", "a", "c"] == rank(ERRORS, {"c": LayerTime(1e-5, 2e-5)})
+def test_without_the_times_of_all_the_error_for_the_work_decides() -> None:
+    assert rank(ERRORS, {}, COSTS) == ["c", "b", "a"] == rank(ERRORS, {"c": LayerTime(1e-5, 2e-5)}, COSTS)
+
+
+def test_weights_that_are_read_for_few_products_are_work_too() -> None:
+    assert work(cost("a", macs=1000, parameters=1000)) == 9 * work(cost("b", macs=1000, parameters=0))
 
 
 def test_the_reason_names_the_bound_the_share_and_the_time() -> None:

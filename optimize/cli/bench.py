@@ -12,7 +12,7 @@ from optimize.cli import options
 from optimize.errors import UsageError
 
 if TYPE_CHECKING:
-    from optimize.report.bench import BenchReport
+    from optimize.report.bench_model import BenchReport
 
 
 class Numbers(click.ParamType):
@@ -98,7 +98,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.bench.rounds import run
     from optimize.bench.subjects import Opening, agreed_inputs
     from optimize.measure.environment import current
-    from optimize.report.bench import BenchReport
+    from optimize.report.bench_model import BenchReport
 
     _check_affinity(given["affinity"])
     device = given["device"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,8 +147,8 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         content = read(given["recipe_file"]).model_dump(exclude_defaults=True)
     chosen = {key: value for key, value in overrides.items() if value or value == 0}
     timing = {} if given["layer_timing"] else {"layer_timing": False}
-    targets = {**content.get("target_options", {}), **options.target_options(given["target_options"])}
-    recipe = parse({**content, **chosen, **timing, "target_options": targets}, source="options")
+    target_options = _target_options(given["target_options"], content.get("target_options", {}))
+    recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")
     if not recipe.targets:
         raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
     return recipe
@@ -174,6 +175,12 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     chosen = [{"name": name, "options": values} for wanted, name, values in asked if wanted]
     return [*options.fusing(fuse=given["fuse"], reparameterize=reparameterize), *chosen]
+
+
+def _target_options(given: Sequence[str], stated: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options of targets by name: those given, and of the recipe's stated ones the others."""
+    chosen = options.target_options(given)
+    return {name: {**stated.get(name, {}), **chosen.get(name, {})} for name in {**stated, **chosen}}
 
 
 def _targets(given: dict[str, Any]) -> list[str]:

@@ -21,8 +21,11 @@ from optimize.precision.overflow import find_overflows
 from optimize.precision.plan import HalfPlan
 from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, Policy, apex_name, keeps_float32
 from optimize.precision.rounding_error import find_losses
+from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
+from optimize.quantization.mixed import restore
+from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
 from optimize.registry import register_pass
 
 #: Samples that decide what stays in float32.
@@ -43,6 +46,8 @@ class _CastHalf(Pass):
         policy: ``measured``, or a level of Apex: ``O0`` nothing, ``O1`` its lists, ``O2`` all but BatchNorm and
             reductions, ``O3`` everything.
         io: Type of the program's inputs and outputs: ``float32``, or ``half`` for the 16-bit type.
+        rounding: ``compensated`` rounds weights so that the layers' outputs on the calibration data move least, and
+            takes the mean of what is left out of the bias; ``nearest``, and policies of Apex, each weight by itself.
         mixed: In a run, cast what the INT8 variant before it leaves in float, instead of the float variant. The graph
             stays in float32 and the quantization plan carries the rest (``HalfPlan``), for targets to lower.
     """
@@ -58,6 +63,7 @@ class _CastHalf(Pass):
     calibration: Iterable[Any] | None = field(default=None, repr=False, compare=False)
     policy: Policy = "measured"
     io: Literal["float32", "half"] = "float32"
+    rounding: Literal["compensated", "nearest"] = "compensated"
     mixed: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +83,7 @@ class _CastHalf(Pass):
         """Assign a precision to every call, then write the casts between them."""
         if message := self._nothing_to_do(program):
             return Outcome(notes=(message,))
+        before = self._rounded(program)
         concerned = [node for node in program.graph.nodes if is_concerned(node)]
         calls = [node for node in concerned if node.op == "call_function"]
         integers = {node: "it makes float32 of integers" for node in calls if makes_float32(node)}
@@ -85,6 +92,9 @@ class _CastHalf(Pass):
         plan = self._plan(concerned, kept)
         halves = in_half(program, plan)
         computing = [node for node in calls if node in halves]
+        if before is not None:
+            in_integers = program.quantization.layers if program.quantization else frozenset()
+            restore(program, _names(node for node in calls if node not in halves) - in_integers, before)
         skips = tuple(Skip(graph.origin(node), graph.op_name(node), kept[node]) for node in calls if node in kept)
         if not computing:
             return Outcome(skips=skips, notes=notes)
@@ -121,6 +131,13 @@ class _CastHalf(Pass):
         for node in products or beside or computing:
             yield Rewrite(graph.origin(node), f"{graph.op_name(node)} to {self._short}")
 
+    def _rounded(self, program: Program) -> Program | None:
+        """Round the weights with the user's data in view, if there are any; return the program as it was."""
+        data = self._data if self.policy == "measured" and self.rounding == "compensated" else None
+        if data is None:
+            return None
+        return round_to_half(program, FlatBatches(program, data).first(ROUNDING_SAMPLES), self.dtype)
+
     def _kept(self, program: Program, calls: Sequence[fx.Node]) -> tuple[Kept, tuple[str, ...]]:
         """Return the calls that must be in float32 with the reason, and what the report should say."""
         if self.policy == "measured" and (batches := self._batches(program)):
@@ -153,9 +170,12 @@ class _CastHalf(Pass):
 
     def _batches(self, program: Program) -> list[Sequence[torch.Tensor]]:
         """Return samples that decide, one at a time; none where there are none of the user's own."""
-        if self.calibration is None or getattr(self.calibration, "synthetic", False):
-            return []
-        return list(FlatBatches(program, self.calibration).singles(SAMPLES))
+        return list(FlatBatches(program, self._data).singles(SAMPLES)) if self._data is not None else []
+
+    @property
+    def _data(self) -> Iterable[Any] | None:
+        """Samples of the user's own, if there are any."""
+        return None if getattr(self.calibration, "synthetic", False) else self.calibration
 
     def _plan(self, concerned: Sequence[fx.Node], kept: Mapping[fx.Node, str]) -> HalfPlan:
         """Return what must be in half and what must not."""

@@ -72,5 +72,5 @@ def refuse_mixed(program: Program, runtime: str) -> None:
     if plan is not None and plan.half is not None:
         raise Refused(
             f"{runtime} has no INT8 mixed with {plan.half.dtype}.",
-            hint="Use --int8 alone for this target, or --to onnx, tensorrt or openvino.",
+            hint="Use --int8 alone for this target, or --to tensorrt, onnx (float16) or openvino (bfloat16).",
         )

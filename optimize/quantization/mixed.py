@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -18,16 +18,21 @@ def give_back(program: Program, layers: Mapping[str, str]) -> Program:
         layers: Names of weighted nodes, with the reason as a sentence without a full stop.
     """
     assert program.quantization is not None
-    changed, plain = program.clone(), program.unquantized or program
-    before = {node.name: node for node in graph.calls(plain.graph, *graph.WEIGHTED)}
-    for node in graph.calls(changed.graph, *graph.WEIGHTED):
-        if node.name in layers and node.name in before:
-            for name in ("weight", "bias"):
-                value = graph.constant(plain.graph_module, graph.argument(before[node.name], name))
-                _restore(changed, node, name, value)
+    changed = program.clone()
+    restore(changed, layers, program.unquantized or program)
     changed.quantization = program.quantization.without(layers)
     changed.refresh()
     return changed
+
+
+def restore(program: Program, layers: Collection[str], source: Program) -> None:
+    """Give layers the weights and biases that they have in another program with the same nodes, in place."""
+    found = {node.name: node for node in graph.calls(source.graph, *graph.WEIGHTED)}
+    for node in graph.calls(program.graph, *graph.WEIGHTED):
+        if node.name in layers and node.name in found:
+            for name in ("weight", "bias"):
+                value = graph.constant(source.graph_module, graph.argument(found[node.name], name))
+                _restore(program, node, name, value)
 
 
 def _restore(program: Program, node: torch.fx.Node, name: str, value: torch.Tensor | None) -> None:
@@ -36,4 +41,4 @@ def _restore(program: Program, node: torch.fx.Node, name: str, value: torch.Tens
     if value is None:
         graph.set_argument(node, name, None)
     elif held is None or not torch.equal(held, value):
-        graph.replace_weight(module, node, name, value)
+        graph.replace_weight(module, node, name, value, near=graph.bias_path(node) if name == "bias" else "")

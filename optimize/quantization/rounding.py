@@ -26,6 +26,9 @@ from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.observers import spacing
 
+#: Where rounded weights lie: integers times a channel's scale, or what a 16-bit float type holds.
+Grid = TensorFormat | torch.dtype
+
 #: Rows longer than this are rounded to nearest: their covariance would not fit, and their errors average out.
 LONGEST_ROW = 2304
 #: Numbers of one sample that covariances are taken of, a layer: positions times rows.
@@ -168,7 +171,7 @@ def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Ten
     return x[index]
 
 
-def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorFormat) -> Rounded:
+def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Rounded:
     """Round a layer's weights so that its outputs on the data move least.
 
     Each output channel gets the better of two roundings, to nearest and with compensation.
@@ -176,13 +179,12 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorForma
     Args:
         weight: Float weight ``[C_out, ...]``.
         moments: Of the layer's inputs.
-        form: The integers.
+        form: The integers, with a scale a channel, or the 16-bit float type.
     """
     groups = len(moments.total)
     rows = weight.double().reshape(groups, weight.shape[0] // groups, -1)
-    scales = torch.from_numpy(weight_scales(weight.numpy(), form, 0)).double().reshape(groups, -1, 1)
-    low, high = form.bounds
-    nearest = torch.clamp(torch.round(rows / scales), low, high) * scales
+    scales = _scales(weight, form).double().reshape(groups, -1, 1)
+    nearest = _nearest(rows / scales, form) * scales
     covariance, unit = moments.covariance, moments.unit
     # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
     damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
@@ -199,12 +201,24 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: TensorForma
     )
 
 
+def _scales(weight: torch.Tensor, form: Grid) -> torch.Tensor:
+    """Return the step of each output channel's grid, ``[C_out]``; floats have none of their own."""
+    if isinstance(form, torch.dtype):
+        return torch.ones(len(weight))
+    return torch.from_numpy(weight_scales(weight.numpy(), form, 0))
+
+
+def _nearest(values: torch.Tensor, form: Grid) -> torch.Tensor:
+    """Return the nearest number of the grid to each value, in steps."""
+    return values.to(form).to(values.dtype) if isinstance(form, torch.dtype) else values.round().clamp(*form.bounds)
+
+
 def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     """Return ``d C d'`` of each row, float64 ``[groups, rows]``."""
     return ((difference.float() @ covariance).double() * difference).sum(2)
 
 
-def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: TensorFormat, damping: float) -> torch.Tensor:
+def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: Grid, damping: float) -> torch.Tensor:
     """Round rows ``[groups, R, K]``, in steps, column by column, the inputs with the largest variance first."""
     order = torch.argsort(covariance.diagonal(dim1=1, dim2=2), dim=1, descending=True)
     spread = _inverse_root(_permuted(covariance, order), damping)
@@ -217,7 +231,7 @@ def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: TensorForma
         errors = torch.zeros_like(remaining[:, start:stop])
         for index in range(start, stop):
             column, end = remaining[:, index], ends[:, index]
-            value = torch.where(end != 0, end, column.round().clamp(*form.bounds))
+            value = torch.where(end != 0, end, _nearest(column, form))
             rounded[:, index] = value
             error = (column - value) / spread[:, index, index, None]
             remaining[:, index:stop] -= spread[:, index, index:stop, None] * error[:, None]
@@ -226,11 +240,12 @@ def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: TensorForma
     return torch.gather(rounded.transpose(1, 2), 2, torch.argsort(order, dim=1)[:, None].expand_as(rows))
 
 
-def _ends(columns: torch.Tensor, form: TensorFormat) -> torch.Tensor:
+def _ends(columns: torch.Tensor, form: Grid) -> torch.Tensor:
     """Return the integer of the largest weight of each row at its place, zero elsewhere: it defines the scale."""
+    if isinstance(form, torch.dtype):
+        return torch.zeros_like(columns)
     place = columns.abs().argmax(1, keepdim=True)
-    integer = torch.gather(columns, 1, place).round().clamp(*form.bounds)
-    return torch.zeros_like(columns).scatter_(1, place, integer)
+    return torch.zeros_like(columns).scatter_(1, place, _nearest(torch.gather(columns, 1, place), form))
 
 
 def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.quantization.simulation import integer_values, simulated_db
 
 #: Answers that are this near to the float ones need no help, dB: the two then differ in few labels of ten thousand.
-NEAR_DB = 35.0
+NEAR_DB = 33.0
 #: A layer is spared when its share of the error is this many times its share of the work.
 _WORTH = 2.0
 #: All spared layers together make at least this share of the error; less is not worth a second precision.

@@ -1,4 +1,4 @@
-"""Move a program's weights onto the integer grid that every target finds, with the calibration data in view."""
+"""Move a program's weights onto the grid that every target finds, with the calibration data in view."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import fx
 from optimize import graph
 from optimize.program import Program
 from optimize.quantization.calibrate import sample_axis
-from optimize.quantization.numerics import TensorFormat
-from optimize.quantization.rounding import InputMoments, Rounded, can_round, columns, round_weights
+from optimize.quantization.rounding import Grid, InputMoments, Rounded, can_round, columns, round_weights
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
 SAMPLES = 64
@@ -48,13 +47,13 @@ class WeightRounding:
             self._moments[layer].update(columns(layer, self._weights[layer], value))
 
     def apply(
-        self, form: TensorFormat, layers: Collection[str], progress: Callable[[float], None] | None = None
+        self, form: Grid, layers: Collection[str], progress: Callable[[float], None] | None = None
     ) -> dict[fx.Node, Rounded]:
         """Round and replace the weights; the bias takes back what rounding adds to the mean.
 
         Args:
-            form: The integers.
-            layers: Names of the layers that will run on integers; others keep their weights.
+            form: The integers, or the 16-bit float type.
+            layers: Names of the layers that will run in it; others keep their weights.
             progress: Told the share done.
 
         Returns:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from optimize.bench.figures import Figures
 from optimize.bench.plan import Scenario
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import format as form
+from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.charts import Timed
 from optimize.report.table import Card, Cell, Line, Table, environment_facts_of
-
-if TYPE_CHECKING:
-    from optimize.report.bench import BenchReport, BenchRow
 
 NOTE = (
     "Median of all runs with its 95 % interval by a bootstrap over processes and rounds; 'vs first' is how many times "

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 
 from optimize.report import charts, details, drawing, sensitivity_plot, table
 from optimize.report import format as form
 from optimize.report.model import Comparison, LayerFigures, Record, Report
-
-if TYPE_CHECKING:
-    from optimize.report.bench import BenchReport
 
 #: What ends a script element or starts a comment in it, and the two line ends JSON allows and JavaScript did not.
 _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -27,8 +23,8 @@ def render(report: Report) -> str:
         report=report,
         details=details,
         missing=form.MISSING,
-        distributions=_looks(lambda width: charts.distributions(timed, width)),
-        tradeoff=_looks(lambda width: charts.tradeoff(report, width)),
+        distributions=looks(lambda width: charts.distributions(timed, width)),
+        tradeoff=looks(lambda width: charts.tradeoff(report, width)),
         layers=[(name, *details.layer_table(found), _bars(found)) for name, found in details.layers_by_row(report)],
         width=sensitivity_plot.WIDTH,
         height=sensitivity_plot.HEIGHT,
@@ -36,33 +32,6 @@ def render(report: Report) -> str:
         right=sensitivity_plot.WIDTH - sensitivity_plot.RIGHT,
         json=json_in_script(report),
         **(_drawn(report.graph) if report.graph else {"drawing": None, "table": table}),
-    )
-
-
-def render_bench(report: BenchReport) -> str:
-    """Return the page of a benchmark."""
-    from optimize.report import bench_table as bench
-
-    scenarios = [
-        (
-            scenario.name.capitalize(),
-            bench.scenario_table(report, scenario),
-            _looks(functools.partial(charts.distributions, bench.timed(report, scenario))),
-        )
-        for scenario in report.plan.scenarios
-    ]
-    sweeps = [
-        (title, chart)
-        for title, steps, lines in bench.sweeps(report)
-        if (chart := _looks(functools.partial(charts.sweep, steps, lines)))
-    ]
-    return template("bench.html.j2").render(
-        report=report,
-        bench=bench,
-        missing=form.MISSING,
-        scenarios=scenarios,
-        sweeps=sweeps,
-        json=json_in_script(report),
     )
 
 
@@ -75,7 +44,7 @@ def _bars(layers: Sequence[LayerFigures]) -> sensitivity_plot.SensitivityPlot | 
     return sensitivity_plot.plot([layer.layer for layer in layers], levels, saved)
 
 
-def _looks(draw: Callable[[int], Any]) -> dict[str, Any]:
+def looks(draw: Callable[[int], Any]) -> dict[str, Any]:
     """Return a chart for a screen and for a phone, by the class that shows it; empty where there is nothing to draw."""
     found = {"wide": draw(charts.WIDE), "narrow": draw(charts.NARROW)}
     return found if found["wide"] is not None else {}

@@ -26,7 +26,7 @@ from optimize.measure.latency import Speedup
 from optimize.measure.statistics import ratio_interval
 from optimize.report import format as form
 from optimize.report import markdown, read
-from optimize.report.bench import BenchReport, BenchRow
+from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.model import Record, Report, Row, file_name
 

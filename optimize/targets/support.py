@@ -30,6 +30,9 @@ class Support:
         return (*self.floats, *kinds, *(f"int8-{dtype}" for dtype in self.mixed))
 
 
+#: What is known of a target that another package registered.
+UNKNOWN = Support(floats=(), free="unknown")
+
 _FLOATS = ("float32", "float16", "bfloat16")
 _INT8 = ("static", "dynamic", "weights")
 _HALVES = ("float16", "bfloat16")
@@ -39,7 +42,12 @@ _GPU = Support(_FLOATS, remark="For measuring beside runtimes; absent without a 
 SUPPORT = {
     "eager": Support(_FLOATS),
     "executorch": Support(("float32",), free="batch", remark="INT8 is not written for it."),
-    "onnx": Support(("float32", "float16"), _INT8, _HALVES, remark="On CPU float16 halves the file and is not faster."),
+    "onnx": Support(
+        ("float32", "float16"),
+        _INT8,
+        ("float16",),
+        remark="float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it.",
+    ),
     "onnx-cuda": Support(_FLOATS),
     "onnx-tensorrt": Support(_FLOATS, ("static",), _HALVES),
     "onnx-openvino": Support(("float32",), ("static",)),

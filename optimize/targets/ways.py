@@ -124,71 +124,30 @@ def _no_gpu() -> tuple[str, str]:
     return "no CUDA device was found", ""
 
 
-@register_target
-class Compiled(_OtherWay):
-    """Compiles the eager file with ``torch.compile`` on this CPU."""
+def _register(name: str, summary: str, way: Way) -> None:
+    """Register the eager file, run in a way, as a target."""
 
-    name = "compile"
-    suffix = ".compile.pt2"
-    summary = "torch.compile on CPU: the eager file, compiled by inductor where it is loaded"
-    way = Way(compiled=True)
+    class Other(_OtherWay):
+        __doc__ = f"{summary}."
 
-
-@register_target
-class ChannelsLast(_OtherWay):
-    """Runs the eager file on this CPU with images and kernels in channels-last order."""
-
-    name = "channels-last"
-    suffix = ".channels-last.pt2"
-    summary = "Eager PyTorch on CPU with images and kernels channels last"
-    way = Way(channels_last=True)
+    Other.name, Other.suffix, Other.summary, Other.way = name, f".{name}.pt2", summary, way
+    register_target(Other)
 
 
-@register_target
-class Cuda(_OtherWay):
-    """Runs the eager file on the GPU."""
-
-    name = "cuda"
-    suffix = ".cuda.pt2"
-    summary = "Eager PyTorch on the GPU"
-    way = Way("cuda")
-
-
-@register_target
-class CudaChannelsLast(_OtherWay):
-    """Runs the eager file on the GPU with images and kernels in channels-last order."""
-
-    name = "cuda-channels-last"
-    suffix = ".cuda-channels-last.pt2"
-    summary = "Eager PyTorch on the GPU with images and kernels channels last"
-    way = Way("cuda", channels_last=True)
-
-
-@register_target
-class CudaAutocast(_OtherWay):
-    """Runs the eager file on the GPU under autocast to float16, channels last."""
-
-    name = "cuda-autocast"
-    suffix = ".cuda-autocast.pt2"
-    summary = "Eager PyTorch on the GPU, channels last, under autocast to float16"
-    way = Way("cuda", channels_last=True, autocast="float16")
-
-
-@register_target
-class CudaCompiled(_OtherWay):
-    """Compiles the eager file with ``torch.compile`` on the GPU."""
-
-    name = "cuda-compile"
-    suffix = ".cuda-compile.pt2"
-    summary = "torch.compile on the GPU"
-    way = Way("cuda", compiled=True)
-
-
-@register_target
-class CudaGraphs(_OtherWay):
-    """Compiles the eager file on the GPU and replays its kernels as one CUDA graph."""
-
-    name = "cuda-graphs"
-    suffix = ".cuda-graphs.pt2"
-    summary = "torch.compile on the GPU with CUDA graphs"
-    way = Way("cuda", graphs=True)
+_register(
+    "compile", "torch.compile on CPU: the eager file, compiled by inductor where it is loaded", Way(compiled=True)
+)
+_register("channels-last", "Eager PyTorch on CPU with images and kernels channels last", Way(channels_last=True))
+_register("cuda", "Eager PyTorch on the GPU", Way("cuda"))
+_register(
+    "cuda-channels-last",
+    "Eager PyTorch on the GPU with images and kernels channels last",
+    Way("cuda", channels_last=True),
+)
+_register(
+    "cuda-autocast",
+    "Eager PyTorch on the GPU, channels last, under autocast to float16",
+    Way("cuda", channels_last=True, autocast="float16"),
+)
+_register("cuda-compile", "torch.compile on the GPU", Way("cuda", compiled=True))
+_register("cuda-graphs", "torch.compile on the GPU with CUDA graphs", Way("cuda", graphs=True))

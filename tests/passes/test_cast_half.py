@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -281,6 +282,83 @@ def test_float16_says_that_it_is_for_gpus_and_names_bfloat16() -> None:
     assert "slower" in outcome.notes[-1] and "bfloat16" in outcome.notes[-1]
     _, outcome = optimize.CastBF16().apply(program)
     assert not any("slower" in note for note in outcome.notes)
+
+
+def mixed_inputs(count: int, seed: int) -> torch.Tensor:
+    """Return inputs that go together, as real ones do."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    return torch.relu(torch.randn(count, 16, generator=generator) + 1) @ mixing
+
+
+def deep(bias: bool = True) -> Program:
+    torch.manual_seed(0)
+    layers = (nn.Linear(16, 32, bias=bias), nn.ReLU(), nn.Linear(32, 32, bias=bias), nn.ReLU(), nn.Linear(32, 8))
+    return optimize.capture(nn.Sequential(*layers).eval(), (mixed_inputs(2, 1),))
+
+
+@pytest.mark.parametrize("entry", [optimize.CastFP16, optimize.CastBF16])
+def test_compensated_rounding_is_nearer_on_data_it_has_not_seen(entry: type[optimize.CastFP16]) -> None:
+    program, data, fresh = deep(), [mixed_inputs(64, 2)], mixed_inputs(256, 3)
+    before = {name: value.clone() for name, value in program.graph_module.state_dict().items()}
+    errors = {}
+    for rounding in ("nearest", "compensated"):
+        half, _ = entry(calibration=data, rounding=rounding).apply(program)
+        # In float32 with the rounded weights: the rounding of activations is the same for both.
+        wide = optimize.capture(nn.Sequential(*held(half)).eval(), (fresh[:2],))
+        errors[rounding] = float((wide(fresh) - program(fresh)).square().mean())
+    assert errors["compensated"] < 0.7 * errors["nearest"]
+    assert all(torch.equal(value, before[name]) for name, value in program.graph_module.state_dict().items())
+
+
+def held(half: Program) -> list[nn.Module]:
+    """Return layers in float32 with the weights a program of linear layers holds."""
+    state = {name: value.float() for name, value in half.graph_module.state_dict().items()}
+    found: list[nn.Module] = []
+    for name in ("0", "2", "4"):
+        layer = nn.Linear(*reversed(state[f"{name}.weight"].shape))
+        layer.load_state_dict({part: state[f"{name}.{part}"] for part in ("weight", "bias")})
+        found += [layer, nn.ReLU()]
+    return found[:-1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rounding": "nearest"}, {"policy": "O3"}, {"policy": "O2"}, {"calibration": None}, {"calibration": "synthetic"}],
+)
+def test_each_weight_is_rounded_by_itself_where_that_is_asked_for_or_there_is_no_data(options: dict[str, str]) -> None:
+    class Synthetic(list[torch.Tensor]):
+        synthetic = True
+
+    data = [mixed_inputs(64, 2)]
+    given: dict[str, Any] = {"calibration": data} | options
+    given["calibration"] = Synthetic(data) if given["calibration"] == "synthetic" else given["calibration"]
+    program = deep(bias=False)
+    half, _ = optimize.CastBF16(**given).apply(program)
+    state, want = half.graph_module.state_dict(), program.graph_module.state_dict()
+    assert state.keys() == want.keys()
+    assert all(torch.equal(value, want[name].bfloat16()) for name, value in state.items())
+
+
+def test_layers_that_stay_in_float32_keep_their_weights_and_have_no_new_bias() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.first = nn.Linear(16, 16, bias=False)
+            nn.init.uniform_(self.up.weight, -2e4, 2e4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(self.first(x)) * 1e-4)
+
+    torch.manual_seed(0)
+    program = optimize.capture(Large().eval(), (mixed_inputs(2, 1),))
+    half, outcome = optimize.CastFP16(calibration=[mixed_inputs(64, 2)]).apply(program)
+    assert "up" in {skip.where for skip in outcome.skips}  # its values are too large, its weights are not
+    state, want = half.graph_module.state_dict(), program.graph_module.state_dict()
+    assert torch.equal(state["up.weight"], want["up.weight"]) and "up.bias" not in state
+    assert state["first.weight"].dtype is torch.float16 and "first.bias" in state
+    assert not torch.equal(state["first.weight"], want["first.weight"].half())
 
 
 def test_options_are_checked() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 import optimize
@@ -14,7 +14,7 @@ from optimize.quantization.rounding import InputMoments, can_round, columns, rou
 INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
 
 
-def layer_of(module: nn.Module, x: torch.Tensor) -> tuple[optimize.Program, object, torch.Tensor]:
+def layer_of(module: nn.Module, x: torch.Tensor) -> tuple[optimize.Program, fx.Node, torch.Tensor]:
     program = optimize.capture(module.eval(), (x,))
     (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
     weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
@@ -77,6 +77,42 @@ def test_rounded_weights_lie_on_the_grid_and_disturb_less_than_the_nearest(name:
     assert disturbance.var(2, correction=0).sum().item() == pytest.approx(rounded.error, rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_rounded_to_16_bits_are_held_by_them_and_disturb_less_than_the_nearest(
+    name: str, dtype: torch.dtype
+) -> None:
+    module, shape = LAYERS[name]
+    torch.manual_seed(0)
+    module.reset_parameters()  # type: ignore[operator]
+    mixing = torch.randn(shape[0], shape[0])
+    x = functional.relu(torch.randn(64, *shape) + 1)
+    x = torch.einsum("nc...,cd->nd...", x, mixing) if name != "tokens" else x
+    _, layer, weight = layer_of(module, x)
+    moments = InputMoments.of(layer, weight)
+    moments.update(columns(layer, weight, x))
+    rounded = round_weights(weight, moments, dtype)
+    assert rounded.weight.dtype is torch.float32 and torch.equal(rounded.weight.to(dtype).float(), rounded.weight)
+    disturbances = []
+    for other in (rounded.weight, weight.to(dtype).float()):
+        difference = (other - weight).double().reshape(len(moments.total), -1, moments.total.shape[1])
+        disturbances.append((difference @ columns(layer, weight, x).double()).var(2, correction=0).sum().item())
+    found, nearest = disturbances
+    assert (rounded.error, rounded.nearest) == pytest.approx((found, nearest), rel=1e-3)
+    assert found <= nearest * (0.7 if name in ("conv", "conv1d", "linear") else 1 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_inputs_that_say_nothing_of_each_other_leave_the_nearest_16_bits(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.eye(12), -torch.eye(12)]) * 3  # uncorrelated, of mean zero
+    _, layer, weight = layer_of(nn.Linear(12, 5), x)
+    moments = InputMoments.of(layer, weight)
+    moments.update(columns(layer, weight, x))
+    rounded = round_weights(weight, moments, dtype)
+    assert torch.equal(rounded.weight, weight.to(dtype).float())
+    assert rounded.error == pytest.approx(rounded.nearest) and rounded.moved.abs().max() < 1e-7
+
+
 def test_constant_and_dead_inputs_are_no_obstacle() -> None:
     module, shape = LAYERS["depthwise"]
     x = torch.ones(4, *shape)
@@ -84,8 +120,9 @@ def test_constant_and_dead_inputs_are_no_obstacle() -> None:
     _, layer, weight = layer_of(module, x)
     moments = InputMoments.of(layer, weight)
     moments.update(columns(layer, weight, x))
-    assert round_weights(weight, moments, INT8).weight.isfinite().all()
-    assert round_weights(torch.zeros_like(weight), moments, INT8).weight.abs().max() == 0
+    for grid in (INT8, torch.float16, torch.bfloat16):
+        assert round_weights(weight, moments, grid).weight.isfinite().all()
+        assert round_weights(torch.zeros_like(weight), moments, grid).weight.abs().max() == 0
 
 
 @pytest.mark.parametrize("mean, size", [(0.3, 0.0), (1e4, 1.0), (0.0, 1e-25), (0.0, 1e25), (-7.0, 0.0)])

@@ -10,7 +10,7 @@ from optimize.bench.plan import Plan, Scenario, sweep
 from optimize.bench.rounds import Block, Outcome, Start, Track, WarmUp
 from optimize.bench.subjects import Subject
 from optimize.measure.environment import Environment
-from optimize.report.bench import BenchReport
+from optimize.report.bench_model import BenchReport
 from optimize.targets.base import Artifact, TensorSpec
 
 HOSTILE = "</script><script>alert('name')</script>.onnx"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from optimize.report import bench, bench_table, html
-from optimize.report.bench import BenchReport
+from optimize.report import bench, bench_table
+from optimize.report.bench_model import BenchReport
 from tests.report.benchmarks import HOSTILE, benchmark
 from tests.report.test_golden import compare
 from tests.report.test_html import Page
@@ -59,7 +59,7 @@ def test_a_percentile_without_its_samples_says_what_it_needs(report: BenchReport
 
 
 def test_the_page_is_closed_and_complete(report: BenchReport) -> None:
-    text = html.render_bench(report)
+    text = bench.render_page(report)
     page = Page(text)
     assert page.addresses == [] and not re.search(r"https?://|url\(|@import", text)
     assert len(page.scripts) == 2 and BenchReport.model_validate_json(page.scripts[0][1]) == report
@@ -71,5 +71,5 @@ def test_the_page_is_closed_and_complete(report: BenchReport) -> None:
 def test_a_single_factory_without_a_file_renders(report: BenchReport) -> None:
     row = report.rows[0].model_copy(update={"path": None, "size_bytes": None, "sha256": None})
     alone = report.model_copy(update={"rows": (row,), "warnings": ()})
-    assert "net.onnx" in html.render_bench(alone) and "Files" in bench.render_markdown(alone)
+    assert "net.onnx" in bench.render_page(alone) and "Files" in bench.render_markdown(alone)
     assert bench_table.title(alone) == "net.onnx" and bench_table.title(report) == "net.onnx and 3 others"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from optimize.report import html
+from optimize.report import bench, html
 from optimize.report.model import Report
 from tests.report.benchmarks import benchmark
 
@@ -37,7 +37,7 @@ def dom(page: Path) -> str:
 @pytest.mark.parametrize("kind", ["run", "bench"])
 def test_pages_fit_a_phone_and_the_dark(report: Report, kind: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(html.render(report) if kind == "run" else html.render_bench(benchmark()), encoding="utf-8")
+    page.write_text(html.render(report) if kind == "run" else bench.render_page(benchmark()), encoding="utf-8")
     structure(page.read_text(encoding="utf-8"))
     if CHROMIUM is None:
         return

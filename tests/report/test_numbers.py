@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from optimize.report import bench, html
 from optimize.report import format as form
-from optimize.report import html
 from optimize.report.model import Record, Report
 from tests.report.benchmarks import benchmark
 
@@ -129,14 +129,14 @@ def test_every_figure_of_a_runs_record_is_seen(report: Report) -> None:
 def test_every_number_of_a_benchmarks_page_is_the_records() -> None:
     report = benchmark(load=7.0)
     runs = sum(entry.runs for row in report.rows for entry in row.scenarios)
-    seen = Visible(html.render_bench(report)).numbers
+    seen = Visible(bench.render_page(report)).numbers
     allowed = known(report, [runs, len(report.rows) - 1, len(report.warnings)])
     assert len(seen) > 60 and seen <= allowed, sorted(seen - allowed)
 
 
 def test_every_figure_of_a_benchmarks_record_is_seen() -> None:
     report = benchmark()
-    text = "\n".join(Visible(html.render_bench(report)).texts)
+    text = "\n".join(Visible(bench.render_page(report)).texts)
     for row in report.rows:
         for found in row.scenarios:
             shown = map(form.seconds, (found.median_s, found.p90_s, found.p95_s, found.p99_s, found.cpu_s))

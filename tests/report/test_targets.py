@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from optimize import registry
+from optimize.cli.targets import list_targets
 from optimize.report.targets import show_targets, target_record
 from optimize.targets.base import Availability, Target
+from optimize.targets.eager import Eager
 from optimize.targets.support import SUPPORT, Support
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +95,26 @@ def test_nothing_is_wider_than_the_terminal_for_the_real_targets() -> None:
     show_targets(registry.targets(), console=Console(file=output, width=80))
     assert max(map(len, output.getvalue().splitlines())) <= 80
     assert all(name in output.getvalue() for name in registry.targets())
+
+
+def test_a_target_of_another_package_is_listed_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_targets", dict(registry.targets()))  # what is registered now goes with the test
+
+    @registry.register_target
+    class Foreign(Eager):
+        """Registered outside this package."""
+
+        name = "foreign"
+        suffix = ".foreign"
+        summary = "Runs elsewhere"
+
+    done = [CliRunner().invoke(list_targets, words, catch_exceptions=False) for words in ([], ["--json"])]
+    shown, records = done[0].stdout, json.loads(done[1].stdout)
+    assert shown.rstrip().splitlines()[-4].split() == ["foreign", "writes", "Runs", "elsewhere"]
+    assert "precisions unknown" in shown and "free: unknown" in shown
+    assert records[-1]["name"] == "foreign" and records[-1]["free_dimensions"] == "unknown"
+    assert (records[-1]["floats"], records[-1]["int8"], records[-1]["mixed"]) == ([], [], [])
+    assert len(records) == len(SUPPORT) + 1
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])

@@ -10,8 +10,10 @@ import torch
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
+from optimize.errors import TargetUnavailable
 from optimize.precision.lowering import lower_half
 from optimize.program import Program
+from optimize.registry import find_target
 from optimize.targets.base import Coverage
 from optimize.targets.onnx.export import save, to_onnx
 from optimize.targets.onnx.half import note_weights
@@ -68,6 +70,20 @@ def test_a_network_all_in_integers_is_the_same_file(tmp_path: Path) -> None:
     assert plain.coverage is not None and artifact.coverage is not None
     assert artifact.coverage.kernels == plain.coverage.kernels
     assert artifact.notes[0].startswith("Nothing is left to compute in half") and plain.notes == ()
+
+
+def test_bfloat16_beside_integers_has_no_kernels_and_that_is_said(tmp_path: Path) -> None:
+    target = find_target("onnx")
+    attention, convolutions = (
+        optimize.export(mixed(name, "bfloat16")[1], "onnx", tmp_path / f"{name}.onnx") for name in ("vit", "resnet")
+    )
+    (warning,) = target.warnings(attention)
+    assert warning.startswith("onnx int8-bfloat16: ") and "--mixed float16, or --to openvino" in warning
+    with pytest.raises(TargetUnavailable, match="Could not find an implementation") as caught:
+        attention.load(threads=1)
+    assert "--mixed float16" in caught.value.hint
+    assert target.warnings(convolutions) == ()  # nothing of it is in bfloat16
+    assert convolutions.load(threads=1)(REFERENCES["resnet"].inputs(3)).dtype is torch.float32
 
 
 @pytest.mark.parametrize("dtype", HALVES)

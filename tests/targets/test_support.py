@@ -18,14 +18,15 @@ WIDENED = {("openvino", "float16"), ("openvino", "int8-float16")}
 
 
 class Net(nn.Module):
-    """A convolution, and linear layers large enough for integer weights."""
+    """A convolution, linear layers large enough for integer weights, and products of activations, which half takes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.hidden, self.line = nn.Conv2d(3, 16, 3), nn.Linear(16, 256), nn.Linear(256, 256)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.line(torch.relu(self.hidden(torch.relu(self.conv(x)).mean((2, 3)))))
+        y = self.hidden(torch.relu(self.conv(x)).flatten(2).transpose(1, 2))
+        return self.line(torch.softmax(y @ y.transpose(1, 2), -1) @ y).mean(1)
 
 
 @pytest.fixture(scope="module")

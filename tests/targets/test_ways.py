@@ -11,8 +11,7 @@ import optimize
 from optimize.errors import TargetUnavailable
 from optimize.program import Program
 from optimize.registry import find_target
-from optimize.targets import ways
-from optimize.targets.ways import ChannelsLast, Compiled, Cuda, CudaGraphs, Way
+from optimize.targets.ways import Way
 
 GPU = ("cuda", "cuda-channels-last", "cuda-autocast", "cuda-compile", "cuda-graphs")
 
@@ -42,8 +41,9 @@ def test_a_way_answers_like_the_module(channels_last: bool, autocast: str) -> No
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=2e-2 if autocast else 1e-5)
 
 
-@pytest.mark.parametrize("target", [Compiled(), ChannelsLast()])
-def test_files_run_at_two_batch_sizes(target: ways._OtherWay, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["compile", "channels-last"])
+def test_files_run_at_two_batch_sizes(name: str, tmp_path: Path) -> None:
+    target = find_target(name)
     if not target.available().run:
         pytest.skip(target.available().install)
     subject = program()
@@ -61,7 +61,7 @@ def test_graphs_are_a_mode_of_the_compiler(graphs: bool, mode: str, monkeypatch:
     monkeypatch.setattr(torch, "compile", lambda module, mode: asked.append(mode) or module)
     x = torch.randn(2, 3, 8, 8)
     Way(compiled=not graphs, graphs=graphs).prepare(Net().eval())(x)
-    assert asked == [mode] and CudaGraphs.way.graphs
+    assert asked == [mode] and find_target("cuda-graphs").way.graphs
 
 
 @pytest.mark.parametrize("name", GPU)
@@ -80,12 +80,14 @@ def test_without_a_gpu_a_row_is_absent_with_the_reason(
 
 def test_with_a_gpu_the_row_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Cuda().available().run and Cuda().available().export
+    found = find_target("cuda").available()
+    assert found.run and found.export
 
 
 def test_without_a_compiler_nothing_is_compiled_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler" in Compiled().available().reason and ChannelsLast().available().run
+    assert "no C++ compiler" in find_target("compile").available().reason
+    assert find_target("channels-last").available().run
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

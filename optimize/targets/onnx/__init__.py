@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from optimize.program import Program
 
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
-_FEW_KERNELS = (
-    "ONNX Runtime has few bfloat16 kernels for CPUs; take --to openvino or torchscript there, --to onnx-cuda for GPUs."
-)
+_FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
+#: What to take in place of bfloat16, by precision.
+_INSTEAD = {
+    "bfloat16": "--to openvino or torchscript there, --to onnx-cuda for GPUs.",
+    "int8-bfloat16": "--mixed float16, or --to openvino.",
+}
+_SAME_AS_INT8 = "Nothing is left to compute in half beside the integers: this is what the INT8 file does."
 
 
 @register_target
@@ -76,8 +80,7 @@ class Onnx(Target):
             lowered, target=self.name, path=path, precision=program.precision, versions=self.available().version
         )
         if lowered is not program and not holds_half(lowered):
-            same = "Nothing is left to compute in half beside the integers: this is what the INT8 file does."
-            artifact = replace(artifact, notes=(same,))
+            artifact = replace(artifact, notes=(_SAME_AS_INT8,))
         return _seen_running(artifact, placed, self.provider)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
@@ -92,8 +95,8 @@ class Onnx(Target):
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Say that something else than the wanted provider runs the file, or that a CPU will not run it, if so."""
-        if self.provider is CPU and artifact.precision == "bfloat16":
-            return (f"{self.name} bfloat16: {_FEW_KERNELS}",)
+        if self.provider is CPU and artifact.precision in _INSTEAD and _SAME_AS_INT8 not in artifact.notes:
+            return (f"{self.name} {artifact.precision}: {_FEW_KERNELS} {_INSTEAD[artifact.precision]}",)
         if not artifact.providers or artifact.providers[0] == self.provider.name:
             return ()
         return (

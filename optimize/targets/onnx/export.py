@@ -20,6 +20,7 @@ from optimize.files import whole
 from optimize.program import Program
 from optimize.targets.onnx import external
 from optimize.targets.onnx.external import weight_bytes, weights_path, write_split
+from optimize.targets.onnx.keys import transpose_keys
 from optimize.targets.onnx.tracing import Names, trace_names
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
@@ -59,6 +60,7 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
     ir.passes.common.RemoveUnusedNodesPass()(model)
     _name_values(program, model, names)
     _name_nodes(program, model, names)
+    transpose_keys(model)
     present = set(ir.convenience.create_value_mapping(model.graph))
     return model, {node: value for node, value in names.values.items() if value in present}
 
@@ -114,12 +116,13 @@ def _opset(program: Program) -> int:
 
 def _refusal(program: Program, error: BaseException) -> Refused:
     """Name the operator that the exporter lacks, and the layers that call it."""
-    text, cause = str(error), error.__cause__
-    while cause is not None:
-        text, cause = f"{text}\n{cause}", cause.__cause__
+    text, last = str(error), error
+    while last.__cause__ is not None:
+        last = last.__cause__
+        text = f"{text}\n{last}"
     missing = re.search(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'", text)
     if missing is None:
-        return Refused(f"The program cannot be exported to ONNX: {_first_line(error)}")
+        return Refused(f"The program cannot be exported to ONNX: {_first_line(last)}")
     # The exporter may have taken the operator apart: special_bessel_j0 fails as prims.bessel_j0.
     name, calls = missing[2], [node for node in program.graph.nodes if node.op == "call_function"]
     layers = [graph.origin(node) for node in calls if graph.op_name(node).endswith(name)]
@@ -204,4 +207,5 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # torch colours its messages for terminals
+    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)

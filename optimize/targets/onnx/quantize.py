@@ -50,39 +50,55 @@ def quantize_onnx(
     )
 
 
-def _write_activation(
-    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: Decision
-) -> None:
-    """Put Q and DQ behind a value, and let its integer readers (or all its readers) read the DQ."""
+def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat) -> ir.Value:
+    """Append Q and DQ to a float value (DQ to the integers of a constant); return what comes back.
+
+    Who reads that is the caller's business.
+
+    Args:
+        graph: Where to.
+        value: A float value.
+        parameters: Its scale and zero point.
+        form: Format of the integers.
+    """
     scale, zero_point = parameters
-    users, wanted = list(value.uses()), decision.readers[value]
-    name = name_of(value)
+    name, array = name_of(value), constant(value)
     zero = store(graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
     step = _store_scales(graph, name, np.asarray(scale, np.float32), value.dtype)
-    array = constant(value)
     if array is None:
         dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
         integers = add(graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
     else:
         integers = store(graph, f"{name}_q", quantize(array.astype(np.float32), scale, zero_point, form))
-    real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
+    return add(graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
+
+
+def _write_activation(
+    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: Decision
+) -> None:
+    """Put Q and DQ behind a value, and let its integer readers (or all its readers) read the DQ."""
+    users, wanted = list(value.uses()), decision.readers[value]
+    real = through_integers(graph, value, parameters, form)
     for node, index in users:
         if node in decision.rescaled and rescaled_input(node) is value:
-            _write_rescaled(graph, node, integers, scale, zero)
+            _write_rescaled(graph, node, real, parameters[0])
         elif wanted is None or node in wanted:
             node.replace_input_with(index, real)
     if wanted is None and value.is_graph_output():
+        name = name_of(value)
         value.name, real.name = f"{name}_before", name
         graph.outputs[list(graph.outputs).index(value)] = real
 
 
-def _write_rescaled(graph: ir.Graph, node: ir.Node, integers: ir.Value, scale: float, zero: ir.Value) -> None:
-    """Read ``x * c`` off the integers of ``x``: the same integers, ``c`` times the scale."""
-    old = node.outputs[0]
+def _write_rescaled(graph: ir.Graph, node: ir.Node, real: ir.Value, scale: float) -> None:
+    """Read ``x * c`` off the integers that ``x`` is read off: the same integers, ``c`` times the scale."""
+    old, dequantize = node.outputs[0], real.producer()
+    assert dequantize is not None
+    integers, _, zero = dequantize.inputs
     factor = next(number for number in map(scalar, node.inputs) if number is not None)
     step = _store_scales(graph, name_of(old), np.asarray(scale * factor, np.float32), old.dtype)
-    real = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{old.name}_dq", like=old)
-    ir.convenience.replace_all_uses_with(old, real)
+    rescaled = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{old.name}_dq", like=old)
+    ir.convenience.replace_all_uses_with(old, rescaled)
 
 
 def _narrowed(form: TensorFormat, bits: int) -> TensorFormat:

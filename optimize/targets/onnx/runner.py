@@ -91,7 +91,7 @@ def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provi
         reason = text.split("NOT_IMPLEMENTED : ")[-1].strip()
         raise TargetUnavailable(
             f"ONNX Runtime {runtime.__version__} on {provider.title} cannot run the file: {reason}",
-            hint="It has few bfloat16 kernels: export float32 or --int8 for it, or take --bf16 --to openvino.",
+            hint="It has few bfloat16 kernels: take float32, --int8 or --mixed float16 for it, or --to openvino.",
         ) from error
 
 

@@ -119,6 +119,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     from optimize.targets.onnx.export import to_onnx
     from optimize.targets.onnx.policy import openvino
     from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
 
@@ -135,25 +136,40 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     scale_products(model)
     if plan is None:
         return model, None
-    placed = quantize_onnx(model, value_names, plan, openvino())
+    parts = separate_projections(model, plan.layers)
+    placed = _whole(quantize_onnx(model, value_names, plan, openvino()), parts)
     if not placed.quantized:
         reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
         raise Refused(f"No layer can run in INT8 on OpenVINO: {reasons}.", hint="Leave --int8 out for this target.")
     calibrated = {value_names[node]: known for node, known in plan.ranges.items() if node in value_names}
     store_means(model, calibrated, OPENVINO.numerics.activation)
+    multiply_integers(model, calibrated)
     reduce_integers(model)
     return model, placed
+
+
+def _whole(placed: Coverage, parts: frozenset[str]) -> Coverage:
+    """Return what was placed by layers of the program: the parts of one count once."""
+    left = tuple(layer for layer in placed.left_float if layer.name not in parts)
+    return Coverage(tuple(name for name in placed.quantized if name not in parts), left)
 
 
 def _float_precision(program: Program) -> str:
     """Return what OpenVINO shall compute float operators in: the program's precision, in its own word.
 
-    Float16 is widened: x86 has no float16 kernels there, and asking for them brings bfloat16.
+    Float16 is widened: x86 has no float16 kernels there, and asking for them brings bfloat16. A file has one float
+    type: where linear layers are spared INT8 that this CPU multiplies faster in bfloat16, all of them are in that,
+    unless more layers are in float because the answers must be nearer still.
     """
     import torch
 
-    if program.quantization is not None and program.quantization.half is not None:
-        return "bf16" if program.quantization.half.dtype == "bfloat16" else "f32"
+    from optimize.precision.host import half_layers
+
+    plan = program.quantization
+    if plan is not None and plan.half is not None:
+        return "bf16" if plan.half.dtype == "bfloat16" else "f32"
+    if plan is not None and plan.left_float.keys() <= plan.spared and half_layers(program, plan):
+        return "bf16"
     weights = (*program.graph_module.parameters(), *program.graph_module.buffers())
     return "bf16" if any(weight.dtype is torch.bfloat16 for weight in weights) else "f32"
 
@@ -161,7 +177,10 @@ def _float_precision(program: Program) -> str:
 def _apart(program: Program, *, wide: bool) -> list[str]:
     """Return what the file does otherwise than the program says."""
     found = [_NARROW] if wide else []
-    half = program.quantization.half if program.quantization is not None else None
+    plan = program.quantization
+    half = plan.half if plan is not None else None
+    if half is None and plan is not None and _float_precision(program) == "bf16":
+        found.append("Layers spared INT8 run in bfloat16, faster here than float32, and with them all that is float.")
     if half is not None:
         kept = [node for node in program.graph.nodes if node.op == "call_function" and node.name in half.floats]
         if half.dtype != "bfloat16":

@@ -1,27 +1,44 @@
-"""Quantization is moved above maxima and above what only reorders values: they then work on bytes.
+"""Quantization is moved above maxima, and above what only reorders values: they then work on bytes.
 
 ``Q(max(x)) = max(Q(x))`` exactly, because quantization never decreases; likewise for minima. OpenVINO moves
 quantization down through a pool by itself, not up. Above a ``ReduceMax`` it must be moved: the CPU plug-in of 2026.4
-returns wrong numbers for a maximum over an image with the quantization after it fused in.
+returns wrong numbers for a maximum over an image with the quantization after it fused in. Behind the answers of an
+attention, which are brought back into the order of tokens, its kernel stores them as bytes at once.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import PERMUTATIONS, readers, tidy
+from optimize.targets.onnx.nodes import PERMUTATIONS, constant, readers, tidy
 
 _MONOTONE = PERMUTATIONS | {"MaxPool", "ReduceMax", "ReduceMin"}
 
 
 def reduce_integers(model: ir.Model) -> None:
-    """Quantize what a maximum reads instead of what it returns, in place, where nothing else reads its output."""
+    """Quantize what a maximum reads instead of what it returns, in place, where nothing else reads its output.
+
+    Likewise the answers of an attention, before they are reordered.
+    """
     for node in list(model.graph):
         if node.op_type == "QuantizeLinear":
             above = _monotone_before(node)
-            while any(entry.op_type not in PERMUTATIONS for entry in above):
+            attended = bool(above) and _is_attended(above[-1].inputs[0])
+            while above and (attended or any(entry.op_type not in PERMUTATIONS for entry in above)):
                 _swap(above.pop(0), node)
     tidy(model)
+
+
+def _is_attended(value: ir.Value | None) -> bool:
+    """Say whether a value is a product of activations."""
+    node = value.producer() if value is not None else None
+    return node is not None and node.op_type == "MatMul" and not any(map(_is_weight, node.inputs))
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    """Say whether a value is a constant, or read off the integers of one."""
+    node = value.producer() if value is not None else None
+    return constant(node.inputs[0] if node is not None and node.op_type == "DequantizeLinear" else value) is not None
 
 
 def _monotone_before(quantize: ir.Node) -> list[ir.Node]:

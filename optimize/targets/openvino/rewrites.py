@@ -21,6 +21,7 @@ import onnx_ir as ir
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Range
 from optimize.targets.onnx.nodes import PERMUTATIONS, add, constant, name_of, readers, replace, scalar, store, tidy
+from optimize.targets.onnx.quantize import through_integers
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -84,14 +85,7 @@ def store_means(model: ir.Model, ranges: Mapping[str, Range], form: TensorFormat
         known = ranges.get(name_of(value))
         if known is None or readers(value) != [node] or not _is_quantized(node.outputs[0]):
             continue
-        scale, zero_point = scale_and_zero_point(known, form)
-        name = name_of(value)
-        step = store(model.graph, f"{name}_scale", np.asarray(scale, np.float32))
-        zero = store(model.graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
-        dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
-        integers = add(model.graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
-        real = add(model.graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
-        node.replace_input_with(0, real)
+        node.replace_input_with(0, through_integers(model.graph, value, scale_and_zero_point(known, form), form))
     tidy(model)
 
 

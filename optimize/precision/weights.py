@@ -1,0 +1,58 @@
+"""Round weights to a 16-bit float type with the data in view, before anything is cast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from optimize import graph
+from optimize.program import Program
+from optimize.quantization.calibrate import observe
+from optimize.quantization.mixed import restore
+from optimize.quantization.weights import WeightRounding
+
+#: Weights nearer to the end of a type's range than this factor are left alone: compensation may move them beyond.
+_MARGIN = 2.0
+
+
+def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], dtype: torch.dtype) -> Program | None:
+    """Round the weights of all layers that run in float so that their outputs on the data move least, in place.
+
+    The weights stay float32 numbers, that ``dtype`` holds without rounding; biases take back what the mean moves by. A
+    program with an INT8 plan also gets its float weights rounded that are kept for layers given back later. Call
+    ``program.refresh()`` after it.
+
+    Args:
+        program: A float program, with a static plan or none.
+        batches: Flat inputs, a few.
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+
+    Returns:
+        The float program with the weights as they were before.
+    """
+    plan, before = program.quantization, program.unquantized or program.clone()
+    rounded = before.clone()
+    layers = [
+        layer
+        for layer in graph.calls(rounded.graph, *graph.WEIGHTED)
+        if _fits(graph.constant(rounded.graph_module, graph.argument(layer, "weight")), dtype)
+    ]
+    rounding = WeightRounding(rounded, layers)
+    observe(rounded, batches, rounding.see)
+    rounding.apply(dtype, {layer.name for layer in layers})
+    integers = plan.layers if plan is not None else frozenset()
+    restore(program, {layer.name for layer in layers} - integers, rounded)
+    if plan is not None:
+        rounded.refresh()
+        program.unquantized = rounded
+    return before
+
+
+def _fits(weight: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Say whether float32 weights are well within a type's range."""
+    return weight is not None and weight.dtype is torch.float32 and _largest(weight) * _MARGIN < torch.finfo(dtype).max
+
+
+def _largest(weight: torch.Tensor) -> float:
+    return float(weight.abs().max()) if weight.numel() else 0.0

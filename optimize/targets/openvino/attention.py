@@ -1,0 +1,209 @@
+"""Attention whose queries and keys OpenVINO multiplies as integers.
+
+Its CPU plug-in computes a whole attention (two products and the softmax between them) in one kernel, which multiplies
+queries and keys in INT8 where both reach it as signed integers of a symmetric range. To cost nothing, the projections
+must store them so. A projection of queries, keys and values in one product has one range for all three, and copies
+behind it that take them apart; it is written as three, each with its part of the weight: the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
+from optimize.quantization.plan import Range
+from optimize.targets.onnx.export import ORIGIN
+from optimize.targets.onnx.nodes import (
+    FULL,
+    PERMUTATIONS,
+    add,
+    constant,
+    name_of,
+    readers,
+    replace,
+    scalar,
+    store,
+    tidy,
+)
+from optimize.targets.onnx.quantize import through_integers
+from optimize.targets.onnx.ranges import infer_ranges
+
+_SIGNED = TensorFormat("int8", symmetric=True)
+#: A score (the logarithm of an attention weight, but for a constant) may be off by about this much.
+_LARGEST_ERROR = 0.02
+_PARTS = ("queries", "keys", "values")
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """One product that projects to queries, keys and values: ``[N, T, C] -> [N, T, 3 H D] -> 3 of [N, H, T, D]``."""
+
+    product: ir.Node
+    total: ir.Node
+    thirds: tuple[ir.Value, ...]
+    lengths: tuple[int, int, int]
+
+
+def separate_projections(model: ir.Model, layers: Collection[str]) -> frozenset[str]:
+    """Write each projection of queries, keys and values in one product as three products, in place.
+
+    Args:
+        model: A float graph whose nodes carry the program node they came from.
+        layers: The program nodes to quantize; the others stay as they are.
+
+    Returns:
+        The names of the products that came with it; the first of three keeps the layer's.
+    """
+    found = [packed for node in model.graph if node.op_type == "Transpose" if (packed := _packed(node)) is not None]
+    found = [packed for packed in found if packed.product.metadata_props.get(ORIGIN) in layers]
+    names = {_separate(model.graph, packed, index) for packed in found for index in range(len(_PARTS))}
+    tidy(model)
+    return frozenset(names - {str(packed.product.name) for packed in found})
+
+
+def multiply_integers(model: ir.Model, calibrated: Mapping[str, Range]) -> int:
+    """Store queries and keys as signed integers where projections compute both, in place.
+
+    Left in float where a score would be off by more than ``_LARGEST_ERROR``: rounding errors of both, over ``D``
+    products of values a quarter of their range.
+
+    Args:
+        model: A graph with the Q/DQ of its layers.
+        calibrated: Ranges by ONNX value name.
+
+    Returns:
+        How many attentions multiply integers now.
+    """
+    ranges, count = infer_ranges(model.graph, calibrated), 0
+    for node in [node for node in model.graph if node.op_type == "MatMul"]:
+        sources = [_projected(value) for value in node.inputs]
+        known = [ranges.get(name_of(value)) for value in sources if value is not None]
+        if len(known) == 2 and all(known) and _is_scored(node) and _score_error(node, known) <= _LARGEST_ERROR:  # type: ignore[arg-type]
+            for value, entry in dict(zip(sources, known, strict=True)).items():  # queries may be the keys
+                _store_signed(model.graph, value, entry)  # type: ignore[arg-type]
+            count += 1
+    tidy(model)
+    return count
+
+
+def _packed(transpose: ir.Node) -> _Packed | None:
+    """Return the projection that a transposition ``[N, T, 3, H, D] -> [3, N, H, T, D]`` takes apart."""
+    reshape = _producer(transpose.inputs[0], "Reshape")
+    total = reshape and _producer(reshape.inputs[0], "Add")
+    product = total and _producer(total.inputs[0], "MatMul")
+    if list(transpose.attributes.get_ints("perm", [])) != [2, 0, 3, 1, 4] or not (reshape and total and product):
+        return None
+    shape, thirds = reshape.outputs[0].shape, _thirds(transpose)
+    arrays = [constant(product.inputs[1]), constant(total.inputs[1])]
+    if shape is None or thirds is None or any(array is None for array in arrays) or shape[2] != len(_PARTS):
+        return None
+    lengths = tuple(length for length in (shape[1], shape[3], shape[4]) if isinstance(length, int))
+    fits = [array.ndim for array in arrays] == [2, 1] and len(lengths) == 3  # type: ignore[union-attr]
+    fits = fits and total.outputs[0].shape is not None and total.outputs[0].shape[0] == shape[0]
+    return _Packed(product, total, thirds, lengths) if fits else None  # type: ignore[arg-type]
+
+
+def _thirds(transpose: ir.Node) -> tuple[ir.Value, ...] | None:
+    """Return the three values that slices along the first axis give, in order; None if anything else is read."""
+    found = dict[int, ir.Value]()
+    for part in () if transpose.outputs[0].is_graph_output() else readers(transpose.outputs[0]):
+        after = readers(part.outputs[0])
+        if part.op_type != "Slice" or len(after) != 1 or after[0].op_type != "Squeeze":
+            return None
+        start, stop, axis = (scalar(value) for value in part.inputs[1:4])
+        if axis != 0 or start is None or stop != start + 1:
+            return None
+        found[int(start)] = after[0].outputs[0]
+    return tuple(found[index] for index in range(len(_PARTS))) if set(found) == set(range(len(_PARTS))) else None
+
+
+def _separate(graph: ir.Graph, packed: _Packed, index: int) -> str:
+    """Compute one of the three by a product of its own; return the name of that."""
+    weight, bias = (node.inputs[1] for node in (packed.product, packed.total))
+    old, tokens = packed.thirds[index], packed.total.outputs[0]
+    name = str(packed.product.name) + (f"/{_PARTS[index]}" if index else "")
+    factors = [packed.product.inputs[0], _third(graph, weight, index)]
+    product = add(graph, "MatMul", factors, name=f"{name}/product", like=tokens)
+    total = add(graph, "Add", [product, _third(graph, bias, index)], name=f"{name}/sum", like=tokens)
+    product.shape = total.shape = ir.Shape([*tokens.shape[:-1], packed.lengths[1] * packed.lengths[2]])  # type: ignore[index]
+    operator = product.producer()
+    assert operator is not None
+    operator.name = name
+    operator.metadata_props.update(packed.product.metadata_props)
+    heads = store(graph, "heads", np.array([0, *packed.lengths], np.int64))
+    apart = add(graph, "Reshape", [total, heads], name=f"{name}/heads", like=tokens)
+    apart.shape = ir.Shape([tokens.shape[0], *packed.lengths])  # type: ignore[index]
+    replace(old, add(graph, "Transpose", [apart], {"perm": [0, 2, 1, 3]}, name=f"{name}/moved", like=old))
+    return name
+
+
+def _third(graph: ir.Graph, value: ir.Value | None, index: int) -> ir.Value:
+    """Return one third of the columns of a constant."""
+    array = constant(value)
+    assert value is not None and array is not None
+    part = store(graph, f"{name_of(value)}_{_PARTS[index]}", _columns(array, index))
+    if FULL in value.meta:
+        part.meta[FULL] = _columns(value.meta[FULL], index)
+    return part
+
+
+def _columns(array: np.ndarray, index: int) -> np.ndarray:
+    return np.ascontiguousarray(np.split(array, len(_PARTS), axis=-1)[index])
+
+
+def _producer(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that makes a value for one reader alone, if it is of this kind."""
+    node = value.producer() if value is not None and not value.is_graph_output() else None
+    return node if node is not None and node.op_type == op and len(readers(node.outputs[0])) == 1 else None
+
+
+def _projected(value: ir.Value | None) -> ir.Value | None:
+    """Return the sum of products that an operand of an attention reorders, or None if it is anything else."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in PERMUTATIONS:
+        value = node.inputs[0]
+        node = value.producer() if value is not None else None
+    product = _producer(node.inputs[0], "MatMul") if node is not None and node.op_type == "Add" else node
+    return value if product is not None and product.op_type == "MatMul" and _is_integer(product.inputs[1]) else None
+
+
+def _is_integer(value: ir.Value | None) -> bool:
+    """Say whether a value is read off integers."""
+    node = value.producer() if value is not None else None
+    return node is not None and node.op_type == "DequantizeLinear"
+
+
+def _is_scored(product: ir.Node) -> bool:
+    """Say whether a softmax reads a product, after a factor or a mask."""
+    users = readers(product.outputs[0])
+    while len(users) == 1 and users[0].op_type in ("Mul", "Add", "Div"):
+        users = readers(users[0].outputs[0])
+    return len(users) == 1 and users[0].op_type == "Softmax"
+
+
+def _score_error(product: ir.Node, known: Sequence[Range]) -> float:
+    """Return about how far integers let a score be off, in the unit of the softmax's input."""
+    left, right = (max(-entry.low, entry.high) for entry in known)
+    values = product.inputs[0]
+    width = values.shape[-1] if values is not None and values.shape is not None else 1
+    step = 1 / (127 * 12**0.5)  # standard deviation of the rounding, in ranges
+    return _factor(product) * left * right * step * 2**0.5 / 4 * (width if isinstance(width, int) else 64) ** 0.5
+
+
+def _factor(product: ir.Node) -> float:
+    """Return the size of the number that products are multiplied by to be scores."""
+    (user,) = readers(product.outputs[0])
+    number = next((abs(number) for number in map(scalar, user.inputs) if number is not None), 1.0)
+    return {"Mul": number, "Div": 1 / number if number else 1.0}.get(user.op_type, 1.0)
+
+
+def _store_signed(graph: ir.Graph, value: ir.Value, known: Range) -> None:
+    """Let all readers of a value read it off signed integers."""
+    users = list(value.uses())
+    real = through_integers(graph, value, scale_and_zero_point(known, _SIGNED), _SIGNED)
+    for node, index in users:
+        node.replace_input_with(index, real)
