@@ -11,6 +11,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.errors import Refused
+from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.precision.host import half_layers
 from optimize.program import Program
@@ -48,7 +49,8 @@ def lower(program: Program) -> tuple[Program, Placement]:
     for node, weight in placement.weights.items():
         _store_weight(lowered.graph_module, node, weight, form)
     halves = half_layers(lowered, plan) - placement.weights.keys()
-    write_casts(lowered, halves, torch.bfloat16, masks=False)
+    if halves:
+        write_casts(lowered, halves | spell_attention(lowered), torch.bfloat16, masks=False)
     lowered.refresh()
     return lowered, placement
 

@@ -18,6 +18,7 @@ from torch import fx
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.precision.host import half_layers
 from optimize.program import Program
@@ -170,12 +171,13 @@ def _static(program: Program, plan: Quantization) -> Lowered:
 
 
 def _with_halves(program: Program, plan: Quantization) -> Program:
-    """Return the program with those layers left in float in bfloat16 that this host multiplies faster so."""
-    halves = {node.name for node in half_layers(program, plan)}
-    if not halves:
+    """Return the program with those products left in float in bfloat16 that this host multiplies faster so."""
+    names = {node.name for node in half_layers(program, plan)}
+    if not names:
         return program
     program = program.clone()
-    write_casts(program, {node for node in program.graph.nodes if node.name in halves}, torch.bfloat16, masks=False)
+    halves = {node for node in program.graph.nodes if node.name in names} | spell_attention(program)
+    write_casts(program, halves, torch.bfloat16, masks=False)
     program.refresh()
     return program
 
