@@ -124,7 +124,7 @@ def _int8_notes(program: Program, plan: Quantization) -> list[str]:
     if has_vnni():
         notes.append("Weights use 8 bits, which needs a CPU with VNNI; export again on one without.")
     if half_layers(program, plan):
-        notes.append("Products left in float are multiplied in bfloat16, as this CPU does fast; export again on others.")
+        notes.append("Products left in float multiply in bfloat16, as this CPU does fast; export again on others.")
     return notes
 
 
