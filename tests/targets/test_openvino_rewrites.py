@@ -72,6 +72,19 @@ def test_the_scale_of_attention_stands_behind_its_product() -> None:
     np.testing.assert_allclose(answers(model, *inputs), before, atol=1e-6)
 
 
+def test_the_scale_of_an_attention_in_bfloat16_is_found_too() -> None:
+    torch.manual_seed(0)
+    inputs = tuple(torch.randn(2, 3, 5, 8) for _ in range(3))
+    cast, _ = CastBF16().apply(optimize.capture(Attention().eval(), inputs))
+    model, _ = to_onnx(cast)
+    widen(model)
+    before = answers(model, *inputs)
+    scale_products(model)
+    (scaled,) = [node for node in model.graph if node.op_type == "Mul"]
+    assert scaled.inputs[0].producer().op_type == "MatMul"  # type: ignore[union-attr]
+    np.testing.assert_allclose(answers(model, *inputs), before, atol=1e-6)
+
+
 def test_products_without_scales_and_with_weights_are_left_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 6)

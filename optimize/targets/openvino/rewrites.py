@@ -38,8 +38,12 @@ def widen(model: ir.Model) -> None:
                 output.type = ir.TensorType(ir.DataType.FLOAT)
     for value in list(graph.initializers.values()):
         if value.dtype in _HALVES:  # the file keeps 16 bits; OpenVINO widens constants once, when it compiles
-            uses, to = tuple(value.uses()), {"to": ir.DataType.FLOAT.value}
-            wide = add(graph, "Cast", [value], to, name=f"{value.name}_wide", like=value, dtype=ir.DataType.FLOAT)
+            uses, array = tuple(value.uses()), constant(value)
+            if array is None or array.size > 1:
+                to = {"to": ir.DataType.FLOAT.value}
+                wide = add(graph, "Cast", [value], to, name=f"{value.name}_wide", like=value, dtype=ir.DataType.FLOAT)
+            else:  # one number is a factor that other rules look for
+                wide = store(graph, f"{value.name}_wide", array.astype(np.float32))
             for node, index in uses:
                 node.replace_input_with(index, wide)
     tidy(model)
