@@ -71,6 +71,8 @@ class _CastHalf(Pass):
             raise UsageError(f"There is no policy '{self.policy}'.", hint=f"One of {get_args(Policy)}.")
         if self.io not in ("float32", "half"):
             raise UsageError(f"io='{self.io}': inputs and outputs are 'float32' or 'half'.")
+        if self.rounding not in ("compensated", "nearest"):
+            raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
         if self.calibration is not None and iter(self.calibration) is self.calibration:
             raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
 

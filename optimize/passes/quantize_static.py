@@ -103,6 +103,8 @@ class QuantizeStatic(Pass):
             )
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
+        if self.rounding not in ("compensated", "nearest"):
+            raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
         if not 0 <= self.spare < 1:
             raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")
         if self.bits not in range(2, 9):

@@ -6,6 +6,8 @@ few hundred the products alone, in bfloat16 on a CPU that has it, are 1.2 times 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -14,21 +16,30 @@ from torch import fx
 from optimize import graph
 from optimize.graph import aten
 from optimize.program import Program
+from optimize.quantization.plan import Range
 
 #: Sequences for which this is faster: shorter ones are conversions, longer ones leave the cache.
 _SHORTEST, _LONGEST = 64, 512
+#: Bfloat16 rounds a score of this size by a sixtieth, and its attention weight by that share.
+_LARGEST_SCORE = 8.0
 
 
-def spell_attention(program: Program) -> frozenset[fx.Node]:
+def spell_attention(program: Program, ranges: Mapping[str, Range]) -> frozenset[fx.Node]:
     """Write plain attentions of fixed, middling length as products and a softmax, in place.
 
-    Plain is: queries, keys and values ``[N, H, T, D]`` with as many heads, no mask, nothing causal, no dropout.
+    Plain is: queries, keys and values ``[N, H, T, D]`` with as many heads, no mask, nothing causal, no dropout. Where
+    scores may be large, which bfloat16 would round by too much, it is left alone.
+
+    Args:
+        program: A program whose float values are in float32.
+        ranges: Range of each value by node name.
 
     Returns:
         The calls to compute in bfloat16.
     """
-    calls = [node for node in graph.calls(program.graph, aten.scaled_dot_product_attention.default) if _is_plain(node)]
-    found = frozenset(part for node in calls for part in _spell(program.graph, node))
+    calls = graph.calls(program.graph, aten.scaled_dot_product_attention.default)
+    chosen = [node for node in calls if _is_plain(node) and _largest_score(node, ranges) <= _LARGEST_SCORE]
+    found = frozenset(part for node in chosen for part in _spell(program.graph, node))
     program.refresh()
     return found
 
@@ -45,11 +56,24 @@ def _is_plain(node: fx.Node) -> bool:
     )
 
 
+def _largest_score(node: fx.Node, ranges: Mapping[str, Range]) -> float:
+    """Return about the largest score: four deviations of a sum of products of values a quarter of their range."""
+    queries, keys = (cast(fx.Node, value) for value in node.args[:2])
+    known = [ranges.get(value.name) for value in (queries, keys)]
+    left, right = (math.inf if entry is None else max(-entry.low, entry.high) for entry in known)
+    return 4 * _scale(node) * left / 4 * right / 4 * float(queries.meta["val"].shape[-1]) ** 0.5
+
+
+def _scale(node: fx.Node) -> float:
+    """Return what an attention multiplies its products by."""
+    scale = graph.argument(node, "scale")
+    return float(cast(fx.Node, node.args[0]).meta["val"].shape[-1]) ** -0.5 if scale is None else float(scale)
+
+
 def _spell(whole: fx.Graph, node: fx.Node) -> list[fx.Node]:
     """Replace one attention; return what is to be in bfloat16."""
     queries, keys, values = (cast(fx.Node, value) for value in node.args[:3])
-    scale = graph.argument(node, "scale")
-    factor = queries.meta["val"].shape[-1] ** -0.5 if scale is None else scale
+    factor = _scale(node)
     with whole.inserting_before(node):
         scaled = whole.call_function(aten.mul.Tensor, (queries, factor))
         turned = whole.call_function(aten.transpose.int, (keys, -2, -1))

@@ -97,6 +97,7 @@ def test_settled_ranges_end_the_reading_and_are_as_good() -> None:
     "options, message",
     [
         ({"calibrator": "magic"}, "no calibrator 'magic'"),
+        ({"rounding": "up"}, "rounding='up'"),
         ({"bits": 1}, "2 to 8 bits"),
         ({"bits": 16}, "2 to 8 bits"),
         ({"calibration": 5}, "got int"),

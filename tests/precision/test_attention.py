@@ -10,6 +10,7 @@ from optimize import graph
 from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.program import Program
+from optimize.quantization.plan import Range
 
 
 class Attention(nn.Module):
@@ -32,15 +33,19 @@ def inputs(queries: int = 70, keys: int = 70, *, heads: int = 2) -> tuple[Tensor
     return tuple(torch.randn(shape, generator=draw) for shape in shapes)
 
 
+#: Of queries, keys and values.
+RANGES = dict.fromkeys("qkv", Range(-4.0, 4.0))
+
+
 def operators(program: Program) -> list[str]:
     return [graph.op_name(node) for node in program.graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": 0.7}, {"scale": 2.0}])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.7}, {"scale": 0.1}])
 def test_the_answers_are_those_of_the_attention_at_any_batch(options: dict[str, object]) -> None:
     program = optimize.capture(Attention(**options).eval(), inputs(70, 90))
     spelled = program.clone()
-    halves = spell_attention(spelled)
+    halves = spell_attention(spelled, RANGES)
     assert operators(spelled) == ["mul", "transpose", "matmul", "softmax", "matmul"]
     assert sorted(graph.op_name(node) for node in halves) == ["matmul", "matmul", "mul", "transpose"]
     for times in (1, 3):
@@ -51,7 +56,7 @@ def test_the_answers_are_those_of_the_attention_at_any_batch(options: dict[str, 
 def test_in_bfloat16_the_softmax_stays_in_float32_and_the_answers_near() -> None:
     program = optimize.capture(Attention().eval(), inputs())
     spelled = program.clone()
-    write_casts(spelled, spell_attention(spelled), torch.bfloat16, masks=False)
+    write_casts(spelled, spell_attention(spelled, RANGES), torch.bfloat16, masks=False)
     spelled.refresh()
     types = {graph.op_name(node): node.meta["val"].dtype for node in spelled.graph.nodes if node.op == "call_function"}
     assert types["matmul"] is torch.bfloat16 and types["softmax"] is torch.float32
@@ -76,5 +81,12 @@ def test_other_attentions_are_left_alone(net: nn.Module, given: tuple[Tensor, ..
     program = optimize.capture(net.eval(), given)
     before = operators(program)
     assert "scaled_dot_product_attention" in before
-    assert spell_attention(program) == frozenset()
+    assert spell_attention(program, RANGES) == frozenset()
     assert operators(program) == before
+
+
+@pytest.mark.parametrize("ranges", [{}, {"q": Range(-1.0, 1.0)}, {"q": Range(-9.0, 0.0), "k": Range(-1.0, 4.0)}])
+def test_large_or_unknown_scores_are_not_rounded(ranges: dict[str, Range]) -> None:
+    program = optimize.capture(Attention().eval(), inputs())
+    assert spell_attention(program, ranges) == frozenset()
+    assert operators(program) == ["scaled_dot_product_attention"]

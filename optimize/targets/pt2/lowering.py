@@ -50,7 +50,7 @@ def lower(program: Program) -> tuple[Program, Placement]:
         _store_weight(lowered.graph_module, node, weight, form)
     halves = half_layers(lowered, plan) - placement.weights.keys()
     if halves:
-        write_casts(lowered, halves | spell_attention(lowered), torch.bfloat16, masks=False)
+        write_casts(lowered, halves | spell_attention(lowered, plan.ranges), torch.bfloat16, masks=False)
     lowered.refresh()
     return lowered, placement
 

@@ -176,7 +176,7 @@ def _with_halves(program: Program, plan: Quantization) -> Program:
     if not names:
         return program
     program = program.clone()
-    halves = {node for node in program.graph.nodes if node.name in names} | spell_attention(program)
+    halves = {node for node in program.graph.nodes if node.name in names} | spell_attention(program, plan.ranges)
     write_casts(program, halves, torch.bfloat16, masks=False)
     program.refresh()
     return program
