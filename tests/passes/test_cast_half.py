@@ -365,7 +365,7 @@ def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="no policy 'O4'"):
         optimize.CastFP16(policy="O4")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="rounding='up'"):
-        CastFP16(rounding="up")  # type: ignore[arg-type]
+        optimize.CastFP16(rounding="up")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="io='int8'"):
         optimize.CastFP16(io="int8")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="re-iterable"):
