@@ -25,6 +25,7 @@ from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import restore
+from optimize.quantization.rounding import Rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
 from optimize.registry import register_pass
 
@@ -63,7 +64,7 @@ class _CastHalf(Pass):
     calibration: Iterable[Any] | None = field(default=None, repr=False, compare=False)
     policy: Policy = "measured"
     io: Literal["float32", "half"] = "float32"
-    rounding: Literal["compensated", "nearest"] = "compensated"
+    rounding: Rounding = "compensated"
     mixed: bool = False
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class _CastHalf(Pass):
             raise UsageError(f"There is no policy '{self.policy}'.", hint=f"One of {get_args(Policy)}.")
         if self.io not in ("float32", "half"):
             raise UsageError(f"io='{self.io}': inputs and outputs are 'float32' or 'half'.")
-        if self.rounding not in ("compensated", "nearest"):
+        if self.rounding not in get_args(Rounding):
             raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
         if self.calibration is not None and iter(self.calibration) is self.calibration:
             raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
@@ -95,8 +96,7 @@ class _CastHalf(Pass):
         halves = in_half(program, plan)
         computing = [node for node in calls if node in halves]
         if before is not None:
-            in_integers = program.quantization.layers if program.quantization else frozenset()
-            restore(program, _names(node for node in calls if node not in halves) - in_integers, before)
+            restore(program, _names(node for node in calls if node not in halves) - _in_integers(program), before)
         skips = tuple(Skip(graph.origin(node), graph.op_name(node), kept[node]) for node in calls if node in kept)
         if not computing:
             return Outcome(skips=skips, notes=notes)
@@ -127,7 +127,7 @@ class _CastHalf(Pass):
 
     def _rewritten(self, program: Program, computing: Sequence[fx.Node]) -> Iterator[Rewrite]:
         """Yield the products that are cast, else every call; those in integers are not."""
-        layers = program.quantization.layers if program.quantization else frozenset()
+        layers = _in_integers(program)
         beside = [node for node in computing if node.name not in layers]
         products = [node for node in beside if graph.op_name(node) in PRODUCTS]
         for node in products or beside or computing:
@@ -162,7 +162,7 @@ class _CastHalf(Pass):
         kept = {node: _BY_STEP for node in calls if graph.is_call(node, *graph.RECURRENT)}
         kept |= {node: _UNFOLDED for node in calls if graph.op_name(node) in NORMS}
         kept |= find_overflows(emulation, batches, set(calls) - kept.keys())
-        integer = program.quantization.layers if program.quantization else frozenset()
+        integer = _in_integers(program)
         halves = {node for node in calls if node not in kept and node.name not in integer}
         losses, error = find_losses(emulation, batches, halves, self.allowed)
         note = f"On the calibration data the outputs move by {error:.1e} of the largest."
@@ -270,3 +270,8 @@ class CastBF16(_CastHalf):
 
 def _names(nodes: Iterable[fx.Node]) -> frozenset[str]:
     return frozenset(node.name for node in nodes)
+
+
+def _in_integers(program: Program) -> frozenset[str]:
+    """Return the names of the layers that a quantization plan runs in integers."""
+    return program.quantization.layers if program.quantization else frozenset()

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import fx
@@ -23,7 +23,7 @@ from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
-from optimize.quantization.rounding import Rounded
+from optimize.quantization.rounding import Rounded, Rounding
 from optimize.quantization.simulation import USUAL
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding
@@ -84,7 +84,7 @@ class QuantizeStatic(Pass):
     calibration: Iterable[Any] = field(repr=False, compare=False)
     target: str = ""
     calibrator: Calibrator = "auto"
-    rounding: Literal["compensated", "nearest"] = "compensated"
+    rounding: Rounding = "compensated"
     bits: int = 8
     until_settled: bool = False
     cache: str = ""
@@ -103,7 +103,7 @@ class QuantizeStatic(Pass):
             )
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
-        if self.rounding not in ("compensated", "nearest"):
+        if self.rounding not in get_args(Rounding):
             raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
         if not 0 <= self.spare < 1:
             raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")

@@ -40,7 +40,8 @@ def spell_attention(program: Program, ranges: Mapping[str, Range]) -> frozenset[
     calls = graph.calls(program.graph, aten.scaled_dot_product_attention.default)
     chosen = [node for node in calls if _is_plain(node) and _largest_score(node, ranges) <= _LARGEST_SCORE]
     found = frozenset(part for node in chosen for part in _spell(program.graph, node))
-    program.refresh()
+    if found:
+        program.refresh()
     return found
 
 

@@ -16,7 +16,7 @@ from optimize.quantization.weights import WeightRounding
 _MARGIN = 2.0
 
 
-def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], dtype: torch.dtype) -> Program | None:
+def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], dtype: torch.dtype) -> Program:
     """Round the weights of all layers that run in float so that their outputs on the data move least, in place.
 
     The weights stay float32 numbers, that ``dtype`` holds without rounding; biases take back what the mean moves by. A

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
@@ -28,6 +28,8 @@ from optimize.quantization.observers import spacing
 
 #: Where rounded weights lie: integers times a channel's scale, or what a 16-bit float type holds.
 Grid = TensorFormat | torch.dtype
+#: How weights are rounded: with the data in view, or each by itself.
+Rounding = Literal["compensated", "nearest"]
 
 #: Rows longer than this are rounded to nearest: their covariance would not fit, and their errors average out.
 LONGEST_ROW = 2304

@@ -41,7 +41,7 @@ def captured() -> Program:
     return optimize.capture(Net().eval(), (images(2, 1),))
 
 
-def rounded(program: Program, dtype: torch.dtype, data: torch.Tensor) -> Program | None:
+def rounded(program: Program, dtype: torch.dtype, data: torch.Tensor) -> Program:
     before = round_to_half(program, FlatBatches(program, [data]).first(64), dtype)
     program.refresh()
     return before

@@ -54,16 +54,22 @@ def test_of_a_large_image_positions_are_taken_all_over() -> None:
     assert len(rows) == 64
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_rounded_weights_lie_on_the_grid_and_disturb_less_than_the_nearest(name: str) -> None:
+def seen(name: str) -> tuple[torch.Tensor, fx.Node, torch.Tensor, InputMoments]:
+    """Return correlated inputs of a layer, the layer, its weight, and the moments of these inputs."""
     module, shape = LAYERS[name]
-    torch.manual_seed(0)
     mixing = torch.randn(shape[0], shape[0])
     x = functional.relu(torch.randn(64, *shape) + 1)
     x = torch.einsum("nc...,cd->nd...", x, mixing) if name != "tokens" else x
     _, layer, weight = layer_of(module, x)
     moments = InputMoments.of(layer, weight)
     moments.update(columns(layer, weight, x))
+    return x, layer, weight, moments
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rounded_weights_lie_on_the_grid_and_disturb_less_than_the_nearest(name: str) -> None:
+    torch.manual_seed(0)
+    x, layer, weight, moments = seen(name)
     rounded = round_weights(weight, moments, INT8)
 
     scales = torch.from_numpy(weight_scales(weight.numpy(), INT8, 0))
@@ -82,15 +88,9 @@ def test_rounded_weights_lie_on_the_grid_and_disturb_less_than_the_nearest(name:
 def test_weights_rounded_to_16_bits_are_held_by_them_and_disturb_less_than_the_nearest(
     name: str, dtype: torch.dtype
 ) -> None:
-    module, shape = LAYERS[name]
     torch.manual_seed(0)
-    module.reset_parameters()  # type: ignore[operator]
-    mixing = torch.randn(shape[0], shape[0])
-    x = functional.relu(torch.randn(64, *shape) + 1)
-    x = torch.einsum("nc...,cd->nd...", x, mixing) if name != "tokens" else x
-    _, layer, weight = layer_of(module, x)
-    moments = InputMoments.of(layer, weight)
-    moments.update(columns(layer, weight, x))
+    LAYERS[name][0].reset_parameters()  # type: ignore[operator]
+    x, layer, weight, moments = seen(name)
     rounded = round_weights(weight, moments, dtype)
     assert rounded.weight.dtype is torch.float32 and torch.equal(rounded.weight.to(dtype).float(), rounded.weight)
     disturbances = []

@@ -41,7 +41,7 @@ def _swaps(before: ir.Node, node: ir.Node, after: ir.Node) -> bool:
     source = before.inputs[0]
     if (before.op_type, after.op_type) != ("Reshape", "Reshape") or source is None or source.shape is None:
         return False
-    lengths = [_length(source, axis) for axis in range(len(source.shape))]
+    lengths = _axes(source, source.shape)
     return (
         len(lengths) > 3
         and readers(before.outputs[0]) == [node]
@@ -51,10 +51,9 @@ def _swaps(before: ir.Node, node: ir.Node, after: ir.Node) -> bool:
     )
 
 
-def _length(value: ir.Value, axis: int) -> Length:
-    """Return the length of an axis, itself where it is not known before run time."""
-    known = value.shape[axis] if value.shape is not None else None
-    return known if isinstance(known, int) else (value, axis)
+def _axes(value: ir.Value, shape: ir.Shape) -> list[Length]:
+    """Return the length of each axis of a value, the axis itself where that is not known before run time."""
+    return [length if isinstance(length, int) else (value, axis) for axis, length in enumerate(shape)]
 
 
 def _lengths(value: ir.Value | None) -> list[Length] | None:
@@ -77,7 +76,7 @@ def _shape(node: ir.Node) -> list[Length] | None:
     source = node.inputs[0]
     if source is None or source.shape is None:
         return None
-    lengths = [_length(source, axis) for axis in range(len(source.shape))]
+    lengths = _axes(source, source.shape)
     return lengths[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(lengths))]
 
 

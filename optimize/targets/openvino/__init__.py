@@ -94,7 +94,7 @@ class OpenVINO(Target):
             precision=program.precision,
             versions=self.available().version,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
-            notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, wide=wide)],
+            notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, asked, wide=wide)],
             settings={"hint": self.hint, "cache": self.cache},
         )
 
@@ -174,12 +174,12 @@ def _float_precision(program: Program) -> str:
     return "bf16" if any(weight.dtype is torch.bfloat16 for weight in weights) else "f32"
 
 
-def _apart(program: Program, *, wide: bool) -> list[str]:
+def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     """Return what the file does otherwise than the program says."""
     found = [_NARROW] if wide else []
     plan = program.quantization
     half = plan.half if plan is not None else None
-    if half is None and plan is not None and _float_precision(program) == "bf16":
+    if half is None and plan is not None and asked == "bf16":
         found.append("Layers spared INT8 run in bfloat16, faster here than float32, and with them all that is float.")
     if half is not None:
         kept = [node for node in program.graph.nodes if node.op == "call_function" and node.name in half.floats]
