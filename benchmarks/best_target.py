@@ -36,7 +36,7 @@ import torch
 
 import optimize
 from benchmarks import int8_onnx
-from benchmarks.int8_onnx import Case, case
+from benchmarks.int8_onnx import Case, case, merged, quantized
 from optimize.errors import OptimizeError
 from optimize.gate.evidence import median_interval
 from optimize.measure.agreement import AgreementMeter
@@ -97,15 +97,12 @@ def ratio(peer: Measured, ours: Measured) -> Ratio:
 
 def ours(entry: Case, folder: Path) -> dict[str, Artifact]:
     """Write our files, by row; a target that refuses is said and left out."""
-    plain = optimize.capture(entry.net, (entry.calibration[:2],))
-    plain = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(plain).program
-    data = list(entry.calibration.split(4))
-    int8, _ = optimize.QuantizeStatic(calibration=data).apply(plain)
+    plain, data = merged(entry), list(entry.calibration.split(4))
+    int8 = quantized(entry, plain)
     half = optimize.CastBF16(calibration=data).apply(plain)[0]
     programs = {"bf16": half, "int8": int8, "int8-bf16": _mixed(int8, data)}
     if int8.quantization is not None and int8.quantization.left_float:
-        all_int8, _ = optimize.QuantizeStatic(calibration=data, spare=0).apply(plain)
-        programs["int8-bf16, none spared"] = _mixed(all_int8, data)
+        programs["int8-bf16, none spared"] = _mixed(quantized(entry, plain, spare=0), data)
     rows = [(target, kind) for kind in programs for target in ("onnx", "openvino", "pt2") if _is_asked(target, kind)]
     found = {}
     for target, kind in rows:
@@ -125,6 +122,7 @@ def _near(entry: Case, folder: Path) -> Path | None:
     passes = (
         optimize.Reparameterize(),
         optimize.FuseConvBN(),
+        optimize.EqualizeChannels(calibration=data, unless_near=True),
         optimize.QuantizeStatic(calibration=data),
         optimize.CastBF16(calibration=data, mixed=True),
     )

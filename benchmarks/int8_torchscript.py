@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import optimize
-from benchmarks.int8_onnx import Case, case
+from benchmarks.int8_onnx import Case, case, merged, quantized
 from optimize.gate.evidence import median_interval
 from optimize.measure.agreement import AgreementMeter
 
@@ -42,9 +42,7 @@ Runner = Callable[[torch.Tensor], torch.Tensor]
 def ours(entry: Case, folder: Path) -> Runner:
     """Export our file and load it."""
     torch.backends.quantized.engine = CHOSEN
-    program = optimize.capture(entry.net, (entry.calibration[:2],))
-    program = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
-    program, _ = optimize.QuantizeStatic(list(entry.calibration.split(4)), target="torchscript").apply(program)
+    program = quantized(entry, merged(entry), target="torchscript")
     optimize.export(program, "torchscript", folder / "ours.ts")
     loaded = torch.jit.load(folder / "ours.ts")
     return lambda x: loaded(x)  # type: ignore[no-any-return]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         CastFP16 as CastFP16,
     )
     from optimize.passes import (
+        EqualizeChannels as EqualizeChannels,
+    )
+    from optimize.passes import (
         FuseBNSign as FuseBNSign,
     )
     from optimize.passes import (
@@ -68,6 +71,7 @@ _HOMES = {
             "FuseBNSign",
             "FuseConvBN",
             "Reparameterize",
+            "EqualizeChannels",
             "QuantizeStatic",
             "QuantizeDynamic",
             "QuantizeAware",

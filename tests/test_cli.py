@@ -82,6 +82,7 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
         "FuseBNSign",
         "Reparameterize",
         "FuseConvBN",
+        "EqualizeChannels",
         "QuantizeStatic",
     ]
     listed = {path.name for path in out.iterdir()}

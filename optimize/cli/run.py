@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from optimize.recipe import Recipe
     from optimize.report.model import Report
 
-#: Passes in front of QuantizeStatic; each is kept where calibration data says that it helps.
-PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
-
 
 @click.command()
 @click.argument("model")
@@ -59,7 +56,7 @@ PREPARING = ("AbsorbBias", "EqualizeChannels", "SmoothActivations")
 @click.option(
     "--recover",
     is_flag=True,
-    help="With --int8: shift and scale channels before, where held-out samples gain by it. Takes minutes.",
+    help="With --int8: shift and scale channels before in every way that held-out samples gain by. Takes minutes.",
 )
 @click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
 @click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
@@ -158,12 +155,16 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
     half = options.half(given)
-    if given["mixed"] and given["int8"] != "static":
+    static = given["int8"] == "static"
+    recover = static and given["recover"]
+    if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
     asked = [
         (given["prune"], "PruneChannels", {"ratio": given["prune"]}),
-        *((given["int8"] == "static" and given["recover"], name, {}) for name in PREPARING),
-        (given["int8"] == "static", "QuantizeStatic", {}),
+        (recover, "AbsorbBias", {}),
+        (static, "EqualizeChannels", {} if recover else {"unless_near": True}),
+        (recover, "SmoothActivations", {}),
+        (static, "QuantizeStatic", {}),
         (given["int8"] == "dynamic", "QuantizeDynamic", {}),
         (given["int8"] == "weights", "QuantizeWeights", {}),
         (given["int4"], "QuantizeWeights", {"bits": 4}),

@@ -33,10 +33,12 @@ class EqualizeChannels(Recovery):
     channels, and a channel a tenth as wide as the widest loses 20 dB. How far to go is measured, link by link.
 
     A ReLU6 on the way keeps its bound: no channel is stretched so far that twice what the data shows would reach it.
-    What reaches it nevertheless is clipped, so the pass is exact on such data only.
+    What reaches it nevertheless is clipped, so the pass is exact on such data only. Values on the way that are stored
+    too, such as those that a gate multiplies, are never stretched beyond their widest channel.
 
-    When it applies: convolutions and linear layers whose value only layers read in the end. Skipped, with the reason:
-    values that are added or concatenated, or pass another function; layers that share a weight.
+    When it applies: convolutions and linear layers whose value only layers read in the end. All that is added up in the
+    stages of a residual network is scaled together. Skipped, with the reason: values that are concatenated, that pass
+    another function or are added to what passed one; layers that share a weight.
 
     What it costs: four passes over at most 64 samples, and quantizing the program two or four times in simulation.
 
@@ -60,7 +62,7 @@ class EqualizeChannels(Recovery):
 
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
         """Return the values between two layers."""
-        found, others = links.find(program, links.LAYERS, links.SCALES_PASS, clips=CLIPS)
+        found, others = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS), clips=CLIPS)
         others |= {each.maker: "a clip on the way ends below zero" for each in found if _ceiling(each) is None}
         skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
         return [each for each in found if each.maker not in others], tuple(skips)

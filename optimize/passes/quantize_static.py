@@ -62,7 +62,8 @@ class QuantizeStatic(Pass):
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
         spare: Largest share of the multiply-accumulates that may stay in float where INT8 answers would be farther than
-            33 dB from float ones: of linear layers between float operators, those that err most; 0 quantizes all.
+            33 dB from float ones: of linear layers between float operators and of layers that make gates from a mean,
+            those that err most; 0 quantizes all.
 
     Example:
         >>> import torch, optimize

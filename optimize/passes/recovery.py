@@ -12,12 +12,15 @@ import torch
 from optimize import graph
 from optimize.errors import Refused
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
-from optimize.passes.quantize_static import QuantizeStatic
+from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
 from optimize.quantization.attempts import Attempt, Seen, best_attempts
 from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
+from optimize.quantization.calibrate import learn_ranges
 from optimize.quantization.links import Link
-from optimize.quantization.simulation import simulated_db
+from optimize.quantization.plan import Quantization
+from optimize.quantization.simulation import USUAL, simulated_db
+from optimize.quantization.sparing import NEAR_DB
 
 #: Samples that are looked at, half of them held out.
 SAMPLES = 64
@@ -38,12 +41,14 @@ class Recovery(Pass):
     Attributes:
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``. At most 64
             samples are looked at.
+        unless_near: Leave a program alone whose INT8 answers are within 33 dB of the float ones, weights not counted.
     """
 
     stage: ClassVar[Stage] = Stage.PRECISION
     prepares: ClassVar[bool] = True
 
     calibration: Iterable[Any] = field(repr=False, compare=False)
+    unless_near: bool = False
 
     @abstractmethod
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
@@ -61,8 +66,11 @@ class Recovery(Pass):
         if not links:
             return Outcome(skips=skips)
         learn, judge = halves(program, FlatBatches(program, self.calibration))
-        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge)
         where = f"{'the same' if judge is learn else 'held-out'} samples"
+        if self.unless_near and (near := _activations_db(program, learn, judge)) >= NEAR_DB:
+            note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
+            return Outcome(skips=skips, notes=(note,))
+        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge)
         if not chosen:
             return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}.",))
         original = program.clone()
@@ -86,6 +94,14 @@ def _simulated_db(program: Program, reference: Program, learn: Batches, judge: B
     # Weights rounded to nearest would judge by luck: one draw of the rounding moves the whole by a decibel.
     quantized, _ = QuantizeStatic(calibration=learn, calibrator="mse", spare=0).apply(program)
     return simulated_db(quantized, judge, reference=reference)
+
+
+def _activations_db(program: Program, learn: Batches, judge: Batches) -> float:
+    """Return how near the answers come when activations alone are rounded, dB: two passes, no weight to round."""
+    ranges, _ = learn_ranges(program, learn, calibrator="mse", form=USUAL.activation)
+    layers, _ = choose_layers(program)
+    plan = Quantization("static", frozenset(node.name for node in layers), ranges)
+    return simulated_db(program, judge, plan, weights=False)
 
 
 def halves(program: Program, batches: FlatBatches) -> tuple[Batches, Batches]:

@@ -171,6 +171,9 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
         largest = by_input(reader.layer, weight).abs().amax((1, 3)).flatten()
         columns.scatter_reduce_(0, reader.channels, largest, "amax")
         width.scatter_reduce_(0, reader.channels, seen[reader.value].width, "amax")
+    least = torch.zeros_like(width)
+    for value in link.between:  # it shall not be rounded more coarsely than it is
+        least = torch.maximum(least, seen[value].width / seen[value].width.max().clamp_min(1e-30))
     live = (width > DEAD * width.max()) & (columns > DEAD * columns.max())
     if int(live.sum()) < 2:
         return []
@@ -179,6 +182,7 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
         scale = torch.ones_like(width)
         scale[live] = width[live] ** exponent / columns[live] ** (1 - exponent)
         scale[live] /= scale[live].max()
+        scale = torch.maximum(scale, least)
         attempts.append(Attempt(link, scale, torch.zeros_like(scale)))
     return attempts
 
@@ -216,7 +220,7 @@ def best_attempts(
 
 def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
     axes = {reader.value: channel_axis(reader.layer, reader.value) for link in links for reader in link.readers}
-    axes |= {link.maker: link.axis for link in links}
+    axes |= {value: link.axis for link in links for value in (link.maker, *link.between)}
     seen: Seen = {}
 
     def see(node: fx.Node, value: torch.Tensor) -> None:

@@ -1,8 +1,9 @@
 """Links: values whose channels may be scaled or shifted, because what makes them and all that reads them takes it back.
 
 With positive numbers ``s``, one a channel, ``W2 f(W1 x + b1) = (W2 diag(s)) f(diag(1/s) (W1 x + b1))`` for every ``f``
-that keeps channels apart and is positively homogeneous: ReLU, leaky ReLU, pools, a product with a gate. Without ``f``
-channels may be shifted too: ``W2 (y + c) + b2 = W2 y + (W2 c + b2)``, where no padding stands in between.
+that keeps channels apart and is positively homogeneous: ReLU, leaky ReLU, pools, a product with a gate. A sum is scaled
+when all that is added is, so the stream of a residual stage is one link with many makers. Without ``f`` channels may be
+shifted too: ``W2 (y + c) + b2 = W2 y + (W2 c + b2)``, where no padding stands in between.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ HOMOGENEOUS = (
 )  # fmt: skip
 #: What a scale a channel passes without changing the result.
 SCALES_PASS = (*HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
+#: What it passes when everything that is added has the same scales.
+SUMS = (aten.add.Tensor,)
 #: What a shift a channel passes without changing the result.
 SHIFTS_PASS = (aten.mean.dim, aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.select.int)
 
@@ -58,18 +61,25 @@ class Link:
     """A value and all that it becomes before layers read it.
 
     Attributes:
-        maker: The layer or normalisation whose rows make its channels.
-        axis: The axis of the maker's result that its channels lie on.
+        makers: The layers or the normalisation whose rows make its channels; several where their results are added.
+        axis: The axis of the makers' results that its channels lie on.
         channels: How many.
         readers: The layers that read it.
+        between: Values on the way that no layer reads, factors of products and parts of sums: they have steps too.
         clips: Calls on the way that are passed only where the data says that they may be.
     """
 
-    maker: fx.Node
+    makers: tuple[fx.Node, ...]
     axis: int
     channels: int
     readers: tuple[Reader, ...]
+    between: tuple[fx.Node, ...] = ()
     clips: tuple[fx.Node, ...] = ()
+
+    @property
+    def maker(self) -> fx.Node:
+        """The first of its makers."""
+        return self.makers[0]
 
 
 @dataclass
@@ -81,7 +91,9 @@ class _Search:
         through: Calls that are passed.
         clips: Calls that are passed and remembered.
         values: The values seen, which all carry the link's channels.
+        makers: The calls that make them.
         readers: The layers found.
+        between: What products and sums on the way read.
         clipped: The clips passed.
         obstacle: Why the value is no link, empty where it is one.
     """
@@ -90,12 +102,32 @@ class _Search:
     through: Collection[Any]
     clips: Collection[Any]
     values: list[fx.Node] = field(default_factory=list)
+    makers: list[fx.Node] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
+    between: list[fx.Node] = field(default_factory=list)
     clipped: list[fx.Node] = field(default_factory=list)
     obstacle: str = ""
 
+    def link(self, axis: int, channels: int) -> Link:
+        """Return what was found."""
+        found = (tuple(self.readers), tuple(self.between), tuple(self.clipped))
+        return Link(tuple(self.makers), axis, channels, *found)
+
+    def begin(self, maker: fx.Node, *, shifts: bool = False) -> None:
+        """Visit all that a maker's result becomes."""
+        channels = _channels(self.module, maker)
+        if channels is None or not is_own(maker):
+            self.obstacle = "its weight is shared, or not a float32 constant with a number a channel"
+            return
+        self.makers.append(maker)
+        numbers = torch.arange(1, channels + 1, dtype=torch.float64)
+        shift = numbers if shifts else torch.zeros_like(numbers)
+        self.follow(Channelwise(maker, channel_axis(maker, maker), numbers, shift))
+
     def follow(self, operator: Channelwise) -> None:
         """Visit all that reads ``operator.source``; its numbers are the channels, counted from 1."""
+        if operator.source in self.values:
+            return
         self.values.append(operator.source)
         if graph.reads(operator.source) != len(operator.source.users):
             self.obstacle = "a call reads it twice"
@@ -107,6 +139,8 @@ class _Search:
                 continue
             following = self._passed(user, operator)
             if following is not None:
+                if graph.is_call(user, aten.mul.Tensor, *SUMS) and self._is_plain(operator):
+                    self.between.append(operator.source)
                 self.follow(following)
             elif not self.obstacle:
                 self.obstacle = f"{graph.op_name(user) if user.op == 'call_function' else 'the output'} reads it"
@@ -131,17 +165,47 @@ class _Search:
             return replace(operator, source=call)
         if not graph.is_call(call, *self.through):
             return None
+        if graph.is_call(call, *SUMS):
+            return self._added(call, operator)
         if graph.is_call(call, aten.mean.dim, aten.select.int):
             return _reduced(call, operator)
         if graph.is_call(call, aten.mul.Tensor) and not self._is_gate(call, operator.source):
             return None
         return replace(operator, source=call)
 
+    def _added(self, total: fx.Node, operator: Channelwise) -> Channelwise | None:
+        """Return the operator on a sum whose other part is brought into the link, or None."""
+        other = next((each for each in total.args[:2] if each is not operator.source), None)
+        if not isinstance(other, fx.Node) or _shape(other) != _shape(operator.source):
+            self.obstacle = "something of another shape is added to it"
+        elif not self._is_plain(operator):
+            self.obstacle = "its channels are added in another order"
+        else:
+            self._trace(other)
+        return None if self.obstacle else replace(operator, source=total)
+
+    def _trace(self, value: fx.Node) -> None:
+        """Begin at all that makes a value which is added to one of the link's."""
+        if self.obstacle or value in self.values:
+            return
+        if graph.is_call(value, *HOMOGENEOUS, *SUMS):
+            for source in value.all_input_nodes:
+                self._trace(source)
+        elif not graph.is_call(value, *LAYERS):
+            kind = graph.op_name(value) if value.op == "call_function" else "an input"
+            self.obstacle = f"{kind} is added to it"
+        else:
+            self.begin(value)
+
+    def _is_plain(self, operator: Channelwise) -> bool:
+        """Say whether a value has the channels where its first maker has them, in the same order."""
+        numbers = torch.arange(1, operator.scale.numel() + 1)
+        return operator.axis == channel_axis(self.makers[0], self.makers[0]) and bool((operator.scale == numbers).all())
+
     def _is_gate(self, product: fx.Node, value: fx.Node) -> bool:
         """Say whether a product's other factor scales a value, and depends on it through other layers at most."""
         other = next((each for each in product.args[:2] if each is not value), None)
-        shapes = [str(getattr(tensor_value(node), "shape", "")) for node in (product, value)]
-        return isinstance(other, fx.Node) and other not in self.values and shapes[0] == shapes[1]
+        return isinstance(other, fx.Node) and other not in self.values and _shape(product) == _shape(value)
 
 
 def find(
@@ -161,19 +225,20 @@ def find(
         clips: More of them, remembered on the link.
         shifts: Look for values that can be shifted; else for such that can be scaled.
     """
-    links, others = [], {}
+    links: list[Link] = []
+    others: dict[fx.Node, str] = {}
     for maker in graph.calls(program.graph, *makers):
-        channels = _channels(program.graph_module, maker)
-        if channels is None or not is_own(maker):
-            others[maker] = "its weight is shared, or not a float32 constant with a number a channel"
+        if any(maker in link.makers for link in links):
             continue
-        numbers, axis = torch.arange(1, channels + 1, dtype=torch.float64), channel_axis(maker, maker)
         search = _Search(program.graph_module, through, clips)
-        search.follow(Channelwise(maker, axis, numbers, numbers if shifts else torch.zeros_like(numbers)))
+        search.begin(maker, shifts=shifts)
+        if search.clipped and len(search.makers) > 1:
+            search.obstacle = "a sum of it is clipped"
         if search.obstacle or not search.readers:
             others[maker] = search.obstacle or "no layer reads it"
         else:
-            links.append(Link(maker, axis, channels, tuple(search.readers), tuple(search.clipped)))
+            channels = cast(int, _channels(program.graph_module, maker))
+            links.append(search.link(channel_axis(maker, maker), channels))
     return links, others
 
 
@@ -186,10 +251,11 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
         scale: Positive numbers, float64 ``[C]``.
         shift: float64 ``[C]``.
     """
-    weight, bias = (graph.constant(module, _optional(link.maker, name), wide=True) for name in ("weight", "bias"))
-    assert weight is not None
-    rows = weight / scale.reshape(-1, *[1] * (weight.dim() - 1))
-    _replace(module, link.maker, rows, bias, ((0.0 if bias is None else bias) - shift) / scale)
+    for maker in link.makers:
+        weight, bias = (graph.constant(module, _optional(maker, name), wide=True) for name in ("weight", "bias"))
+        assert weight is not None
+        rows = weight / scale.reshape(-1, *[1] * (weight.dim() - 1))
+        _replace(module, maker, rows, bias, ((0.0 if bias is None else bias) - shift) / scale)
     for reader in link.readers:
         weight, bias = (
             graph.constant(module, graph.argument(reader.layer, name), wide=True) for name in ("weight", "bias")
@@ -251,6 +317,10 @@ def _channels(module: fx.GraphModule, maker: fx.Node) -> int | None:
     weight = graph.constant(module, graph.argument(maker, "weight"))
     is_flat = graph.is_call(maker, *NORMS) and weight is not None and weight.dim() != 1
     return None if weight is None or weight.dtype is not torch.float32 or is_flat else len(weight)
+
+
+def _shape(value: fx.Node) -> str:
+    return str(getattr(tensor_value(value), "shape", ""))
 
 
 def _reduced(call: fx.Node, operator: Channelwise) -> Channelwise | None:

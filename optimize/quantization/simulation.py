@@ -50,9 +50,17 @@ class Simulation(fx.Interpreter):
         program: The program; its weights may lie on the integer grid already.
         plan: A static plan, the program's own where None.
         numerics: Formats of activations and weights; the plan's ``bits`` narrow the weights'.
+        weights: Round the weights too.
     """
 
-    def __init__(self, program: Program, plan: Quantization | None = None, numerics: Numerics = USUAL) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Quantization | None = None,
+        numerics: Numerics = USUAL,
+        *,
+        weights: bool = True,
+    ) -> None:
         super().__init__(program.graph_module)
         plan = plan or program.quantization
         assert plan is not None
@@ -64,7 +72,7 @@ class Simulation(fx.Interpreter):
         }
         form = numerics.weight if plan.bits == 8 else _narrowed(numerics.weight, plan.bits)
         self._weights = {}
-        for node in graph.calls(program.graph, *graph.WEIGHTED):
+        for node in graph.calls(program.graph, *graph.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
             if node.name in plan.layers and weight is not None:
                 self._weights[node] = round_weight(weight, form, channel_axis(node))
@@ -94,6 +102,7 @@ def simulated_db(
     *,
     reference: Program | None = None,
     numerics: Numerics = USUAL,
+    weights: bool = True,
 ) -> float:
     """Return how close a quantized program answers to the float one: signal to noise of the outputs, dB.
 
@@ -103,8 +112,9 @@ def simulated_db(
         plan: A static plan, the program's own where None.
         reference: The program in float; ``program`` itself where its weights were not moved.
         numerics: Formats.
+        weights: Round the weights too.
     """
-    simulation = Simulation(program, plan, numerics)
+    simulation = Simulation(program, plan, numerics, weights=weights)
     signal = noise = 0.0
     with torch.inference_mode():
         for batch in batches:

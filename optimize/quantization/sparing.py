@@ -1,15 +1,17 @@
-"""Linear layers that INT8 hurts most for the least work, kept in float before anybody asks.
+"""Layers that INT8 hurts most for the least work, kept in float before anybody asks.
 
-In a transformer the head and the first blocks make most of the error and little of the time. A linear layer between
-float operators costs its own products in float, and nothing around it. A convolution in float, or what reads one, tears
-a chain of integers apart (the gates of a MobileNetV3: 0.7 % of the products, a quarter of the speed), and is left to
-``--max-drop`` and ``--min-sqnr``, which measure.
+In a transformer the head and the first blocks make most of the error and little of the time: a linear layer between
+float operators costs its own products in float, and nothing around it. In squeeze-and-excitation (J. Hu et al., 2017,
+arXiv 1709.01507) it is the layer that reads the mean of a map: what rounds the mean moves whole channels, where no sum
+averages it out, and a single position is converted. Any other convolution in float tears a chain of integers apart,
+and is left to ``--max-drop`` and ``--min-sqnr``, which measure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import fx
@@ -24,6 +26,8 @@ from optimize.quantization.simulation import integer_values, simulated_db
 NEAR_DB = 33.0
 #: A layer is spared when its share of the error is this many times its share of the work.
 _WORTH = 2.0
+#: Its own share of the error at least: its conversions cost time too, however small it is.
+_NOTICED = 0.01
 #: All spared layers together make at least this share of the error; less is not worth a second precision.
 _LEAST = 0.1
 
@@ -47,7 +51,7 @@ def spare_layers(
     work = {node.name: _work(program, node) for node in graph.calls(program.graph, *graph.WEIGHTED)}
     whole = sum(work.values())
     integers = integer_values(program, plan.layers)
-    apart = {node.name for node in graph.calls(program.graph, aten.linear.default) if node.args[0] not in integers}
+    apart = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED) if _stands_apart(node, integers)}
     small = {name for name in apart & plan.layers if work[name] <= share * whole}
     if not small:
         return {}
@@ -58,6 +62,26 @@ def spare_layers(
     return _dearest(errors, {name: work[name] / whole for name in small}, noise, share)
 
 
+def _stands_apart(layer: fx.Node, integers: Collection[fx.Node]) -> bool:
+    """Say whether a layer in float has no map converted: it is linear between floats, or between single positions."""
+    source = graph.argument(layer, "input")
+    if graph.is_call(layer, aten.linear.default) and source not in integers:
+        return True
+    return _is_one_position(cast(fx.Node, source)) and _ends_in_layers(layer)
+
+
+def _ends_in_layers(node: fx.Node) -> bool:
+    """Say whether all that reads a single position, and what comes of it, is layers in the end."""
+    return _is_one_position(node) and all(
+        graph.is_call(user, *graph.WEIGHTED) or _ends_in_layers(user) for user in node.users
+    )
+
+
+def _is_one_position(node: fx.Node) -> bool:
+    value = tensor_value(node)
+    return value is not None and value.dim() > 1 and all(size == 1 for size in value.shape[2:])
+
+
 def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float, share: float) -> dict[str, str]:
     """Return layers by error for work, until answers are near or the share is used up."""
     kept: dict[str, str] = {}
@@ -66,7 +90,7 @@ def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float,
         part, done = error.noise / noise, work[error.name]
         if left <= 10 ** (-NEAR_DB / 10) or part < _WORTH * done:
             break
-        if spent + done <= share:
+        if spent + done <= share and part >= _NOTICED:
             spent, left = spent + done, left - error.noise
             kept[error.name] = f"in INT8 it makes {_percent(part)} of the error with {_percent(done)} of the work"
     return kept if noise - left >= _LEAST * noise else {}

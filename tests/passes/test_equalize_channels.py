@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional
 
 import optimize
-from optimize import recipe
+from optimize import graph, recipe
 from optimize.errors import Refused, UsageError
 from optimize.passes.equalize_channels import EqualizeChannels
 from optimize.pipeline import Pipeline
 from optimize.program import Program
-from optimize.quantization import links
+from optimize.quantization import attempts, links
 from optimize.quantization.simulation import simulated_db
 from optimize.workflow import transform
 
@@ -59,6 +59,59 @@ class Sum(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x).relu()
         return y + self.second(y)
+
+
+class Residual(nn.Module):
+    """A stage: what three layers make is added up, a ReLU and a pool on the way; five layers read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1)
+        self.deep, self.flat, self.last = nn.Conv2d(16, 16, 1), nn.Linear(16, 4), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        y = functional.max_pool2d(y, 2) + functional.max_pool2d(self.second(y), 2)
+        y = (y + self.third(self.deep(y).relu())).relu()
+        return self.last(y), self.flat(y.mean((2, 3)))
+
+
+class Added(nn.Module):
+    """A layer's value, and something else added to it, that a second layer reads."""
+
+    def __init__(self, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 1), other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(functional.pad(x, (0, 0, 0, 0, 0, 13)))
+        return self.last(y + self.other(y))
+
+
+class Positions(nn.Module):
+    """A map whose positions became channels, and what a linear layer makes of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 2, 1), nn.Linear(270, 180), nn.Linear(180, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).flatten(1) + self.second(x.flatten(1)))
+
+
+class Clipped(nn.Module):
+    """A sum of two layers behind a ReLU6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.relu6(self.first(x) + self.second(x)))
+
+
+def _shuffled(y: torch.Tensor) -> torch.Tensor:
+    return y.unflatten(1, (2, 8)).transpose(1, 2).flatten(1, 2)
 
 
 class Joined(nn.Module):
@@ -113,10 +166,16 @@ EQUALIZED: dict[str, Callable[[], nn.Module]] = {
     "grouped": lambda: chain(nn.ReLU(), reader=nn.Conv2d(16, 8, 3, groups=4)),
     "flattened": _flat,
     "gated": Gated,
+    "residual": Residual,
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(270, 16), nn.ReLU(), nn.Linear(16, 4)),
 }
 LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "sum": (Sum, "add reads it"),
+    "sum": (Sum, "the output reads it"),
+    "shuffled": (lambda: Added(_shuffled), "reshape reads it"),
+    "positions": (Positions, "its channels are added in another order"),
+    "function": (lambda: Added(functional.gelu), "gelu reads it"),
+    "constant": (lambda: Added(lambda y: torch.ones(16, 1, 1)), "something of another shape is added to it"),
+    "clipped": (Clipped, "a sum of it is clipped"),
     "concat": (Joined, "cat reads it"),
     "square": (Square, "mul reads it"),
     "shared": (Shared, "shared"),
@@ -142,7 +201,7 @@ def deployed_db(program: Program, reference: Program) -> float:
 def test_any_positive_scale_leaves_the_outputs(name: str) -> None:
     _, program = captured(EQUALIZED[name])
     wanted = program.run((images(3),))[0]
-    found, _ = links.find(program, links.LAYERS, links.SCALES_PASS)
+    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
     assert found
     for link in found:
         scale = torch.logspace(-2, 2, link.channels, dtype=torch.float64)[torch.randperm(link.channels)]
@@ -193,6 +252,54 @@ def test_a_relu6_is_passed_with_its_bound_in_view(widest: float) -> None:
     wanted, got = program.run((seen,))[0], changed.run((seen,))[0]
     assert torch.allclose(wanted, got, rtol=1e-4, atol=1e-6 * float(wanted.abs().max()))
     assert deployed_db(changed, program) > deployed_db(program, program) + 2
+
+
+def test_a_stage_is_one_link_with_all_that_is_added_up() -> None:
+    _, program = captured(Residual)
+    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
+    stage = max(found, key=lambda link: len(link.makers))
+    assert {graph.origin(node) for node in stage.makers} == {"first", "second", "third"}
+    assert {graph.origin(reader.layer) for reader in stage.readers} == {"second", "deep", "last", "flat"}
+    assert {graph.op_name(node) for node in stage.between} == {"conv2d", "max_pool2d", "add"}
+
+
+def test_the_stage_of_a_residual_network_gains() -> None:
+    torch.manual_seed(0)
+    net = Residual().eval()
+    for maker, readers in ((net.first, [net.second, net.deep, net.last, net.flat]), (net.second, []), (net.third, [])):
+        unequal(maker, *readers)
+    program = optimize.capture(net, (images(2),))
+    changed, outcome = EqualizeChannels([images(16, 0), images(16, 1)]).apply(program)
+    assert any(rewrite.where == "first" for rewrite in outcome.rewrites)
+    assert deployed_db(changed, program) > deployed_db(program, program) + 5
+
+
+@pytest.mark.parametrize("build", [Gated, Residual], ids=["gated", "residual"])
+def test_no_value_on_the_way_gets_a_larger_step(build: Callable[[], nn.Module]) -> None:
+    """A squeeze reads what its gate multiplies: scales that are right for the product would stretch it."""
+    _, program = captured(build)
+    maker = next(node for node in graph.calls(program.graph, *links.LAYERS) if graph.origin(node) == "first")
+    with torch.no_grad():
+        graph.constant(program.graph_module, graph.argument(maker, "weight")).mul_(WIDTHS.reshape(-1, 1, 1, 1))
+    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
+    link = next(each for each in found if each.maker is maker)
+    assert link.between
+    seen = attempts._extrema(program, [link], [(images(),)])
+    for attempt in attempts.migrations(program.graph_module, link, seen, (0.3, 1.0)):
+        for value in link.between:
+            assert float((seen[value].width / attempt.scale).max()) <= 1.0001 * float(seen[value].width.max())
+
+
+def test_near_answers_need_no_help() -> None:
+    torch.manual_seed(0)
+    net = chain(nn.ReLU()).eval()
+    unequal(net[0], net[2])
+    program, data = optimize.capture(net, (images(2),)), [images(16, 0), images(16, 1)]
+    far = EqualizeChannels(data, unless_near=True).apply(program)[1]
+    assert len(far.rewrites) == 1
+    even = optimize.capture(chain(nn.ReLU()).eval(), (images(2),))
+    unchanged, near = EqualizeChannels(data, unless_near=True).apply(even)
+    assert unchanged is even and "near enough" in near.notes[0]
 
 
 def test_a_net_that_gains_nothing_is_returned_as_it_was() -> None:

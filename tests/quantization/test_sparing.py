@@ -72,3 +72,33 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 
 def _named(program: optimize.Program, name: str) -> torch.fx.Node:
     return next(node for node in program.graph.nodes if node.name == name)
+
+
+class Excited(nn.Module):
+    """A map scaled by gates; one loud channel that they silence leaves its mean, and so the gates, few integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.squeeze, self.excite = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 8, 1), nn.Conv2d(8, 64, 1)
+        self.last = nn.Conv2d(64, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.hardswish(self.first(x))
+        gate = self.excite(nn.functional.relu(self.squeeze(y.mean((2, 3), keepdim=True))))
+        return self.last(y * nn.functional.hardsigmoid(gate))
+
+
+def test_the_layer_that_reads_a_mean_is_spared_and_the_one_that_scales_a_map_is_not() -> None:
+    torch.manual_seed(0)
+    net, data = Excited().eval(), torch.randn(32, 3, 12, 12)
+    with torch.no_grad():
+        net.first.bias[0], net.excite.bias[0] = 30.0, -100.0
+        net.squeeze.weight *= 40.0
+        net.squeeze.weight[:, 0], net.excite.weight[0] = 0.0, 0.0
+    program = optimize.capture(net, (data[:2],))
+    whole, spared = (optimize.QuantizeStatic([data], spare=share).apply(program)[0] for share in (0, 0.06))
+    assert spared.quantization is not None
+    assert [graph.origin(_named(spared, name)) for name in spared.quantization.spared] == ["squeeze"]
+    fresh = [(torch.randn(64, 3, 12, 12),)]
+    before, after = (simulated_db(each, fresh, reference=program) for each in (whole, spared))
+    assert after > before + 2

@@ -156,6 +156,29 @@ def test_every_convolution_runs_in_multiples_of_the_kernels(image: int, tmp_path
     assert sqnr_db(program, artifact, shape) >= 25
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+def test_the_mean_of_integers_is_exact_for_a_layer_in_float(batch: int, tmp_path: Path) -> None:
+    """No map is converted for it, and its channels are widened all the same."""
+    torch.manual_seed(0)
+    program = quantized(Mobile(4), (4, 16, 16))
+    plan = program.quantization
+    assert plan is not None
+    program.quantization = plan.without({"conv2d_3": "it makes most of the error"})
+    artifact, executed = export(program, tmp_path)
+    kinds = [node.op_type for node in executed]
+    assert kinds.count("MatMulInteger") == 1 and kinds.count("Conv") + kinds.count("FusedConv") == 1
+    assert not {"GlobalAveragePool", "QLinearGlobalAveragePool"} & set(kinds)
+    assert weights(artifact.path)["squeeze"].shape == (8, 32, 1, 1) and weights(artifact.path)["depth"].shape[0] == 32
+    values = ("hardswish_2_dq", "mean_kept")
+    model = onnx.load(artifact.path)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in values)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    image, mean = session.run(list(values), {"x": draw((4, 16, 16), batch, 3).numpy()})
+    np.testing.assert_allclose(mean, image.mean((2, 3), keepdims=True, dtype=np.float64), rtol=1e-5, atol=1e-6)
+
+
 def test_channels_of_a_layer_left_in_float_are_not_widened(tmp_path: Path) -> None:
     torch.manual_seed(0)
     program = quantized(Mobile(), (3, 16, 16))

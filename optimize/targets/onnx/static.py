@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
+from optimize.targets.onnx.means import sum_integers
 from optimize.targets.onnx.policy import Placement
 from optimize.targets.onnx.products import add_bias_in_products
 from optimize.targets.onnx.quantize import quantize_onnx
@@ -31,6 +32,7 @@ def quantize_static(model: ir.Model, value_names: Mapping[str, str], plan: Quant
     layers = plan.layers | rewrite_for_integers(model)
     widen_channels(model, layers)
     placed = quantize_onnx(model, value_names, replace(plan, layers=layers), policy)
+    sum_integers(model)
     widen_inputs(model)
     add_bias_in_products(model)
     return placed

@@ -71,13 +71,13 @@ def widen_channels(model: ir.Model, layers: Collection[str]) -> None:
 
     Args:
         model: A float model whose nodes carry the program node they came from.
-        layers: Program nodes to be quantized; channels that meet any other convolution are left alone.
+        layers: Program nodes to be quantized; channels that another convolution writes, or others alone read, are left
+            as they are.
     """
     for channels in _Families(model.graph):
-        borders = (*channels.writers, *channels.readers, *channels.depthwise)
         size = channels.size()
         more = -size % (DEPTHWISE_STEP if channels.depthwise else STEP)
-        if more and channels.closed and all(_is_quantized(node, layers) for node in borders):
+        if more and channels.closed and _would_gain(channels, layers):
             _append(model.graph, channels, size, more)
     tidy(model)
 
@@ -159,9 +159,14 @@ def _is_depthwise(node: ir.Node) -> bool:
     return weight is not None and weight.shape[:2] == (group, 1)
 
 
-def _is_quantized(node: ir.Node, layers: Collection[str]) -> bool:
-    constants = all(constant(value) is not None for value in node.inputs[1:] if value is not None)
-    return constants and node.metadata_props.get(ORIGIN, "") in layers
+def _would_gain(channels: _Channels, layers: Collection[str]) -> bool:
+    """Say whether integers are written, and read by at least one convolution; the gates of a map may be in float."""
+    borders = (*channels.writers, *channels.readers, *channels.depthwise)
+    if not all(constant(value) is not None for node in borders for value in node.inputs[1:] if value is not None):
+        return False
+    quantized = [node for node in borders if node.metadata_props.get(ORIGIN, "") in layers]
+    others = [node for node in borders if node not in quantized]
+    return all(node in channels.readers for node in others) and any(node in channels.readers for node in quantized)
 
 
 def _append(graph: ir.Graph, channels: _Channels, size: int, more: int) -> None:
