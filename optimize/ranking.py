@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from optimize.measure.layer_times import LayerTime
 from optimize.profile.costs import NodeCost
 from optimize.quantization.sensitivity import LayerError
+from optimize.quantization.sparing import WEIGHT_MACS
 from optimize.report import format as form
 
 #: A layer that saves less counts as saving this much: shorter times are not told apart.
 LEAST_SAVED_S = 1e-6
-#: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.
-WEIGHT_MACS = 8
 
 
 def rank(errors: Sequence[LayerError], times: Mapping[str, LayerTime], costs: Mapping[str, NodeCost]) -> list[str]:

@@ -61,9 +61,9 @@ class QuantizeStatic(Pass):
         bits: Integers of the weights, 2 to 8; fewer than 8 are stored in the same type and show what they cost.
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
-        spare: Largest share of the multiply-accumulates that may stay in float where INT8 answers would be farther than
-            33 dB from float ones: of linear layers between float operators and of layers that make gates from a mean,
-            those that err most; 0 quantizes all.
+        spare: Largest share of the work (products, weights read) that may stay in float where INT8 answers would be
+            farther than 33 dB from float ones: of linear layers between float operators and of layers that make gates
+            from a mean, those that err most; 0 quantizes all.
 
     Example:
         >>> import torch, optimize

@@ -113,6 +113,11 @@ class _Search:
         found = (tuple(self.readers), tuple(self.between), tuple(self.clipped))
         return Link(tuple(self.makers), axis, channels, *found)
 
+    def is_closed(self) -> bool:
+        """Say whether all that was added up belongs to the link."""
+        sums = [value for value in self.values if graph.is_call(value, *SUMS)]
+        return all(source in self.values for total in sums for source in total.all_input_nodes)
+
     def begin(self, maker: fx.Node, *, shifts: bool = False) -> None:
         """Visit all that a maker's result becomes."""
         channels = _channels(self.module, maker)
@@ -188,8 +193,9 @@ class _Search:
         """Begin at all that makes a value which is added to one of the link's."""
         if self.obstacle or value in self.values:
             return
-        if graph.is_call(value, *HOMOGENEOUS, *SUMS):
-            for source in value.all_input_nodes:
+        if graph.is_call(value, *HOMOGENEOUS, *SUMS, aten.mul.Tensor):
+            whole = [source for source in value.all_input_nodes if _shape(source) == _shape(value)]
+            for source in whole if graph.is_call(value, aten.mul.Tensor) else value.all_input_nodes:
                 self._trace(source)
         elif not graph.is_call(value, *LAYERS):
             kind = graph.op_name(value) if value.op == "call_function" else "an input"
@@ -234,6 +240,8 @@ def find(
         search.begin(maker, shifts=shifts)
         if search.clipped and len(search.makers) > 1:
             search.obstacle = "a sum of it is clipped"
+        elif not search.is_closed():
+            search.obstacle = search.obstacle or "something else is added to it"
         if search.obstacle or not search.readers:
             others[maker] = search.obstacle or "no layer reads it"
         else:

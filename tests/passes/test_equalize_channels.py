@@ -88,6 +88,32 @@ class Added(nn.Module):
         return self.last(y + self.other(y))
 
 
+class GatedSum(nn.Module):
+    """What a gate leaves of a layer's value, added to the value that the block began with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 1)
+        self.squeeze = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = self.second(x)
+        return self.last(x + y * self.squeeze(y.mean((2, 3), keepdim=True)).sigmoid())
+
+
+class Outer(nn.Module):
+    """A product of a row and a column, added to a layer's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(y + y.amax(2, keepdim=True) * y.amax(3, keepdim=True))
+
+
 class Positions(nn.Module):
     """A map whose positions became channels, and what a linear layer makes of others."""
 
@@ -167,11 +193,13 @@ EQUALIZED: dict[str, Callable[[], nn.Module]] = {
     "flattened": _flat,
     "gated": Gated,
     "residual": Residual,
+    "gated sum": GatedSum,
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(270, 16), nn.ReLU(), nn.Linear(16, 4)),
 }
 LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sum": (Sum, "the output reads it"),
     "shuffled": (lambda: Added(_shuffled), "reshape reads it"),
+    "outer": (Outer, "amax reads it"),
     "positions": (Positions, "its channels are added in another order"),
     "function": (lambda: Added(functional.gelu), "gelu reads it"),
     "constant": (lambda: Added(lambda y: torch.ones(16, 1, 1)), "something of another shape is added to it"),
