@@ -1,5 +1,6 @@
 """Laws over every registered target: its file runs in a fresh process that does not know this package."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -14,7 +15,7 @@ import torch
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import registry
-from optimize.targets.base import Artifact
+from optimize.targets.base import Runner
 
 _OPENVINO = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino to write IR")
 _COMPILER = pytest.mark.skipif(not registry.find_target("pt2").available().export, reason="apt install g++ for pt2")
@@ -55,6 +56,7 @@ assert 'optimize' not in sys.modules
 """
 
 
+@functools.cache
 def program(name: str, precision: str) -> optimize.Program:
     net = REFERENCES[name].build()
     randomize_batch_norm(net, 0)
@@ -74,14 +76,14 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
     for name in FEWER.get((target, precision), REFERENCES):
         reference, subject = REFERENCES[name], program(name, precision)
         artifact = optimize.export(subject, target, tmp_path / f"{name}{registry.find_target(target).suffix}")
-        inputs, outputs = [], []
+        runner, inputs, outputs = artifact.load(threads=1), [], []
         for batch in (1, 5):
             x = reference.inputs(batch, seed=batch)
             inputs.append(str(tmp_path / f"{name}.{batch}.x.npy"))
             outputs.append(str(tmp_path / f"{name}.{batch}.y.npy"))
             np.save(inputs[-1], x.numpy())
             expected[outputs[-1]] = subject(x).numpy()
-            assert_agree(artifact, x, expected[outputs[-1]], precision)
+            assert_agree(runner, x, expected[outputs[-1]], precision)
         work.append((str(artifact.path), target, inputs, outputs))
     module = {"onnx": "onnxruntime", "openvino": "openvino"}.get(target, "torch")
     script = FRESH.format(module=module, loader=LOADERS[target])
@@ -96,8 +98,8 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
         assert sqnr_db(want, np.load(path)) > (20 if precision == "int8" else 80), path
 
 
-def assert_agree(artifact: Artifact, x: torch.Tensor, want: np.ndarray, precision: str) -> None:
-    got = artifact.load(threads=1)(x)
+def assert_agree(runner: Runner, x: torch.Tensor, want: np.ndarray, precision: str) -> None:
+    got = runner(x)
     assert isinstance(got, torch.Tensor)
     assert sqnr_db(want, got.numpy()) > (20 if precision == "int8" else 80)
 
