@@ -225,6 +225,15 @@ def test_a_pass_that_finds_nothing_makes_no_file_and_says_why(tmp_path: Path) ->
     assert any("QuantizeStatic changed nothing" in warning for warning in report.warnings)
 
 
+def test_a_pass_that_prepares_and_finds_nothing_is_no_warning(tmp_path: Path) -> None:
+    data = [torch.rand(4, 3, 8, 8)]
+    entries = [optimize.EqualizeChannels(calibration=data, unless_near=True), optimize.QuantizeStatic(calibration=data)]
+    report = optimize.optimize(net(), torch.rand(2, 3, 8, 8), passes=entries, targets="onnx", out=tmp_path)
+    assert [row.precision for row in report.rows] == ["float32", "int8"]
+    assert "EqualizeChannels" in [step.pass_name for step in report.trace]
+    assert not any("EqualizeChannels" in warning for warning in report.warnings)
+
+
 def test_a_runner_takes_keyword_arguments_as_the_module_did(tmp_path: Path) -> None:
     class Sum(nn.Module):
         def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:

@@ -140,6 +140,8 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
         if plan is not None and plan.calibration is not None and plan.calibration.synthetic:
             yield f"INT8 was calibrated without data ({plan.calibration.source}): give --calib for better accuracy."
         for step in variant.steps:
+            if registry.find_pass(step.pass_name).prepares:
+                continue  # it makes no file of its own; what it did stands in the trace
             if step.exactness is not Exactness.EXACT and not step.outcome.rewrites:
                 why = (*step.outcome.notes, *(f"{skip.op}: {skip.reason}" for skip in step.outcome.skips))
                 yield f"{step.pass_name} changed nothing, so there is no file of it. {'; '.join(why[:2])}"
