@@ -25,7 +25,7 @@ from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import restore
-from optimize.quantization.rounding import Rounding
+from optimize.quantization.rounding import Rounding, check_rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
 from optimize.registry import register_pass
 
@@ -72,8 +72,7 @@ class _CastHalf(Pass):
             raise UsageError(f"There is no policy '{self.policy}'.", hint=f"One of {get_args(Policy)}.")
         if self.io not in ("float32", "half"):
             raise UsageError(f"io='{self.io}': inputs and outputs are 'float32' or 'half'.")
-        if self.rounding not in get_args(Rounding):
-            raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
+        check_rounding(self.rounding)
         if self.calibration is not None and iter(self.calibration) is self.calibration:
             raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
 

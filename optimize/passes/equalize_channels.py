@@ -17,6 +17,8 @@ from optimize.quantization.links import Link
 from optimize.quantization.simulation import is_clip_at_zero
 from optimize.registry import register_pass
 
+#: Passed as they are.
+THROUGH = (*links.SCALES_PASS, *links.SUMS)
 #: Passed with their bound in view.
 CLIPS = (aten.relu6.default, aten.hardtanh.default)
 #: 1/2 shares width evenly; 1 is right in front of depthwise layers, whose weights lose nothing by it.
@@ -62,7 +64,7 @@ class EqualizeChannels(Recovery):
 
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
         """Return the values between two layers."""
-        found, others = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS), clips=CLIPS)
+        found, others = links.find(program, links.LAYERS, THROUGH, clips=CLIPS)
         others |= {each.maker: "a clip on the way ends below zero" for each in found if _ceiling(each) is None}
         skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
         return [each for each in found if each.maker not in others], tuple(skips)

@@ -23,7 +23,7 @@ from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
-from optimize.quantization.rounding import Rounded, Rounding
+from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.simulation import USUAL
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding
@@ -104,8 +104,7 @@ class QuantizeStatic(Pass):
             )
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
-        if self.rounding not in get_args(Rounding):
-            raise UsageError(f"rounding='{self.rounding}': weights are rounded 'compensated' or 'nearest'.")
+        check_rounding(self.rounding)
         if not 0 <= self.spare < 1:
             raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")
         if self.bits not in range(2, 9):

@@ -108,15 +108,18 @@ class _Search:
     clipped: list[fx.Node] = field(default_factory=list)
     obstacle: str = ""
 
-    def link(self, axis: int, channels: int) -> Link:
-        """Return what was found."""
-        found = (tuple(self.readers), tuple(self.between), tuple(self.clipped))
-        return Link(tuple(self.makers), axis, channels, *found)
-
-    def is_closed(self) -> bool:
-        """Say whether all that was added up belongs to the link."""
+    def link(self) -> Link | None:
+        """Return what was found, None where an obstacle is in the way."""
         sums = [value for value in self.values if graph.is_call(value, *SUMS)]
-        return all(source in self.values for total in sums for source in total.all_input_nodes)
+        if any(source not in self.values for total in sums for source in total.all_input_nodes):
+            self.obstacle = self.obstacle or "something else is added to it"
+        if self.clipped and len(self.makers) > 1:
+            self.obstacle = "a sum of it is clipped"
+        if self.obstacle or not self.readers:
+            return None
+        maker, channels = self.makers[0], cast(int, _channels(self.module, self.makers[0]))
+        found = (tuple(self.readers), tuple(self.between), tuple(self.clipped))
+        return Link(tuple(self.makers), channel_axis(maker, maker), channels, *found)
 
     def begin(self, maker: fx.Node, *, shifts: bool = False) -> None:
         """Visit all that a maker's result becomes."""
@@ -194,9 +197,10 @@ class _Search:
         if self.obstacle or value in self.values:
             return
         if graph.is_call(value, *HOMOGENEOUS, *SUMS, aten.mul.Tensor):
-            whole = [source for source in value.all_input_nodes if _shape(source) == _shape(value)]
-            for source in whole if graph.is_call(value, aten.mul.Tensor) else value.all_input_nodes:
-                self._trace(source)
+            is_product = graph.is_call(value, aten.mul.Tensor)  # its other factor is a gate
+            for source in value.all_input_nodes:
+                if not is_product or _shape(source) == _shape(value):
+                    self._trace(source)
         elif not graph.is_call(value, *LAYERS):
             kind = graph.op_name(value) if value.op == "call_function" else "an input"
             self.obstacle = f"{kind} is added to it"
@@ -238,15 +242,11 @@ def find(
             continue
         search = _Search(program.graph_module, through, clips)
         search.begin(maker, shifts=shifts)
-        if search.clipped and len(search.makers) > 1:
-            search.obstacle = "a sum of it is clipped"
-        elif not search.is_closed():
-            search.obstacle = search.obstacle or "something else is added to it"
-        if search.obstacle or not search.readers:
+        link = search.link()
+        if link is None:
             others[maker] = search.obstacle or "no layer reads it"
         else:
-            channels = cast(int, _channels(program.graph_module, maker))
-            links.append(search.link(channel_axis(maker, maker), channels))
+            links.append(link)
     return links, others
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import fx
 from torch.nn import functional
 
 from optimize import graph
+from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.observers import spacing
@@ -105,6 +106,16 @@ class InputMoments:
     @property
     def _mean(self) -> torch.Tensor:
         return self.total / max(self.count, 1)
+
+
+def check_rounding(rounding: str) -> None:
+    """Refuse a way of rounding weights that there is not.
+
+    Raises:
+        UsageError: It is none of ``Rounding``.
+    """
+    if rounding not in get_args(Rounding):
+        raise UsageError(f"rounding='{rounding}': weights are rounded 'compensated' or 'nearest'.")
 
 
 @dataclass(frozen=True)

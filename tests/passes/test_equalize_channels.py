@@ -10,7 +10,7 @@ from torch.nn import functional
 import optimize
 from optimize import graph, recipe
 from optimize.errors import Refused, UsageError
-from optimize.passes.equalize_channels import EqualizeChannels
+from optimize.passes.equalize_channels import THROUGH, EqualizeChannels
 from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.quantization import attempts, links
@@ -229,7 +229,7 @@ def deployed_db(program: Program, reference: Program) -> float:
 def test_any_positive_scale_leaves_the_outputs(name: str) -> None:
     _, program = captured(EQUALIZED[name])
     wanted = program.run((images(3),))[0]
-    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
+    found, _ = links.find(program, links.LAYERS, THROUGH)
     assert found
     for link in found:
         scale = torch.logspace(-2, 2, link.channels, dtype=torch.float64)[torch.randperm(link.channels)]
@@ -284,7 +284,7 @@ def test_a_relu6_is_passed_with_its_bound_in_view(widest: float) -> None:
 
 def test_a_stage_is_one_link_with_all_that_is_added_up() -> None:
     _, program = captured(Residual)
-    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
+    found, _ = links.find(program, links.LAYERS, THROUGH)
     stage = max(found, key=lambda link: len(link.makers))
     assert {graph.origin(node) for node in stage.makers} == {"first", "second", "third"}
     assert {graph.origin(reader.layer) for reader in stage.readers} == {"second", "deep", "last", "flat"}
@@ -309,7 +309,7 @@ def test_no_value_on_the_way_gets_a_larger_step(build: Callable[[], nn.Module]) 
     maker = next(node for node in graph.calls(program.graph, *links.LAYERS) if graph.origin(node) == "first")
     with torch.no_grad():
         graph.constant(program.graph_module, graph.argument(maker, "weight")).mul_(WIDTHS.reshape(-1, 1, 1, 1))
-    found, _ = links.find(program, links.LAYERS, (*links.SCALES_PASS, *links.SUMS))
+    found, _ = links.find(program, links.LAYERS, THROUGH)
     link = next(each for each in found if each.maker is maker)
     assert link.between
     seen = attempts._extrema(program, [link], [(images(),)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import add, constant, name_of, store, tidy
+from optimize.targets.onnx.nodes import add, constant, name_of, scalar, store, tidy
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
@@ -24,6 +24,8 @@ def shield_float_layers(model: ir.Model) -> None:
         source = node.inputs[0] if weight is not None else None
         reading = source.producer() if source is not None else None
         if weight is None or source is None or reading is None or reading.op_type != "DequantizeLinear":
+            continue
+        if scalar(reading.inputs[1]) is None:  # it has a scale a channel already
             continue
         channels, name = _input_channels(node, weight), name_of(source)
         parameters = [np.broadcast_to(np.ravel(constant(value)), channels) for value in reading.inputs[1:3]]  # type: ignore[arg-type]

@@ -161,12 +161,17 @@ def _is_depthwise(node: ir.Node) -> bool:
 
 def _would_gain(channels: _Channels, layers: Collection[str]) -> bool:
     """Say whether integers are written, and read by at least one convolution; the gates of a map may be in float."""
-    borders = (*channels.writers, *channels.readers, *channels.depthwise)
-    if not all(constant(value) is not None for node in borders for value in node.inputs[1:] if value is not None):
+    writing = (*channels.writers, *channels.depthwise)
+    constants = (value for node in (*writing, *channels.readers) for value in node.inputs[1:] if value is not None)
+    if any(constant(value) is None for value in constants):
         return False
-    quantized = [node for node in borders if node.metadata_props.get(ORIGIN, "") in layers]
-    others = [node for node in borders if node not in quantized]
-    return all(node in channels.readers for node in others) and any(node in channels.readers for node in quantized)
+    return all(_is_planned(node, layers) for node in writing) and any(
+        _is_planned(node, layers) for node in channels.readers
+    )
+
+
+def _is_planned(node: ir.Node, layers: Collection[str]) -> bool:
+    return node.metadata_props.get(ORIGIN, "") in layers
 
 
 def _append(graph: ir.Graph, channels: _Channels, size: int, more: int) -> None:
