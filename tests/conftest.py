@@ -1,12 +1,21 @@
-"""Fixed seeds and one thread for every test; hypothesis draws the same examples in every run."""
+"""Fixed seeds and one thread for every test; hypothesis draws the same examples in every run, however slow."""
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("fixed", derandomize=True)
+from optimize.cli import interrupt, main
+
+Ended = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).parents[1]
+
+# Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")
 
 
@@ -15,3 +24,22 @@ def _deterministic() -> Iterator[None]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     yield
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Returns a function that runs the command as a user types it, in this process: without importing torch again."""
+
+    def run(*words: object, cwd: Path = ROOT) -> Ended:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["optimize", *map(str, words)])
+        monkeypatch.setattr(interrupt, "install", lambda: None)  # Ctrl-C stays that of pytest
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.measure.comparisons import edited, scaled, write_pair
-from tests.test_cli import command
+from tests.test_cli import Typed, command
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert "5 samples of" in done.stdout and "Top-1 agreement" in done.stdout and "Layer" not in done.stdout
 
 
-def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
     first, second, _ = files
     report = tmp_path / "report.json"
     report.write_text("{}")
@@ -56,6 +56,6 @@ def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path
         ((first,), 2, "SECOND"),
     ]
     for words, code, message in bad:
-        done = command("compare", *words)
+        done = typed("compare", *words)
         assert done.returncode == code and message in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6

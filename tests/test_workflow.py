@@ -204,7 +204,14 @@ def test_labels_of_calibration_data_are_not_looked_at(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "data.npz", x=np.random.default_rng(0).random((8, 3, 8, 8), np.float32), y=np.zeros(8, np.int64)
     )
-    recipe = parse({"passes": ["QuantizeStatic"], "targets": ["onnx"], "calib": str(tmp_path / "data.npz")})
+    recipe = parse(
+        {
+            "passes": ["QuantizeStatic"],
+            "targets": ["onnx"],
+            "calib": str(tmp_path / "data.npz"),
+            "layer_timing": False,
+        }
+    )
     report = run_job(Job(net(), recipe, (torch.rand(2, 3, 8, 8),), tmp_path / "out"))
     assert all(row.accuracy is None for row in (report.baseline, *report.rows))
 
@@ -228,7 +235,9 @@ def test_a_pass_that_finds_nothing_makes_no_file_and_says_why(tmp_path: Path) ->
 def test_a_pass_that_prepares_and_finds_nothing_is_no_warning(tmp_path: Path) -> None:
     data = [torch.rand(4, 3, 8, 8)]
     entries = [optimize.EqualizeChannels(calibration=data, unless_near=True), optimize.QuantizeStatic(calibration=data)]
-    report = optimize.optimize(net(), torch.rand(2, 3, 8, 8), passes=entries, targets="onnx", out=tmp_path)
+    report = optimize.optimize(
+        net(), torch.rand(2, 3, 8, 8), passes=entries, targets="onnx", out=tmp_path, layer_timing=False
+    )
     assert [row.precision for row in report.rows] == ["float32", "int8"]
     assert "EqualizeChannels" in [step.pass_name for step in report.trace]
     assert not any("EqualizeChannels" in warning for warning in report.warnings)

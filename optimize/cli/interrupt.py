@@ -26,7 +26,8 @@ def install() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if not _is_importing(frame):
         raise KeyboardInterrupt
-    again = threading.Timer(_AGAIN_S, signal.raise_signal, (number,))
+    # Sent to the main thread, whose system calls it ends: raised in the timer's, it would wait until they do.
+    again = threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
     again.daemon = True
     again.start()
 

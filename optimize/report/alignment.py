@@ -71,6 +71,7 @@ class Blocks:
         self._largest = largest
         self._counts: Counter[str] = Counter()
         self._children: defaultdict[str, set[str]] = defaultdict(set)
+        self._opened: dict[str, bool] = {}
         for operation in operations:
             for outer, inner in itertools.pairwise(_prefixes(operation.where)):
                 self._children[outer].add(inner.rpartition(".")[2])
@@ -81,6 +82,11 @@ class Blocks:
         return next((path for path in _prefixes(where) if not self._is_opened(path)), where)
 
     def _is_opened(self, path: str) -> bool:
+        if path not in self._opened:
+            self._opened[path] = self._is_too_large(path)
+        return self._opened[path]
+
+    def _is_too_large(self, path: str) -> bool:
         children, count = self._children[path], self._counts[path]
         if len(children) == 1:  # a wrapper is what it wraps
             return count > self._largest or self._is_opened(f"{path}.{next(iter(children))}".removeprefix("."))

@@ -1,6 +1,7 @@
 """Every rule has a net that it speaks up for and one that it is silent on."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import models
 import optimize
-from optimize.advise import Case, Host, advise, registered
+from optimize.advise import Case, Host, advise, registered, trials
 from optimize.advise.fragments import joins
 from optimize.advise.guidelines import convolutions
 from optimize.advise.structure import without_biases
@@ -169,10 +170,33 @@ def test_int8_names_what_falls_out_of_it() -> None:
     assert found is not None and "Tanh" in found.what and any("inside" in place for place in found.places)
 
 
-def test_a_trial_tells_twice_the_work_from_half() -> None:
-    tensor = torch.randn(256, 256)
-    found = compare_runs(lambda: [tensor @ tensor for _ in range(8)], lambda: tensor @ tensor, "products", budget_s=0.5)
-    assert found.helps and found.what == "products" and found.before_s > found.after_s
+class Work:
+    """Ways to compute that take what they say on a clock that stands still beside them, and the order they ran in."""
+
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def way(self, name: str, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            self.order.append(name)
+            self.now_s += seconds
+
+        return run
+
+
+@pytest.mark.parametrize(("after_s", "ratio"), [(0.125, 2.0), (0.25, 1.0), (0.5, 0.5)])
+def test_a_trial_tells_twice_the_work_from_half(after_s: float, ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    monkeypatch.setattr(trials, "time", work)
+    found = compare_runs(work.way("before", 0.25), work.way("after", after_s), "products", budget_s=0.5)
+    assert (found.before_s, found.after_s, found.ratio, found.ci_low, found.ci_high) == (0.25, after_s, *[ratio] * 3)
+    assert found.helps is (ratio > 1) and found.what == "products"
+    assert work.order[4:] == ["before", "after", "after", "before"] * 6  # behind two runs of each that size the blocks
 
 
 def test_advice_is_sorted_and_says_what_was_not_tried() -> None:

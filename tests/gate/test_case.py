@@ -11,6 +11,7 @@ from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.lockstep import SideFailed
+from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Outcome
 from tests.gate.streams import draw
@@ -107,7 +108,7 @@ def test_latency_and_throughput(tmp_path: Path, models: Models, measured: Models
 
 
 def test_a_candidate_that_crashes_fails(tmp_path: Path, models: Models) -> None:
-    models(base={}, candidate={"dies_at": 50})
+    models(base={}, candidate={"dies_at": NOISE_SAMPLES + 1})
     found = check(tmp_path)
     assert found.verdict is Outcome.FAIL
     assert found.reason.startswith("the candidate does not run: ") and found.reason.endswith("killed by SIGABRT")

@@ -63,7 +63,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     return done.stdout + done.stderr, (folder / "out.xml").read_text()
 

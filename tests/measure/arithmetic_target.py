@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,27 @@ from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Runner, Target, TensorSpec, file_digest
 
 NAME = "arithmetic"
+#: Callers of one process that wait for each other, by how many they are.
+MEETINGS: dict[int, threading.Barrier] = {}
+PATIENCE_S = 300.0
+
+
+class Clock:
+    """Stands still but for the time that runs say they take."""
+
+    def __init__(self) -> None:
+        self.now_s = time.perf_counter()
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Arithmetic(Runner):
-    """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``."""
+    """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
+
+    ``takes_s`` is what the clocks of its process say of a run, however long it is. As many threads as ``meets`` says
+    return from a run together.
+    """
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
@@ -24,6 +42,9 @@ class Arithmetic(Runner):
         self.calls = 0
         if self.behaviour.get("refuses"):
             raise Refused("The file is not of this version.", hint="Export it again.")
+        if "takes_s" in self.behaviour:
+            self.clock = Clock()
+            vars(time).update(perf_counter=self.clock, process_time=self.clock)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         self.calls += 1
@@ -34,6 +55,11 @@ class Arithmetic(Runner):
         if self.behaviour.get("talks"):
             os.write(1, b"native library says hello\n")
         time.sleep(self.behaviour.get("sleep_s", 0.0))
+        if "takes_s" in self.behaviour:
+            self.clock.now_s += self.behaviour["takes_s"]
+        if "meets" in self.behaviour and threading.current_thread() is not threading.main_thread():
+            count = self.behaviour["meets"]
+            MEETINGS.setdefault(count, threading.Barrier(count)).wait(PATIENCE_S)
         return [inputs[0] * np.float32(self.behaviour.get("factor", 1.0))]
 
 

@@ -14,6 +14,23 @@ from optimize.targets.base import Artifact
 Make = Callable[..., Artifact]
 
 
+class Clocks:
+    """Both clocks of a process, which stand still but while a run works for a little and waits for longer."""
+
+    wall_s = cpu_s = 1.0
+
+    def perf_counter(self) -> float:
+        return self.wall_s
+
+    def process_time(self) -> float:
+        return self.cpu_s
+
+    def run(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        self.wall_s += 0.5
+        self.cpu_s += 0.125
+        return inputs
+
+
 def as_json(artifact: Artifact) -> dict[str, object]:
     fields: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(artifact), default=str))
     return fields
@@ -60,7 +77,11 @@ def test_blocks_are_timed_on_both_clocks(make: Make, tmp_path: Path, monkeypatch
     worker.answer({"do": "load", "module": "arithmetic_target", "artifact": fields, "threads": 1})
     worker.answer({"do": "inputs", "path": str(given)})
     reply = worker.answer({"do": "time", "runs": 5, "untimed": 0})
-    assert len(reply["samples_s"]) == len(reply["cpu_s"]) == 5
-    assert min(reply["samples_s"]) >= 0.002 > min(reply["cpu_s"])  # a sleeper takes no processor time
-    assert reply["waited"] >= 5 and reply["preempted"] >= 0  # and gives the processor up by itself
+    assert len(reply["samples_s"]) == len(reply["cpu_s"]) == 5 and min(reply["samples_s"]) >= 0.002
+    assert reply["waited"] >= 5 and reply["preempted"] >= 0  # a sleeper gives the processor up by itself
     assert worker.runner is not None and vars(worker.runner)["calls"] == 5  # none untimed
+    clocks = Clocks()
+    monkeypatch.setattr("optimize.measure.worker.time", clocks)
+    monkeypatch.setattr(worker.runner, "run", clocks.run)
+    reply = worker.answer({"do": "time", "runs": 3, "untimed": 1})
+    assert reply["samples_s"] == [0.5] * 3 and reply["cpu_s"] == [0.125] * 3

@@ -23,7 +23,7 @@ def shot(page: Path, name: str, width: int, *flags: str) -> Image.Image:
         f'<body style="margin:0"><iframe src="{page.name}" style="border:0;width:{width}px;height:1400px">'
     )
     command = [str(CHROMIUM), *FLAGS, *flags, f"--screenshot={picture}", f"--window-size={max(width, 600)},1400"]
-    subprocess.run([*command, frame.as_uri()], capture_output=True, timeout=120, check=True)
+    subprocess.run([*command, frame.as_uri()], capture_output=True, timeout=600, check=True)
     with Image.open(picture) as opened:
         return opened.convert("RGB").crop((0, 0, width, 1400))
 
@@ -31,7 +31,7 @@ def shot(page: Path, name: str, width: int, *flags: str) -> Image.Image:
 def dom(page: Path) -> str:
     """Return the page as it stands after its scripts ran."""
     command = [str(CHROMIUM), *FLAGS, "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 @pytest.mark.parametrize("kind", ["run", "bench"])
