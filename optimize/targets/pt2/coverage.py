@@ -25,8 +25,8 @@ _INTEGER = re.compile(r"q(conv|linear)|quantized::")
 _WEIGHTED = re.compile(r"convolution|linear")
 #: Conversions, and moves that compute nothing, among the operators that name a loop.
 _MOVES = re.compile(
-    r"(?:^|_)(?:(?:de)?quantize_per_tensor|_to_copy|reshape|view|flatten|permute|transpose|squeeze|unsqueeze|slice|"
-    r"select|split_with_sizes|split|unbind|expand|cat|clone|constant_pad_nd)(?=_|$)"
+    r"(?:^|_)(?:(?:de)?quantize_per_(?:tensor|channel)|_to_copy|reshape|view|flatten|permute|transpose|squeeze|"
+    r"unsqueeze|slice|select|split_with_sizes|split|unbind|expand|cat|clone|constant_pad_nd)(?=_|$)"
 )
 
 

@@ -17,6 +17,7 @@ from optimize.precision.host import half_layers
 from optimize.program import Program
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.targets.pt2.placement import Placement, place
+from optimize.targets.pt2.sums import write_sum
 
 ACTIVATION = TensorFormat("uint8", symmetric=False)
 #: Ending of the name under which a package holds the weight scales of a layer.
@@ -46,8 +47,11 @@ def lower(program: Program) -> tuple[Program, Placement]:
     form = TensorFormat("int8", symmetric=True, per_channel=True, bits=min(plan.bits, _weight_bits()))
     for node in placement.ranges:
         _store_integers(lowered.graph, node, placement)
-    for node, weight in placement.weights.items():
-        _store_weight(lowered.graph_module, node, weight, form)
+    for node, weight in {**placement.weights, **placement.sums}.items():
+        if weight is not None:
+            _store_weight(lowered.graph_module, node, weight, form)
+    for node in placement.sums:
+        write_sum(lowered.graph, node)
     halves = half_layers(lowered, plan) - placement.weights.keys()
     if halves:
         write_casts(lowered, halves | spell_attention(lowered, plan.ranges), torch.bfloat16, masks=False)

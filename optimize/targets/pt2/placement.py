@@ -9,7 +9,8 @@ must be quantized for the sake of its neighbours:
   every reader reads the integers, so that the kernel returns them and the float value never exists;
 * the shortcut of such a sum is stored as integers where it is another convolution's, which the kernel adds to;
 * a max pool or zero padding before an integer layer moves the integers of its input, where that can be stored: the
-  kernel of the pool compares integers as they are, so both sides must have one scale.
+  kernel of the pool compares integers as they are, so both sides must have one scale;
+* a small layer of one position is a float loop (``sums``), whose input nobody has to round.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
+from optimize.targets.pt2.sums import is_sum
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default)
 #: The layers that inductor has integer kernels for.
@@ -39,6 +41,8 @@ _ACTIVATIONS = (
     aten.hardswish.default,
     aten.silu.default,
 )
+#: Why a layer of INT8 weights runs in float.
+_SUMMED = "it reads one position, for which a float loop over its integer weights is faster than an integer kernel"
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,14 @@ class Placement:
         weights: The float weight of each integer layer.
         ranges: The range that each value stored as integers is quantized with.
         replaced: The stored values whose float form nobody reads.
+        sums: The layers to write as float sums, with the float weight of those whose weight is stored as integers.
         left_float: The weighted layers that run in float.
     """
 
     weights: Mapping[fx.Node, torch.Tensor]
     ranges: Mapping[fx.Node, Range]
     replaced: frozenset[fx.Node]
+    sums: Mapping[fx.Node, torch.Tensor | None]
     left_float: tuple[FloatLayer, ...]
 
 
@@ -66,6 +72,12 @@ def place(program: Program, plan: Quantization) -> Placement:
             weights[node] = _integer_weight(program, plan, node)
         except Refused as refusal:
             left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    sums = {node: weights.pop(node, None) for node in graph.calls(program.graph, *_CONVOLUTIONS) if is_sum(node)}
+    left += [
+        FloatLayer(graph.origin(node), graph.op_name(node), _SUMMED)
+        for node, weight in sums.items()
+        if weight is not None
+    ]
     stored = {graph.argument(node, "input"): None for node in weights}
     replaced = {node for node in stored if _is_returned(node, weights)}
     for node in reversed(program.graph.nodes):
@@ -74,7 +86,7 @@ def place(program: Program, plan: Quantization) -> Placement:
                 stored[source] = None
                 replaced.add(source)
     ranges = {node: plan.ranges[_scale_owner(node, stored).name] for node in stored}
-    return Placement(weights, ranges, frozenset(replaced), tuple(left))
+    return Placement(weights, ranges, frozenset(replaced), sums, tuple(left))
 
 
 def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torch.Tensor:
