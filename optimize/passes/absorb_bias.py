@@ -33,7 +33,7 @@ class AbsorbBias(Recovery):
     a ReLU, means and calls that move elements. Skipped, with the reason: all else; padded layers would see zeros at the
     border where they must see ``-c``.
 
-    What it costs: four passes over at most 64 samples, and quantizing the program two or four times in simulation.
+    What it costs: some twenty passes over at most 32 samples, and trying each place in several ways.
 
     Example:
         >>> import torch, optimize

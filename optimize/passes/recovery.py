@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ import torch
 from optimize import graph
 from optimize.errors import Refused
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
-from optimize.passes.quantize_static import QuantizeStatic, choose_layers
+from optimize.passes.quantize_static import choose_layers
 from optimize.program import Program
 from optimize.quantization.attempts import Attempt, Seen, best_attempts
 from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
@@ -23,10 +25,9 @@ from optimize.quantization.simulation import USUAL, simulated_db
 from optimize.quantization.sparing import NEAR_DB
 
 #: Samples that are looked at, half of them held out.
-SAMPLES = 64
-#: What a pass must gain on either half of the samples to be kept, dB: of a small network a single draw of the rounding
-#: moves the answers by more.
-MARGIN_DB = 0.3
+SAMPLES = 32
+#: What a pass must gain to be kept, dB: a draw of the weights' rounding moves the answers by half of it.
+MARGIN_DB = 1.0
 
 Batches = Sequence[Sequence[torch.Tensor]]
 
@@ -36,10 +37,10 @@ class Recovery(Pass):
     """Rewrites links (``quantization/links.py``) so that less is lost by rounding, where calibration data says so.
 
     Each link is decided by what its readers lose on samples held out; all changes together are kept when the answers
-    of the quantized program, simulated on them, come nearer to the float ones by 0.3 dB, whichever half is held out.
+    of the program with rounded activations come nearer to the float ones by a decibel, each half held out once.
 
     Attributes:
-        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``. At most 64
+        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``. At most 32
             samples are looked at.
         unless_near: Leave a program alone whose INT8 answers are within 33 dB of the float ones, weights not counted.
     """
@@ -67,41 +68,44 @@ class Recovery(Pass):
             return Outcome(skips=skips)
         learn, judge = halves(program, FlatBatches(program, self.calibration))
         where = f"{'the same' if judge is learn else 'held-out'} samples"
-        if self.unless_near and (near := _activations_db(program, learn, judge)) >= NEAR_DB:
+        folds = ((learn, judge), (judge, learn))[: 1 if judge is learn else 2]
+        before = [_activations_noise(program, *folds[0])]
+        if self.unless_near and (near := _db(before)) >= NEAR_DB:
             note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
             return Outcome(skips=skips, notes=(note,))
         chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge)
         if not chosen:
             return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}.",))
+        before += [_activations_noise(program, *fold) for fold in folds[1:]]
         original = program.clone()
         for attempt, _ in chosen:
             attempt.write(program.graph_module)
         program.refresh()
-        verdicts = []
-        for folds in ((learn, judge), (judge, learn))[: 1 if judge is learn else 2]:
-            before, after = (_simulated_db(entry, original, *folds) for entry in (original, program))
-            verdicts.append(f"{before:.1f} dB before, {after:.1f} dB after")
-            if after < before + MARGIN_DB:
-                return Outcome(
-                    skips=skips, notes=(f"Left out, because too little is gained on {where}: {verdicts[-1]}.",)
-                )
-        notes = (f"Signal to noise, simulated on {where}: {'; '.join(verdicts)}.",)
+        after = [_activations_noise(program, *fold, original) for fold in folds]
+        verdict = f"{_db(before):.1f} dB before, {_db(after):.1f} dB after"
+        if _db(after) < _db(before) + MARGIN_DB:
+            note = f"Left out, because too little is gained on {where}, activations rounded: {verdict}."
+            return Outcome(skips=skips, notes=(note,))
+        notes = (f"Signal to noise on {where}, activations rounded: {verdict}.",)
         return Outcome(tuple(_rewrite(*each) for each in chosen), skips, notes)
 
 
-def _simulated_db(program: Program, reference: Program, learn: Batches, judge: Batches) -> float:
-    """Return how near a program quantized from some batches is to the float one on others, dB."""
-    # Weights rounded to nearest would judge by luck: one draw of the rounding moves the whole by a decibel.
-    quantized, _ = QuantizeStatic(calibration=learn, calibrator="mse", spare=0).apply(program)
-    return simulated_db(quantized, judge, reference=reference)
+def _activations_noise(program: Program, learn: Batches, judge: Batches, reference: Program | None = None) -> float:
+    """Return what rounded activations add to the answers, as a share of their power; ranges are those of ``learn``.
 
-
-def _activations_db(program: Program, learn: Batches, judge: Batches) -> float:
-    """Return how near the answers come when activations alone are rounded, dB: two passes, no weight to round."""
+    Weights are left out. Each link was judged with weights rounded to nearest, and what rounds them in the end does it
+    better: where a link lost less in all and activations are nearer, nothing is lost by weights that this would see. A
+    draw of their rounding moves the answers by a decibel, and a good rounding of all takes longer than all the rest.
+    """
     ranges, _ = learn_ranges(program, learn, calibrator="mse", form=USUAL.activation)
     layers, _ = choose_layers(program)
     plan = Quantization("static", frozenset(node.name for node in layers), ranges)
-    return simulated_db(program, judge, plan, weights=False)
+    return 10 ** (-simulated_db(program, judge, plan, reference=reference, weights=False) / 10)
+
+
+def _db(noise: Sequence[float]) -> float:
+    """Return the signal to noise of several folds together."""
+    return -10 * math.log10(statistics.fmean(noise))
 
 
 def halves(program: Program, batches: FlatBatches) -> tuple[Batches, Batches]:

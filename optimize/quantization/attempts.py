@@ -89,15 +89,24 @@ class _Loss:
         shape[channel_axis(self.reader.layer, self.reader.value)] = -1
         numbers = (self.attempt.shift, self.attempt.scale)
         shift, scale = (each[self.reader.channels].reshape(shape).float() for each in numbers)
-        return ((value - shift) / scale).clamp(self.attempt.floor, self.attempt.ceiling)
+        moved = (value - shift).div_(scale)
+        if math.isinf(self.attempt.floor) and math.isinf(self.attempt.ceiling):
+            return moved
+        return moved.clamp_(self.attempt.floor, self.attempt.ceiling)
+
+    def rounded(self, value: torch.Tensor, step: float, zero_point: int) -> torch.Tensor:
+        """Return what the reader would read in place of ``value`` as integers, their step not yet multiplied."""
+        low, high = USUAL.activation.bounds
+        return self.moved(value).mul_(1 / step).round_().clamp_(low - zero_point, high - zero_point)
 
     def add(self, exact: torch.Tensor, found: torch.Tensor) -> None:
-        """Take in outputs without and with rounding."""
+        """Take in outputs without and with rounding; ``found`` is used up."""
         axis = channel_axis(self.reader.layer, self.reader.layer)
-        error = (found - exact).movedim(axis, 0).flatten(1).double()
-        self.errors, self.squares = self.errors + error.sum(1), self.squares + error.square().sum(1)
-        self.outputs += float(exact.double().square().sum())
-        self.count += error.shape[1]
+        error = found.sub_(exact).movedim(axis, 0)
+        others = tuple(range(1, error.dim()))
+        self.errors = self.errors + error.sum(others).double()
+        self.squares = self.squares + error.square_().sum(others).double()
+        self.count += error[0].numel()
 
 
 @dataclass
@@ -252,7 +261,7 @@ def _learn(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Batc
 
 def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Batches) -> None:
     """Add up what rounding does to the readers' outputs."""
-    steps, weights, rounded = {}, {}, {}
+    steps, weights, rounded = {}, {}, {}  # a step is multiplied into the weight: values are integers
     for loss in (loss for each in tried.values() for loss in each):
         layer = loss.reader.layer
         weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
@@ -260,17 +269,19 @@ def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Ba
         steps[id(loss)] = scale_and_zero_point(mse(loss.statistics, USUAL.activation), USUAL.activation)
         weights[layer] = weight
         scaled = scaled_columns(layer, weight, loss.attempt.scale[loss.reader.channels].float())
-        rounded[id(loss)] = round_weight(scaled, USUAL.weight, 0)
+        rounded[id(loss)] = round_weight(scaled, USUAL.weight, 0).mul_(steps[id(loss)][0])
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         exact: dict[fx.Node, torch.Tensor] = {}
+        power: dict[fx.Node, float] = {}
         for loss in tried.get(node, ()):
             layer = loss.reader.layer
             if layer not in exact:
                 exact[layer] = _apply(layer, value, weights[layer])
-            bounds = USUAL.activation.bounds
-            integers = torch.fake_quantize_per_tensor_affine(loss.moved(value), *steps[id(loss)], *bounds)
+                power[layer] = float(torch.linalg.vector_norm(exact[layer])) ** 2
+            integers = loss.rounded(value, *steps[id(loss)])
             loss.add(exact[layer], _apply(layer, integers, rounded[id(loss)]))
+            loss.outputs += power[layer]
 
     observe(program, batches, see)
 

@@ -1,7 +1,7 @@
 """Calibration data as a program takes it: checked, flat, and cut the same way however it was given.
 
-Batches are put together and cut to ``CHUNK`` samples, so that neither memory nor results depend on how the data came:
-one tensor of 2,048 samples, or 2,048 of one. A program whose batch is fixed gets its data as it is.
+Batches are put together and cut anew, by the size of a sample alone, so that neither memory nor results depend on how
+the data came: one tensor of 2,048 samples, or 2,048 of one. A program whose batch is fixed gets its data as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from optimize.errors import Refused
 from optimize.program import Program
 
 Flat = tuple[torch.Tensor, ...]
-#: Samples of one forward pass.
+#: Samples of one forward pass, at most.
 CHUNK = 32
+#: Input values of one forward pass, at most: what a layer makes of more than three images of 224 x 224 falls out of the
+#: caches before it is looked at, and looking at it takes twice the time.
+CHUNK_VALUES = 2**19
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class FlatBatches:
         object.__setattr__(self, "_axes", batch_axes(self.program))
 
     def __iter__(self) -> Iterator[Flat]:
-        """Yield batches of ``CHUNK`` samples, the last one smaller; those of a fixed batch as they are.
+        """Yield batches of as many samples as one pass takes, the last one smaller; those of a fixed batch as they are.
 
         Raises:
             Refused: A batch is not what the program takes; the message counts from 1.
@@ -50,15 +53,16 @@ class FlatBatches:
         waiting: list[Flat] = []
         for flat in filter(self._samples, checked):
             if waiting and not self._fit(waiting[0], flat):
-                yield from self._cut(waiting, CHUNK)
+                yield from self._cut(waiting, self._chunk(waiting[0]))
                 waiting = []
             waiting.append(flat)
-            if sum(map(self._samples, waiting)) >= CHUNK:
-                parts = self._cut(waiting, CHUNK)
-                waiting = [] if self._samples(parts[-1]) == CHUNK else [parts.pop()]
+            size = self._chunk(flat)
+            if sum(map(self._samples, waiting)) >= size:
+                parts = self._cut(waiting, size)
+                waiting = [] if self._samples(parts[-1]) == size else [parts.pop()]
                 yield from parts
         if waiting:
-            yield from self._cut(waiting, CHUNK)
+            yield from self._cut(waiting, self._chunk(waiting[0]))
 
     def first(self, samples: int) -> Iterator[Flat]:
         """Yield batches with that many samples in all, or as many as there are."""
@@ -91,6 +95,11 @@ class FlatBatches:
 
     def _samples(self, flat: Flat) -> int:
         return samples_of(self.program, flat)
+
+    def _chunk(self, flat: Flat) -> int:
+        """Return how many samples like these one pass takes."""
+        counted = [value.numel() for value, axis in zip(flat, self._axes, strict=True) if axis is not None]
+        return min(max(CHUNK_VALUES * self._samples(flat) // max(sum(counted), 1), 1), CHUNK)
 
     def _fit(self, one: Flat, other: Flat) -> bool:
         """Say whether two batches can be one: equal sizes but for the samples, equal inputs without samples."""
