@@ -1,5 +1,6 @@
 """Fixed seeds and one thread for every test; hypothesis draws the same examples in every run, however slow."""
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize.cli import interrupt, main
 
@@ -24,6 +26,15 @@ def _deterministic() -> Iterator[None]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _translations_are_read_once() -> Iterator[None]:
+    """Keeps torch.onnx's table of translations, which every export builds anew: half a second for the same table."""
+    built = functools.cache(ONNXRegistry.from_torchlib)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(built))
+        yield
 
 
 @pytest.fixture
