@@ -218,6 +218,12 @@ def tensor_value(node: fx.Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def is_one_position(node: fx.Node) -> bool:
+    """Say whether a node's value is channels at a single place, ``[N, C, 1, ...]`` or ``[N, C]``; not a free size."""
+    value = tensor_value(node)
+    return value is not None and value.dim() > 1 and all(isinstance(n, int) and n == 1 for n in value.shape[2:])
+
+
 def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int, str]) -> None:
     expected = [dims.get(dim, size) for dim, size in enumerate(example.shape)]
     if not isinstance(value, torch.Tensor):

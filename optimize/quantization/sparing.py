@@ -18,7 +18,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.program import Program, tensor_value
+from optimize.program import Program, is_one_position, tensor_value
 from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.quantization.simulation import integer_values, simulated_db
 
@@ -69,19 +69,14 @@ def _stands_apart(layer: fx.Node, integers: Collection[fx.Node]) -> bool:
     source = graph.argument(layer, "input")
     if graph.is_call(layer, aten.linear.default) and source not in integers:
         return True
-    return _is_one_position(cast(fx.Node, source)) and _ends_in_layers(layer)
+    return is_one_position(cast(fx.Node, source)) and _ends_in_layers(layer)
 
 
 def _ends_in_layers(node: fx.Node) -> bool:
     """Say whether all that reads a single position, and what comes of it, is layers in the end."""
-    return _is_one_position(node) and all(
+    return is_one_position(node) and all(
         graph.is_call(user, *graph.WEIGHTED) or _ends_in_layers(user) for user in node.users
     )
-
-
-def _is_one_position(node: fx.Node) -> bool:
-    value = tensor_value(node)
-    return value is not None and value.dim() > 1 and all(size == 1 for size in value.shape[2:])
 
 
 def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float, share: float) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The pt2 target: which layers become integer kernels of a compiled package, and what is said of the rest."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import zipfile
@@ -22,7 +23,7 @@ from optimize.targets.pt2 import PT2, isolated
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import Placement, place
-from tests.targets.scripted import captured, draw, quantized, seeded, sqnr_db
+from tests.targets.scripted import Net, captured, draw, quantized, seeded, sqnr_db
 
 TARGET = PT2()
 SHAPE = (6, 12, 12)
@@ -360,3 +361,38 @@ def test_weights_of_integer_convolutions_are_packed_for_one_sample(monkeypatch: 
     made.output(source)
     freezing.freezing_passes(fx.GraphModule(nn.Module(), made), ())
     assert (known.args[-1], free.args[-1]) == ([2, 3, 8, 8], [1, 3, 8, 8])
+
+
+def _small_maps(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Loops behind convolutions of one channel and of one pixel; one layer called twice."""
+    x = net.twice(net.twice(nn.functional.max_pool2d(net.stem(x), 2).relu()).relu())
+    return x.relu(), net.pixel(x.mean((2, 3), keepdim=True)).sin()
+
+
+@pytest.fixture
+def small_maps() -> nn.Module:
+    if not TARGET.available().export:
+        pytest.skip("there is no C++ compiler: apt install g++")
+    stem, twice = _convolution(1, 8, 3, padding=1), _convolution(8, 8, 3, padding=1, groups=2)
+    return Net(_small_maps, stem=stem, twice=twice, pixel=_convolution(8, 8, 3, padding=2)).eval()
+
+
+def test_one_sample_finds_float_weights_packed_and_other_shapes_fit(small_maps: nn.Module, tmp_path: Path) -> None:
+    program = optimize.capture(small_maps, (draw(3, 1, 24, 20),), dynamic_size=True)
+    artifact = TARGET.export(program, tmp_path / "net.pt2")
+    np.save(tmp_path / "x.npy", draw(1, 1, 24, 20).numpy())
+    command = [sys.executable, "-P", "-W", "ignore", "-c", READER, str(artifact.path), str(tmp_path / "x.npy")]
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    said = subprocess.run(command, check=True, cwd=tmp_path, timeout=300, env=environment, capture_output=True)
+    primitives = [line.split(",")[5] for line in said.stdout.decode().splitlines() if ",exec," in line]
+    assert primitives == ["convolution"] * 4
+    runner = artifact.load(threads=1)
+    for shape in [(1, 1, 24, 20), (5, 1, 24, 20), (32, 1, 24, 20), (1, 1, 11, 40), (4, 1, 30, 9)]:
+        torch.testing.assert_close(runner(draw(*shape)), program(draw(*shape)))
+
+
+def test_what_loops_read_behind_one_channel_or_one_pixel_is_in_order(small_maps: nn.Module, tmp_path: Path) -> None:
+    program = optimize.capture(small_maps, (draw(3, 1, 12, 12),))
+    runner = TARGET.export(quantized(program, [draw(16, 1, 12, 12)]), tmp_path / "net.pt2").load(threads=1)
+    for x in (draw(1, 1, 12, 12, seed=1), draw(5, 1, 12, 12, seed=2)):
+        assert all(sqnr_db(want, got) > 25 for want, got in zip(program(x), runner(x), strict=True))

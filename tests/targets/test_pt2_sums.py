@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import optimize
 from optimize import graph
 from optimize.graph import aten
 from optimize.program import Program
@@ -100,6 +101,11 @@ def test_the_sum_is_what_the_convolution_computes(floats: Program) -> None:
     assert sum(1 for _ in graph.calls(written.graph, aten.conv2d.default)) == 2
     torch.testing.assert_close(written(x), floats(x))
     torch.testing.assert_close(written(x[:1]), floats(x[:1]))
+
+
+def test_free_sizes_are_many_positions(floats: Program) -> None:
+    free = optimize.capture(floats.graph_module, (draw(2, *SHAPE),), dynamic_size=True)
+    assert [is_sum(node) for node in graph.calls(free.graph, aten.conv2d.default)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.program import tensor_value
+from optimize.program import is_one_position, tensor_value
 
 #: A weight with more values stays with oneDNN. A call costs 20 us, a loop 1 us for 11,000 weights and for each sample
 #: anew: at this size it takes half as long for one sample, and a batch of 8 loses nothing beside the maps it gates.
@@ -26,13 +26,13 @@ def is_sum(node: fx.Node) -> bool:
     """Say whether a call is a convolution ``[N, C, 1, ...] -> [N, O, 1, ...]`` of few weights, ``[O, C, 1, ...]``."""
     if not graph.is_call(node, aten.conv1d.default, aten.conv2d.default):
         return False
-    shapes = [_shape(graph.argument(node, name)) for name in ("input", "weight")]
-    rank = len(shapes[1])
+    source, weight = graph.argument(node, "input"), graph.argument(node, "weight")
     return (
-        all(len(shape) == rank and set(shape[2:]) == {1} for shape in (*shapes, _shape(node)))
+        all(is_one_position(value) for value in (source, weight, node))
+        and len(_shape(source)) == len(_shape(weight))
         and not any(graph.argument(node, "padding"))
         and graph.argument(node, "groups") == 1
-        and math.prod(shapes[1]) <= _LARGEST
+        and math.prod(_shape(weight)) <= _LARGEST
     )
 
 
