@@ -61,7 +61,8 @@ def _pack_floats(made: fx.Graph) -> None:
 def _one_sample(source: fx.Node) -> list[int]:
     """Return the shape of an input: a batch of 1 where that is free, the example's height and width where those are."""
     batch, *sizes = source.meta["val"].shape
-    return [batch if isinstance(batch, int) else 1, *(size if isinstance(size, int) else size.node.hint for size in sizes)]
+    example = [size if isinstance(size, int) else size.node.hint for size in sizes]
+    return [batch if isinstance(batch, int) else 1, *example]
 
 
 def expect_channels_last() -> None:
