@@ -42,6 +42,18 @@ def test_batches_of_any_size_become_the_same_chunks(size: int) -> None:
     assert all(torch.equal(batch[2], SCALE) for batch in found)
 
 
+@pytest.mark.parametrize("size", [1, 4, 5, 23])
+def test_large_samples_go_through_in_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("optimize.quantization.batches.CHUNK_VALUES", 47)  # five samples of 4 + 5 values
+    x, y = torch.randn(23, 4), torch.randn(23, 5)
+    source = [(left, right, SCALE) for left, right in zip(x.split(size), y.split(size), strict=True)]
+    batches = FlatBatches(pair(), source)
+    assert [len(batch[0]) for batch in batches] == [5, 5, 5, 5, 3]
+    assert torch.equal(torch.cat([batch[1] for batch in batches]), y)
+    monkeypatch.setattr("optimize.quantization.batches.CHUNK_VALUES", 8)  # less than one of them
+    assert [len(batch[0]) for batch in batches] == [1] * 23
+
+
 def test_what_differs_beside_the_samples_is_not_put_together() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 5)
     source = [(x, y, SCALE), (x, y, SCALE), (x, y, 2 * SCALE)]
