@@ -33,6 +33,7 @@ import torch
 
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
+from benchmarks.flags import int8
 
 MODELS = ("tf_efficientnet_lite0", "resnet18")
 SIZE, BATCH, FEW, MANY = 128, 32, 64, 2048
@@ -83,8 +84,7 @@ def ours(model: str, how: str, samples: int) -> tuple[float, float]:
         program.run((batch,))
     between = time.process_time()
     if how == "all":
-        program, _ = optimize.EqualizeChannels(calibration=data, unless_near=True).apply(program)
-        optimize.QuantizeStatic(calibration=data).apply(program)
+        int8(program, data)
     else:
         optimize.QuantizeStatic(calibration=data, calibrator="mse", rounding="nearest").apply(program)
     return between - started, time.process_time() - between

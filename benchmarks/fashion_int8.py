@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import optimize
+from benchmarks.flags import fused, int8
 from models.data import DEFAULT_ROOT
 from models.mobilenetv3 import mobilenetv3_tiny
 from models.repvgg import fashion_repvgg
@@ -77,11 +78,8 @@ class Deployed(nn.Module):
 def drops(net: nn.Module, test: tuple[torch.Tensor, torch.Tensor], folder: Path) -> dict[str, float]:
     """Print and return the points that each file loses."""
     calibration = load_split("train", DEFAULT_ROOT)[0][:CALIBRATION]
-    program = optimize.capture(net, (calibration[:2],))
-    program = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
-    data = list(calibration.split(64))
-    program, _ = optimize.EqualizeChannels(data, unless_near=True).apply(program)
-    quantized, _ = optimize.QuantizeStatic(data).apply(program)
+    program = fused(optimize.capture(net, (calibration[:2],)))
+    quantized = int8(program, list(calibration.split(64)))
     before = 100 * accuracy(net, *test, batch=BATCH)
     lost = {}
     for target, ending in TARGETS.items():

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-import optimize
-from benchmarks.int8_onnx import SIZE, case
+from benchmarks.int8_onnx import SIZE, case, merged
 from optimize import graph
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.pipeline import output_error
@@ -107,8 +106,7 @@ def main() -> int:
     missed = []
     for name in asked.models:
         entry = case(name)
-        program = optimize.capture(entry.net, (entry.calibration[:2],))
-        program = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
+        program = merged(entry)
         held_out = torch.randn(HELD_OUT, 3, SIZE, SIZE)
         for cast in (CastFP16(calibration=[entry.calibration]), CastBF16(calibration=[entry.calibration])):
             row, short = compare(program, entry.calibration, held_out, cast), str(cast.dtype).removeprefix("torch.")

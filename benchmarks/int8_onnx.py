@@ -29,6 +29,7 @@ import torch
 
 import optimize
 from benchmarks import efficientnet_lite0
+from benchmarks.flags import fused, int8
 from optimize.measure.agreement import AgreementMeter
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Timing, measure
@@ -115,15 +116,12 @@ def randomize(net: torch.nn.Module) -> None:
 
 def merged(entry: Case) -> optimize.Program:
     """Return what ``--fuse`` makes of a network."""
-    program = optimize.capture(entry.net, (entry.calibration[:2],))
-    return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
+    return fused(optimize.capture(entry.net, (entry.calibration[:2],)))
 
 
 def quantized(entry: Case, program: optimize.Program, **options: Any) -> optimize.Program:
     """Return what ``--int8`` makes of it, with options of ``QuantizeStatic``."""
-    data = list(entry.calibration.split(4))
-    program, _ = optimize.EqualizeChannels(calibration=data, unless_near=True).apply(program)
-    return optimize.QuantizeStatic(calibration=data, **options).apply(program)[0]
+    return int8(program, list(entry.calibration.split(4)), **options)
 
 
 def ours(entry: Case, path: Path) -> tuple[Artifact, float]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import optimize
+from benchmarks.flags import fused
 from models.data import DEFAULT_ROOT, fashion_mnist
 from models.repvgg import fashion_repvgg
 from optimize.quantization.auto import choose_ranges
@@ -61,8 +62,7 @@ def merged() -> optimize.Program:
     """Return the trained network with its branches merged."""
     net = fashion_repvgg()
     net.load_state_dict(torch.load(MODELS / "fashion_repvgg.pt", weights_only=True))
-    trained = optimize.capture(net.eval(), (torch.rand(2, 1, 28, 28),))
-    return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(trained).program
+    return fused(optimize.capture(net.eval(), (torch.rand(2, 1, 28, 28),)))
 
 
 def accuracy(answer: Answer, x: torch.Tensor, labels: torch.Tensor) -> float:

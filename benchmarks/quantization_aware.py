@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import optimize
+from benchmarks.flags import fused
 from models.data import DEFAULT_ROOT
 from models.repvgg import fashion_repvgg
 from models.train import augmented_batches, load_split, warmup_cosine
@@ -39,8 +40,7 @@ def merged() -> optimize.Program:
     """Return the trained network as one convolution a block."""
     net = fashion_repvgg()
     net.load_state_dict(torch.load(MODELS / "fashion_repvgg.pt", weights_only=True))
-    program = optimize.capture(net.eval(), (torch.rand(2, 1, 28, 28),))
-    return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
+    return fused(optimize.capture(net.eval(), (torch.rand(2, 1, 28, 28),)))
 
 
 class Distillation:

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 import optimize
+from benchmarks.flags import fused
 from benchmarks.int8_onnx import case
 from models import REFERENCES, randomize_batch_norm
 from optimize.passes.cast_half import CastFP16
@@ -126,8 +127,7 @@ def main() -> None:
     rows: list[Row] = []
     for name in given.models:
         net, samples = network(name)
-        captured = optimize.capture(net, (samples[:2],))
-        base = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(captured).program
+        base = fused(optimize.capture(net, (samples[:2],)))
         for precision, program in variants(base, samples):
             rows.append(build(name, precision, program))
             print(*rows[-1].cells(), sep="  ", flush=True)

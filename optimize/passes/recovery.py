@@ -95,7 +95,7 @@ def _activations_noise(program: Program, learn: Batches, judge: Batches, referen
 
     Weights are left out. Each link was judged with weights rounded to nearest, and what rounds them in the end does it
     better: where a link lost less in all and activations are nearer, nothing is lost by weights that this would see. A
-    draw of their rounding moves the answers by a decibel, and a good rounding of all takes longer than all the rest.
+    draw of their rounding moves the answers by half a decibel, and a good rounding of all takes longer than the rest.
     """
     ranges, _ = learn_ranges(program, learn, calibrator="mse", form=USUAL.activation)
     layers, _ = choose_layers(program)
