@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from optimize import registry
-from optimize.errors import Refused, UsageError, nearest
+from optimize import registry, texts
+from optimize.errors import UsageError, nearest
 from optimize.passes.base import Pass
 from optimize.targets.base import Target
 
@@ -123,13 +123,7 @@ def read(path: Path) -> Recipe:
         Refused: The file cannot be read.
         UsageError: It is not YAML, or a key, pass, option or target is unknown (the nearest valid name is given).
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Refused(f"The recipe '{path}' cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"The recipe '{path}' is not YAML: {' '.join(str(error).split())}.") from error
-    return parse(content, source=str(path))
+    return parse(texts.read_yaml(path), source=str(path))
 
 
 def parse(content: Any, *, source: str = "recipe") -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from optimize.errors import UsageError
+from optimize.regular import shown
 
 factory = click.option(
     "--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds."
@@ -62,15 +64,19 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     >>> target_options(["tensorrt.max_batch=16", "tensorrt.compute_capabilities=8.6,8.9"])
     {'tensorrt': {'max_batch': 16, 'compute_capabilities': '8.6,8.9'}}
     """
-    import yaml
+    from optimize.texts import parse_yaml
 
     found: dict[str, dict[str, Any]] = {}
     for text in given:
-        key, equals, value = text.partition("=")
-        target, dot, option = key.partition(".")
-        if not (equals and dot):
-            raise UsageError(f"--target-option {text} is not of the form TARGET.OPTION=VALUE.")
-        found.setdefault(target, {})[option] = yaml.safe_load(value)
+        named = re.match(r"(\w+)\.(\w+)=", text)
+        if named is None:
+            raise UsageError(
+                f"--target-option '{shown(text)}' is not of the form TARGET.OPTION=VALUE.",
+                hint="Write tensorrt.max_batch=16, for example; 'optimize targets' lists them.",
+            )
+        target, option = named.groups()
+        value = parse_yaml(text[named.end() :], source=f"The value of --target-option '{shown(text)}'")
+        found.setdefault(target, {})[option] = value
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from optimize import files
+from optimize import files, texts
 from optimize.errors import Refused, UsageError
 from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
@@ -156,11 +156,10 @@ def read(path: Path) -> Baseline:
     Raises:
         Refused: The file is missing, or no baseline of this version.
     """
+    content = texts.read_json(path, failure=Refused)
     try:
-        return Baseline.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Refused(f"The baseline '{path}' cannot be read: {error.strerror}.") from error
-    except (ValidationError, UnicodeDecodeError) as error:
+        return Baseline.model_validate(content)
+    except ValidationError as error:
         raise Refused(
             f"'{path}' is not a baseline of version {SCHEMA_VERSION}.", hint="Store one with --save-baseline."
         ) from error

@@ -17,15 +17,14 @@ Keys of a case win over those above. Files are looked for beside the configurati
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from optimize import texts
 from optimize.errors import UsageError, nearest
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
@@ -219,7 +218,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: It cannot be read, or has no section for checks.
     """
-    content = _table(path) if path.suffix == ".toml" else _yaml(path)
+    content = _table(path) if path.suffix == ".toml" else texts.read_yaml(path, failure=UsageError)
     if content is None:
         raise UsageError(f"'{path}' has no [tool.optimize.check].")
     if not isinstance(content, Mapping):
@@ -277,19 +276,8 @@ def _known() -> tuple[str, ...]:
 
 
 def _table(path: Path) -> Any:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is not TOML: {error}.") from error
-    return content.get("tool", {}).get("optimize", {}).get("check")
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is not YAML: {' '.join(str(error).split())}.") from error
+    """Return the section for checks of a pyproject.toml, None where there is none."""
+    content: Any = texts.read_toml(path, failure=UsageError)
+    for name in ("tool", "optimize", "check"):
+        content = content.get(name) if isinstance(content, Mapping) else None
+    return content

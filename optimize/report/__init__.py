@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from optimize.errors import UsageError
 from optimize.files import write_text
+from optimize.texts import read_json
 
 if TYPE_CHECKING:
     from optimize.report.model import Report
@@ -37,12 +38,9 @@ def read(path: Path) -> Report:
     from optimize.report.model import Report
 
     file = path / "report.json" if path.is_dir() else path
+    content = read_json(file, failure=UsageError)
     try:
-        return Report.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"'{file}' cannot be read: {error.strerror}.", hint="Name a report.json or its folder."
-        ) from error
+        return Report.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -8,7 +8,6 @@ and agreement are compared whatever the machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from optimize.report import markdown, read
 from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.model import Record, Report, Row, file_name
+from optimize.texts import read_json
 
 COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")
 #: Samples of a run's report have no rounds: so many pieces in order of time stand for them.
@@ -128,26 +128,15 @@ def read_any(path: Path) -> AnyReport:
     """
     from pydantic import ValidationError
 
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
-    if not _is_benchmark(content):
+    content = read_json(path, failure=UsageError)
+    if not isinstance(content, dict) or content.get("kind") != "bench":
         return read(path)
     try:
-        return BenchReport.model_validate_json(content)
+        return BenchReport.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"'{path}' is not a benchmark of this version: {where}: {first['msg']}.") from error
-
-
-def _is_benchmark(content: bytes) -> bool:
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.get("kind") == "bench"
 
 
 def compare_reports(first: Path, second: Path, *, force: bool = False) -> ReportComparison:

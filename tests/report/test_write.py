@@ -24,5 +24,5 @@ def test_missing_or_foreign_file_is_a_usage_error(report: Report, tmp_path: Path
     with pytest.raises(UsageError, match="not a report of this version: schema_version"):
         read(file)
     file.write_text("{")
-    with pytest.raises(UsageError, match="not a report"):
+    with pytest.raises(UsageError, match="is not JSON"):
         read(file)

@@ -1,0 +1,104 @@
+"""The one way to a file that the user names: a regular file of a bounded size, or one clear refusal.
+
+A directory, a fifo or a device ends in no reading that hangs, and a name that no system takes in no traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from optimize.errors import OptimizeError, Refused
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+#: Longer names are cut in messages.
+_SHOWN = 160
+
+
+def shown(path: str | Path) -> str:
+    r"""Return a name as a message can carry it: short, printable, and UTF-8 whatever its bytes are.
+
+    >>> shown("a\0b.onnx"), shown("caf\udce9.npz")
+    ('a\\x00b.onnx', 'caf\\udce9.npz')
+    """
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(path))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def find(path: Path, failure: type[OptimizeError] = Refused) -> os.stat_result | None:
+    """Return the status of what a name leads to, links followed; None where there is nothing.
+
+    Raises:
+        OptimizeError: The name cannot be one, or what it leads to may not be looked at; of the class ``failure``.
+    """
+    reason = _unusable(str(path))
+    if reason:
+        raise failure(f"'{shown(path)}' cannot be the name of a file: it {reason}.", hint="Check the path.")
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in _MISSING:
+            return None
+        raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
+
+
+def require_file(path: Path, *, most_bytes: int | None = None, failure: type[OptimizeError] = Refused) -> int:
+    """Return the bytes of a regular file.
+
+    Args:
+        path: The file.
+        most_bytes: A larger one is refused.
+        failure: What to raise.
+
+    Raises:
+        OptimizeError: It is missing, a directory, a fifo or a device, or too large; of the class ``failure``.
+    """
+    found = find(path, failure)
+    if found is None:
+        raise failure(f"There is no file '{shown(path)}' (searched in '{Path.cwd()}').", hint="Check the path.")
+    if stat.S_ISDIR(found.st_mode):
+        raise failure(f"'{shown(path)}' is a directory, not a file.", hint="Name the file inside it.")
+    if not stat.S_ISREG(found.st_mode):
+        raise failure(f"'{shown(path)}' is a {_kind(found.st_mode)}, not a regular file.", hint="Name a file on disk.")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise failure(
+            f"'{shown(path)}' has {found.st_size} bytes; a file of its kind has {most_bytes} at most.",
+            hint="Check that it is the file you mean.",
+        )
+    return found.st_size
+
+
+def read_bytes(path: Path, *, most_bytes: int, failure: type[OptimizeError] = Refused) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OptimizeError: As for :func:`require_file`, or it cannot be read; of the class ``failure``.
+    """
+    if find(path, failure) is not None:
+        require_file(path, most_bytes=most_bytes, failure=failure)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)  # files of /proc say that they are empty
+    except OSError as error:
+        raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
+    if len(content) > most_bytes:
+        raise failure(f"'{shown(path)}' gives more than {most_bytes} bytes.", hint="Name a file on disk.")
+    return content
+
+
+def _unusable(name: str) -> str:
+    """Return what keeps a text from naming a file, empty where nothing does."""
+    if "\0" in name:
+        return "holds a NUL character"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    return ""
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    return kinds.get(stat.S_IFMT(mode), "special file")

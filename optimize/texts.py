@@ -1,0 +1,189 @@
+"""Texts from outside (YAML, JSON, TOML) as plain values: bounded in size and depth, each mistake one clear refusal."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.regular import read_bytes, shown
+
+#: What people write, and what reports of long benchmarks with every sample take.
+MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 2**28
+#: Lists and mappings inside one another, and values with every alias written out.
+MOST_DEPTH, MOST_VALUES = 64, 100_000
+#: Characters of one number in YAML: base 60 and 5,000 digits take long, and nobody means them.
+_MOST_DIGITS = 64
+#: What to raise; without a class of the caller's, ``Refused`` of a file and ``UsageError`` of what it says.
+Failure = type[OptimizeError] | None
+
+
+def read_yaml(path: Path, *, failure: Failure = None) -> Any:
+    """Return what a YAML file says.
+
+    Raises:
+        OptimizeError: It is no regular file, too large, or no YAML within the limits; of the class ``failure`` where one is given.
+    """
+    text = _decoded(path, MOST_YAML_BYTES, "YAML", failure)
+    return parse_yaml(text, source=f"'{shown(path)}'", failure=failure)
+
+
+def read_toml(path: Path, *, failure: Failure = None) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises:
+        OptimizeError: It is no regular file, too large, or no TOML; of the class ``failure`` where one is given.
+    """
+    text = _decoded(path, MOST_YAML_BYTES, "TOML", failure)
+    content: dict[str, Any] = _parsed(tomllib.loads, text, f"'{shown(path)}'", "TOML", failure)
+    return content
+
+
+def read_json(path: Path, *, failure: Failure = None) -> Any:
+    """Return what a JSON file says.
+
+    Raises:
+        OptimizeError: It is no regular file, too large, or no JSON as its standard has it (no NaN, no key twice), or
+            nested deeper than Python follows; of the class ``failure`` where one is given.
+    """
+    text = _decoded(path, MOST_JSON_BYTES, "JSON", failure)
+    return _parsed(_load_json, text, f"'{shown(path)}'", "JSON", failure)
+
+
+def parse_yaml(text: str, *, source: str, failure: Failure = None) -> Any:
+    """Return what a YAML text says.
+
+    Args:
+        text: One document.
+        source: What to call it in a message.
+        failure: What to raise.
+
+    Raises:
+        OptimizeError: It is no YAML, has a key twice, or is beyond the limits; of the class ``failure`` where one is given.
+
+    >>> parse_yaml("passes: [FuseConvBN]", source="recipe")
+    {'passes': ['FuseConvBN']}
+    >>> parse_yaml("a: 1\\na: 2", source="recipe")
+    Traceback (most recent call last):
+    optimize.errors.UsageError: recipe is not YAML: the key 'a' stands there twice.
+    """
+    return _parsed(_load_yaml, text, source, "YAML", failure)
+
+
+def _decoded(path: Path, most_bytes: int, form: str, failure: Failure) -> str:
+    try:
+        return read_bytes(path, most_bytes=most_bytes, failure=failure or Refused).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise (failure or UsageError)(
+            f"'{shown(path)}' is not {form}: it is not UTF-8 at byte {error.start}."
+        ) from error
+
+
+def _parsed(load: Callable[[str], Any], text: str, source: str, form: str, failure: Failure) -> Any:
+    """Parse, and turn whatever a parser raises over a text into one refusal."""
+    try:
+        return load(text)
+    except RecursionError as error:
+        raise (failure or UsageError)(f"{source} is not {form} that can be read: it is nested too deep.") from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+        raise (failure or UsageError)(f"{source} is not {form}: {_first(error)}.") from error
+
+
+def _first(error: Exception) -> str:
+    """Return the message of a parser in one short line."""
+    if "integer string conversion" in str(error):
+        return "a number has thousands of digits"
+    return shown(" ".join(str(error).split()).rstrip("."))
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it says {name}, which is no number of JSON")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse_repeats(name for name, _ in pairs)
+    return found
+
+
+def _refuse_repeats(names: Iterable[str]) -> None:
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise ValueError(f"the key '{name}' stands there twice")
+
+
+def _load_yaml(text: str) -> Any:
+    """Load a document whose depth is known: PyYAML itself calls a function inside another for every level."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels")
+        if count > 2 * MOST_VALUES:
+            raise ValueError(f"it holds more than {MOST_VALUES} values")
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which also refuses a key that stands twice and numbers that nobody means."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Build a mapping."""
+        _refuse_repeats(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Build a number of no more digits than anybody means."""
+        if len(node.value) > _MOST_DIGITS:
+            raise ValueError(f"a number has {len(node.value)} digits")
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Return how many values a node stands for with every alias written out, each node counted once.
+
+    Raises:
+        ValueError: They are too many, or a node holds itself.
+    """
+    if id(node) in known:
+        count = known[id(node)]
+        if count is None:
+            raise ValueError("an alias stands for what holds it")
+        return count
+    known[id(node)] = None
+    count = 1 + sum(_count(child, known) for child in _children(node))
+    if count > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES} values, with every alias written out")
+    known[id(node)] = count
+    return count
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
