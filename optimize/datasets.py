@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from optimize import graph
+from optimize import bounds, graph
 from optimize.data import Batch, Data, ImagePreprocessing, InputSpec, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.escaping import shortened
 from optimize.measure import quality
 from optimize.measure.fleet import Progress
 from optimize.program import Program
@@ -199,13 +200,14 @@ def _example(text: str, batch: int, generator: torch.Generator) -> torch.Tensor:
     sizes, _, dtype_name = text.partition(":")
     dtype = getattr(torch, dtype_name or "float32", None)
     try:
-        shape = [batch, *(int(size) for size in sizes.split(",") if size.strip())]
-    except ValueError:
-        shape = [0]
-    if not isinstance(dtype, torch.dtype) or any(size < 1 for size in shape):
+        shape = bounds.sizes([batch, *(bounds.SIZE.read(size) for size in sizes.split(",") if size.strip())])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"'{dtype_name}' is not a type")
+    except ValueError as error:
         raise UsageError(
-            f"--input-shape '{text}' is not a shape.", hint="Write sizes without the batch: 3,224,224 or 16:int64."
-        )
+            f"--input-shape '{shortened(text)}' is not a shape: {error}.",
+            hint="Write sizes without the batch: 3,224,224 or 16:int64.",
+        ) from error
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
     return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known

@@ -47,6 +47,12 @@ class TargetUnavailable(OptimizeError):
     exit_code = 4
 
 
+class Defect(OptimizeError):
+    """This package did what it must not do; the model and the command are not to blame (exit code 70)."""
+
+    exit_code = 70
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known name, or all of them.
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph
 from optimize.errors import Refused
+from optimize.escaping import plain
 from optimize.quantization.outlook import MergeOutlook
 from optimize.quantization.plan import Quantization
 from optimize.stats import Stats, count
@@ -180,7 +181,7 @@ class Program:
     def text(self) -> str:
         """Print the graph, a line a node, stable over runs: name, dtype, shape, operator, arguments."""
         symbols = self.symbols()
-        lines = [_text_line(node, self.graph_module, symbols) for node in self.graph.nodes]
+        lines = [plain(_text_line(node, self.graph_module, symbols)) for node in self.graph.nodes]
         if self.quantization is not None:
             lines.append(f"quantization: {self.quantization.text()}")
         return "\n".join(lines) + "\n"

@@ -6,12 +6,21 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from optimize import registry, texts
+from optimize import bounds, registry, texts
 from optimize.errors import UsageError, nearest
 from optimize.passes.base import Pass
 from optimize.targets.base import Target
@@ -76,7 +85,7 @@ class Recipe(BaseModel):
     calib: str | None = None
     eval: str | None = None
     input_shape: str | None = None
-    threads: int = 1
+    threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1
     max_drop: float | None = Field(default=None, ge=0)
     min_sqnr: float | None = None
     layer_timing: bool = True
@@ -149,7 +158,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{source}: {place}: {first['msg']}.") from error
+        raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
     for entry in recipe.passes:
         check_options(entry, source=source)
     for target in recipe.targets:

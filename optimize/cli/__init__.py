@@ -11,17 +11,22 @@ from optimize.cli import (
     bench,
     check,
     compare,
+    failures,
     interrupt,
     listing,
+    options,
+    outlets,
     profile,
     run,
     sensitivity,
     show,
     targets,
 )
-from optimize.errors import OptimizeError
+from optimize.errors import UsageError
 
 INTERRUPTED = 130
+#: Letters; what Linux takes as one path, with room for a list of them.
+_LONGEST_WORD = 16384
 COMMANDS = (
     run.run,
     bench.bench,
@@ -40,18 +45,40 @@ class _Group(click.Group):
     """A group whose first word may be a model: ``optimize model.pt --fuse`` means ``optimize run model.pt --fuse``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for word in args:
+            _check_word(word)
         args = ["--int8=static" if word == "--int8" else word for word in args]
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+        first = next((word for word in args if word != failures.DEBUG), "--help")
+        if first not in self.commands and first not in ("--help", "-h", "--version"):
             args = ["run", *args]
-        return super().parse_args(ctx, args or ["--help"])
+        return super().parse_args(ctx, args if first in args else ["--help"])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "MODEL [PASSES] --to TARGET[,TARGET...] [--out DIR]")
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="       ")
 
 
+def _check_word(word: str) -> None:
+    """Refuse a word that no file can be named by, or that no report could repeat.
+
+    Raises:
+        UsageError: It is not UTF-8, holds a NUL, or is longer than any path.
+    """
+    if "\0" in word:
+        raise UsageError(f"'{word}' holds a NUL, which no name can.", hint="Leave it out.")
+    if len(word) > _LONGEST_WORD:
+        raise UsageError(f"'{word}' has {len(word):,} letters, more than any path or option.", hint="Shorten it.")
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"'{word}' is not UTF-8, and reports could not name it.", hint="Rename the file, or link to it."
+        ) from error
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="optimize", prog_name="optimize")
+@options.debug
 def cli() -> None:
     """Turn a trained PyTorch model into the fastest artifact that still answers correctly, and prove both.
 
@@ -59,28 +86,42 @@ def cli() -> None:
     optimize model.pt --fuse --int8 --calib images/ --to onnx,tensorrt
     optimize weights.pt --model package.module:factory --fuse --to torchscript
     optimize run --help     every option
+
+    \b
+    Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 a transformed model
+    was wrong, 4 a target is not available here, 70 a defect of this tool,
+    130 interrupted. 'optimize check' has its own.
     """
 
 
 for _command in COMMANDS:
-    cli.add_command(_command)
+    cli.add_command(options.debug(_command))
 
 
 def main() -> None:
     """Run the command; every failure is one paragraph on standard error and an exit code."""
     interrupt.install()
+    outlets.install()
+    debug = failures.DEBUG in sys.argv[1:]
+    with failures.quiet(debug=debug):
+        code = _ended(debug)
+    sys.exit(code)
+
+
+def _ended(debug: bool) -> int | str | None:
+    """Run the command and return its exit code."""
     try:
-        cli.main(standalone_mode=False)
+        try:
+            cli.main(prog_name="optimize", standalone_mode=False)
+            code: int | str | None = 0
+        except SystemExit as stop:
+            code = stop.code
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted: nothing was written.", err=True)
-        sys.exit(INTERRUPTED)
-    except OptimizeError as error:
-        click.echo(f"optimize: {error.what}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
-        sys.exit(error.exit_code)
+        return INTERRUPTED
+    except Exception as error:
+        return failures.tell(error, debug=debug)
+    return code

@@ -13,8 +13,8 @@ from optimize.cli import options
 @click.command()
 @click.argument("model")
 @click.option("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Samples in one run.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@options.batch
+@options.threads
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for advice.json and advice.html, too.")
 @options.factory
 @options.trust
@@ -46,4 +46,4 @@ def advise(model: str, **given: Any) -> None:
     )
     shown.show(record)
     if given["out"]:
-        click.echo(f"\nAdvice {shown.write(record, given['out'])}")
+        options.told("Advice", shown.write(record, given["out"]))

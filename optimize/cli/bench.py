@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
 
@@ -15,44 +16,42 @@ if TYPE_CHECKING:
     from optimize.report.bench_model import BenchReport
 
 
-class Numbers(click.ParamType):
-    """Whole numbers from ``least`` on, separated by commas."""
-
-    name = "N[,N...]"
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers, each once."""
-        if not isinstance(value, str):
-            return tuple(value)
-        try:
-            numbers = tuple(dict.fromkeys(int(part) for part in value.split(",")))
-        except ValueError:
-            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4.", param, ctx)
-        if min(numbers) < self.least:
-            self.fail(f"'{value}' holds a number below {self.least}.", param, ctx)
-        return numbers
-
-
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="A [B ...]")
-@click.option("--batch", "batches", type=Numbers(1), help="Samples in one run; several sweep.  [default: 1]")
 @click.option(
-    "--streams", type=Numbers(1), default="1", show_default=True, help="Callers at the same time; several sweep."
+    "--batch", "batches", type=options.Counts(bounds.BATCH), help="Samples in one run; several sweep.  [default: 1]"
 )
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of a process.")
-@click.option("--affinity", type=Numbers(0), default=(), help="Processors that the processes may run on, such as 2,3.")
-@click.option("--runs", type=click.IntRange(1), help="Timed runs of each file and scenario; 662 give a p99.")
+@click.option(
+    "--streams",
+    type=options.Counts(bounds.STREAMS),
+    default="1",
+    show_default=True,
+    help="Callers at the same time; several sweep.",
+)
+@options.threads
+@click.option(
+    "--affinity",
+    type=options.Counts(bounds.PROCESSOR),
+    default=(),
+    help="Processors that the processes may run on, such as 2,3.",
+)
+@click.option("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
 )
-@click.option("--restarts", type=click.IntRange(1), default=3, show_default=True, help="Fresh processes of each file.")
+@click.option(
+    "--restarts",
+    type=options.Count(bounds.RESTARTS),
+    default=3,
+    show_default=True,
+    help="Fresh processes of each file.",
+)
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of torch modules."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of inputs, order and intervals.")
+@click.option(
+    "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
+)
 @options.factory
 @options.trust
 @options.input_shape

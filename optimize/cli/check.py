@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimize.cli import options
-from optimize.errors import OptimizeError, UsageError
+from optimize import bounds
+from optimize.cli import failures, options
+from optimize.errors import Defect, OptimizeError, UsageError
 
 if TYPE_CHECKING:
     from optimize.gate.limits import Settings
@@ -33,6 +34,8 @@ _KEYS = {
     "candidate_python": "candidate_python",
     "on_inconclusive": "on_inconclusive",
 }
+#: Codes of failures that end a check as they end anything else: wrong usage, and a defect of this package.
+_OWN = (UsageError.exit_code, Defect.exit_code)
 _file = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -47,8 +50,8 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
 @click.option("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.input_shape
-@click.option("--batch", type=click.IntRange(1), help="Samples of a timed run.  [default: 1]")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads.  [default: 1]")
+@click.option("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
+@click.option("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
 @click.option("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
 @click.option("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @click.option("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
@@ -76,18 +79,13 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     settings = _settings(models, given)
     try:
         record = _self_test(settings, given) if given["self_test"] else _check(settings, given)
-    except UsageError:
-        raise
-    except OptimizeError as error:
-        _end(error)
-    _report(record, given)
+        _report(record, given)
+    except Exception as error:
+        if failures.explained(error).exit_code in _OWN:
+            raise
+        failures.tell(error, debug=failures.DEBUG in sys.argv)
+        sys.exit(4)
     sys.exit(record.exit_code)
-
-
-def _end(error: OptimizeError) -> None:
-    """Say what stands in the way of a comparison and end with the code of one that could not be made."""
-    click.echo(f"optimize: {error}", err=True)
-    sys.exit(4)
 
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
@@ -128,9 +126,9 @@ def _report(record: Record, given: dict[str, Any]) -> None:
         except UsageError:
             raise
         except OptimizeError as error:
-            click.echo(f"optimize: {error.what}", err=True)
+            failures.tell(error)
         else:
-            click.echo(f"\nBaseline {given['save_baseline']}")
+            options.told("Baseline", given["save_baseline"])
 
 
 def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:

@@ -56,7 +56,7 @@ def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
     shown.show(found)
     if given["out"]:
         shown.write(found, given["out"])
-        click.echo(f"\nComparison {given['out']}")
+        options.told("Comparison", given["out"])
     sys.exit(4 if found.refusal else 0)
 
 
@@ -78,5 +78,5 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     shown.show(record, worst_first=given["worst_first"])
     if given["out"]:
         shown.write(record, given["out"])
-        click.echo(f"\nComparison {given['out']}")
+        options.told("Comparison", given["out"])
     sys.exit(1 if given["threshold"] is not None and found.is_below else 0)

@@ -6,17 +6,55 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from optimize import bounds
+from optimize.cli import failures
 from optimize.errors import UsageError
+from optimize.escaping import plain
 from optimize.regular import shown
+
+
+class Count(click.ParamType):
+    """A whole number within a bound."""
+
+    name = "N"
+
+    def __init__(self, bound: bounds.Bound) -> None:
+        self.bound = bound
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        try:
+            return self.bound.read(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class Counts(Count):
+    """Whole numbers within a bound, separated by commas."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the numbers, each once."""
+        if not isinstance(value, str):
+            return tuple(value)
+        return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
+
 
 factory = click.option(
     "--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds."
 )
 trust = click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
+debug = click.option(failures.DEBUG, is_flag=True, expose_value=False, help="When it fails: print the traceback, too.")
+threads = click.option(
+    "--threads", type=Count(bounds.THREADS), default=1, show_default=True, help="Compute threads of the runtime."
+)
+batch = click.option("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
 quiet = click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
 mean = click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
 std = click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
@@ -83,6 +121,11 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     """Return the options that say how images become arrays, those that were given."""
     return {name: options[name] for name in ("mean", "std") if options[name]}
+
+
+def told(what: str, path: Path | str) -> None:
+    """Say where something was written."""
+    click.echo(f"\n{what} {plain(str(path))}")
 
 
 def command_line() -> str:

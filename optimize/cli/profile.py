@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     metavar="TARGET",
     help="Runtime: eager, torchscript, onnx, openvino or pt2.  [default: eager; of a .onnx or .xml file its own]",
 )
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Samples in one run.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@options.batch
+@options.threads
 @click.option("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
 @click.option("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
 @click.option(
@@ -55,9 +55,9 @@ def profile(model: str, **given: Any) -> None:
     shown.show(record, whole=given["whole"])
     if given["trace"]:
         write_trace(found, source, given["trace"])
-        click.echo(f"\nTrace {given['trace']}")
+        options.told("Trace", given["trace"])
     if given["out"]:
-        click.echo(f"\nProfile {shown.write(record, given['out'])}")
+        options.told("Profile", shown.write(record, given["out"]))
 
 
 def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:

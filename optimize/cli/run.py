@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
 
@@ -71,10 +72,10 @@ if TYPE_CHECKING:
 @options.half_io
 @click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
-@click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads while measuring.  [default: 1]")
 @click.option(
-    "--static-batch", metavar="N", type=click.IntRange(1), help="Fix the batch size instead of leaving it free."
+    "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
 )
+@click.option("--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free.")
 @click.option("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
 @click.option(
     "--max-drop",

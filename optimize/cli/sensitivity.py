@@ -28,7 +28,7 @@ from optimize.cli import options
 @options.mean
 @options.std
 @click.option("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of the runtime.")
+@options.threads
 @options.quiet
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
@@ -57,4 +57,4 @@ def sensitivity(model: str, **given: Any) -> None:
     with Phases(quiet=given["quiet"]) as phases:
         found = analyse(job, phases.update)
     shown.show(found)
-    click.echo(f"\nSensitivity {shown.write(found, given['out'])}")
+    options.told("Sensitivity", shown.write(found, given["out"]))

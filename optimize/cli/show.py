@@ -55,7 +55,7 @@ def _show_change(program: Program, variant: Variant, title: str, given: dict[str
     if given["out"]:
         comparison.write_drawing(change, title, given["out"])
         comparison.show_figures(change)
-        click.echo(f"\nGraph {given['out']}")
+        options.told("Graph", given["out"])
     else:
         comparison.show(change, whole=given["whole"])
     if given["why"]:

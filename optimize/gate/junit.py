@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from optimize import files
+from optimize.escaping import plain, plain_lines
 from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Outcome
@@ -29,6 +30,7 @@ def text(record: Record) -> str:
     )
     for case in record.cases:
         _add(suite, case)
+    _make_visible(suite)
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
@@ -36,6 +38,13 @@ def text(record: Record) -> str:
 def write(record: Record, path: Path) -> None:
     """Write the XML of a check, whole or not at all."""
     files.write_text(path, text(record))
+
+
+def _make_visible(suite: ElementTree.Element) -> None:
+    """Write out the characters that XML does not allow, wherever they stand."""
+    for element in suite.iter():
+        element.attrib.update({name: plain(value) for name, value in element.attrib.items()})
+        element.text = plain_lines(element.text) if element.text else element.text
 
 
 def _add(suite: ElementTree.Element, case: CaseRecord) -> None:
@@ -50,7 +59,7 @@ def _add(suite: ElementTree.Element, case: CaseRecord) -> None:
     if element is not None:
         inconclusive = "inconclusive: " if case.verdict is Outcome.INCONCLUSIVE else ""
         ElementTree.SubElement(entry, element, message=inconclusive + wording.message(case))
-    ElementTree.SubElement(entry, "system-out").text = "\n".join([*wording.details(case), *case.warnings])
+    ElementTree.SubElement(entry, "system-out").text = "\n".join([*wording.details(case), *map(plain, case.warnings)])
 
 
 def _properties(case: CaseRecord) -> dict[str, str]:

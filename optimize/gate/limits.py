@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from optimize import texts
+from optimize import bounds, texts
 from optimize.errors import UsageError, nearest
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
@@ -95,10 +95,10 @@ def cpus(text: str) -> tuple[int, ...]:
     (0, 1, 2, 5)
     """
     try:
-        bounds = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        ranges = [[bounds.PROCESSOR.read(end) for end in part.split("-")] for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--cpus '{text}' does not name processors.", hint="Write 0-3 or 0,2.") from error
-    return tuple(dict.fromkeys(number for ends in bounds for number in range(ends[0], ends[-1] + 1)))
+        raise UsageError(f"--cpus '{text}' does not name processors: {error}.", hint="Write 0-3 or 0,2.") from error
+    return tuple(dict.fromkeys(number for ends in ranges for number in range(ends[0], ends[-1] + 1)))
 
 
 def _scaled(text: str, units: Mapping[str, float]) -> float:
@@ -162,8 +162,8 @@ class Case(Limits):
     data: str | None = None
     eval: str | None = None
     input_shape: str | None = None
-    batch: int = Field(default=1, ge=1)
-    threads: int = Field(default=1, ge=1)
+    batch: Annotated[int, AfterValidator(bounds.BATCH)] = 1
+    threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1
     cpus: tuple[int, ...] = ()
     base_python: str | None = None
     candidate_python: str | None = None

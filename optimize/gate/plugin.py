@@ -49,6 +49,7 @@ def optimize_check(request: pytest.FixtureRequest) -> Callable[..., CaseRecord]:
 
 def _conclude(record: Record, test: pytest.Item) -> None:
     """Write down the verdict, and end the test with it."""
+    from optimize.escaping import plain
     from optimize.gate import wording
     from optimize.gate.verdict import Outcome
 
@@ -56,7 +57,7 @@ def _conclude(record: Record, test: pytest.Item) -> None:
     test.user_properties.append(("verdict", case.verdict.value))
     if case.time is not None:
         test.user_properties.append(("ratio", wording.ratio(case.time.ratio)))
-    text = f"{case.name}: {wording.verdict(case.verdict)}: {wording.message(case)}"
+    text = f"{plain(case.name)}: {wording.verdict(case.verdict)}: {wording.message(case)}"
     if case.verdict is Outcome.INCONCLUSIVE and record.on_inconclusive == "keep":
         pytest.skip(text)
     if record.exit_code:

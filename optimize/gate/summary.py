@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
+from optimize.escaping import plain
 from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Outcome
+from optimize.report.markdown import code, escape
 
 #: Where GitHub wants the summary of a step.
 VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -23,9 +26,9 @@ def markdown(record: Record) -> str:
     parts = [f"## optimize check: {wording.headline(record)}"]
     if record.cases:
         parts.append(_table(record))
-    parts.append("\n".join(f"- **{_text(case.name)}**: {_text(wording.explanation(case))}" for case in record.cases))
+    parts.append("\n".join(f"- **{escape(case.name)}**: {escape(wording.explanation(case))}" for case in record.cases))
     parts.append(wording.how_sure(record))
-    warnings = [f"- {_text(case.name)}: {_text(text)}" for case in record.cases for text in case.warnings]
+    warnings = [f"- {escape(case.name)}: {escape(text)}" for case in record.cases for text in case.warnings]
     if warnings:
         parts.append("\n".join(["**Warnings**", "", *warnings]))
     parts += [_details(case) for case in record.cases]
@@ -52,13 +55,13 @@ def commands(record: Record) -> list[str]:
 
 def _table(record: Record) -> str:
     alignments = ["---:" if column in wording.RIGHT else "---" for column in wording.COLUMNS]
-    rows = [wording.COLUMNS, alignments, *(map(_cell, wording.cells(case)) for case in record.cases)]
+    rows = [wording.COLUMNS, alignments, *(map(escape, wording.cells(case)) for case in record.cases)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _details(case: CaseRecord) -> str:
-    lines = "\n".join(f"- {_text(line)}" for line in wording.details(case)) or "- nothing was measured"
-    return f"<details><summary>{_text(case.name)}: what was measured</summary>\n\n{lines}\n\n</details>"
+    lines = "\n".join(f"- {escape(line)}" for line in wording.details(case)) or "- nothing was measured"
+    return f"<details><summary>{html.escape(plain(case.name))}: what was measured</summary>\n\n{lines}\n\n</details>"
 
 
 def _environment(record: Record) -> str:
@@ -69,23 +72,15 @@ def _environment(record: Record) -> str:
         "system": found.get("system"),
         "load before": ", ".join(f"{load:.1f}" for load in found.get("load_average") or ()),
         "versions": ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items()),
-        "command": f"`{record.command}`",
     }
-    lines = "\n".join(f"- {name}: {_text(str(value))}" for name, value in facts.items() if value)
+    lines = "\n".join(f"- {name}: {escape(str(value))}" for name, value in facts.items() if value)
+    lines += f"\n- command: {code(record.command)}"
     return f"<details><summary>Environment</summary>\n\n{lines}\n\n</details>"
 
 
-def _text(text: str) -> str:
-    """Return text that Markdown does not take for HTML."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _cell(text: str) -> str:
-    return _text(text).replace("|", "\\|")
-
-
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """Return text that a runner does not decode: what it takes for a line end or a percent sign is coded."""
+    return plain(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

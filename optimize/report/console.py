@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -51,9 +52,24 @@ def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = N
     (console or standard_output()).print(grid)
 
 
+class Terminal(Console):
+    """A console that obeys nothing it is told to show: no markup in names, no control characters, no emoji codes.
+
+    A name is made plain where it is put into a line, which keeps it on one; this is for what nobody thought of.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of something to show, their text plain."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(form.plain_lines(segment.text), segment.style)
+
+
 def standard_output() -> Console:
     """Return the console of standard output; a file or a pipe gets lines long enough for every column."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=132, highlight=False)
+    return Terminal() if sys.stdout.isatty() else Terminal(width=132)
 
 
 def listing_grid(*columns: str, right: Sequence[str] = ()) -> Table:
@@ -75,8 +91,8 @@ class Phases:
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        console = console or Terminal(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from optimize.escaping import plain as plain
+from optimize.escaping import plain_lines as plain_lines
 from optimize.measure.accuracy import SHARES
 
 MISSING = "–"
@@ -199,15 +201,6 @@ def plural(number: int, noun: str) -> str:
     ('1 rewrite', '10,000 samples')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def plain(text: str) -> str:
-    r"""Return text whose control characters are visible marks, on one line.
-
-    >>> plain("a\x1b[31mb\nc")
-    'a�[31mb c'
-    """
-    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
 
 
 def is_share(metric: str) -> bool:

@@ -76,12 +76,18 @@ def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(seconds=form.seconds, error=form.error, count=form.count, size=form.size)
     return environment.get_template(name)
+
+
+def _visible(value: Any) -> Any:
+    """Return what a template shows with its control characters written out: an SVG with one in it is no XML."""
+    return form.plain_lines(value) if type(value) is str else value
 
 
 def json_in_script(report: Record) -> str:

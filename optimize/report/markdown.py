@@ -10,6 +10,9 @@ from optimize.report import details, table
 from optimize.report import format as form
 from optimize.report.model import Report, Step
 
+#: What Markdown reads: its marks, a list or heading at the start, and what GitHub makes links of by itself.
+_SYNTAX = re.compile(r"[\\`*_~\[\]|]|^#|^[+-](?=\s)|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
+
 
 def render(report: Report) -> str:
     """Return the report as Markdown; every text from outside is escaped."""
@@ -34,12 +37,14 @@ def render(report: Report) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return text that Markdown and HTML show as it is.
+    r"""Return text that Markdown and HTML show as it is: nothing in it becomes a link, an image or a heading.
 
     >>> escape("a|b <script> *c*")
     'a\\|b &lt;script&gt; \\*c\\*'
+    >>> escape("# ![x](https://x.y)")
+    '\\# !\\[x\\](https\\://x.y)'
     """
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(form.plain(text), quote=False))
+    return _SYNTAX.sub(r"\\\g<0>", html.escape(form.plain(text), quote=False))
 
 
 def code(text: str) -> str:
@@ -82,7 +87,7 @@ def fence(text: str) -> str:
     """Return a code block whose fence is longer than any run of backticks inside."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     marks = "`" * max(3, longest + 1)
-    return f"{marks}\n{text.rstrip()}\n{marks}"
+    return f"{marks}\n{form.plain_lines(text.rstrip())}\n{marks}"
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ def test_markup_and_control_characters_in_names_do_nothing(report: Report) -> No
     row = Row(target="on[red]nx\x1b[2J", status="failed", reason="[bold]died\x07")
     output = io.StringIO()
     console.show(report.model_copy(update={"rows": (row,), "trace": ()}), console=Console(file=output, width=120))
-    assert "on[red]nx�[2J float32 – failed: [bold]died�" in output.getvalue()
+    assert r"on[red]nx\x1b[2J float32 – failed: [bold]died\x07" in output.getvalue()
     assert "\x1b" not in output.getvalue()
 
 

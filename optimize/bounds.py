@@ -1,0 +1,103 @@
+"""How much may be asked for: counts that start processes or threads, and sizes that memory must hold.
+
+The same bounds hold for options, recipes, configurations and Python callers. A bound is called with a number and
+returns it, or raises ``ValueError`` with the sentence to show, which is how pydantic wants it and click is given it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optimize.escaping import shortened
+
+#: Values in one input with all its samples: 4 GB in float32.
+MAX_VALUES = 2**30
+_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The range of one count.
+
+    Attributes:
+        what: What is counted, as a sentence names it.
+        least: The smallest number.
+        most: The largest.
+    """
+
+    what: str
+    least: int
+    most: int
+
+    def __call__(self, number: int) -> int:
+        """Return the number.
+
+        Raises:
+            ValueError: It is out of range.
+
+        >>> Bound("samples in one run", 1, 4096)(5000)
+        Traceback (most recent call last):
+        ValueError: 5000 is out of range: samples in one run may be 1 to 4096
+        """
+        if not self.least <= number <= self.most:
+            raise ValueError(f"{_shown(number)} is out of range: {self.what} may be {self.least} to {self.most}")
+        return number
+
+    def read(self, text: str) -> int:
+        """Read the number from text.
+
+        Raises:
+            ValueError: It is no whole number, or out of range.
+
+        >>> Bound("restarts", 1, 1000).read(" 12 ")
+        12
+        """
+        digits = text.strip()
+        if len(digits) > _DIGITS and digits.lstrip("+-").isdecimal():
+            raise ValueError(f"{shortened(digits)} is out of range: {self.what} may be {self.least} to {self.most}")
+        try:
+            return self(int(digits))
+        except ValueError as error:
+            if digits.lstrip("+-").isdecimal():
+                raise
+            raise ValueError(f"'{text}' is not a whole number") from error
+
+
+#: 4 for each processor, and 64 anywhere: more only wait for each other, and take the machine's process ids.
+_AT_ONCE = max(64, 4 * (os.cpu_count() or 1))
+THREADS = Bound("threads", 1, _AT_ONCE)
+STREAMS = Bound("callers at the same time", 1, _AT_ONCE)
+#: The largest is that of a graph with a free batch (``program.MAX_BATCH``).
+BATCH = Bound("samples in one run", 1, 4096)
+RESTARTS = Bound("restarts", 1, 1000)
+RUNS = Bound("timed runs", 1, 1_000_000)
+#: What every generator of random numbers takes.
+SEED = Bound("the seed", 0, 2**32 - 1)
+PROCESSOR = Bound("a processor's number", 0, 8191)
+#: A whole size; the values of all sizes together are bounded too.
+SIZE = Bound("a size", 1, MAX_VALUES)
+
+
+def sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of one input with its samples.
+
+    Raises:
+        ValueError: It has more values than one input may have.
+
+    >>> sizes((2, 10**6, 10**6))
+    Traceback (most recent call last):
+    ValueError: 2 x 1000000 x 1000000 is more than the 1073741824 values that one input may have
+    """
+    if math.prod(shape) > MAX_VALUES:
+        raise ValueError(
+            f"{' x '.join(map(_shown, shape))} is more than the {MAX_VALUES} values that one input may have"
+        )
+    return tuple(shape)
+
+
+def _shown(number: int) -> str:
+    """Return a number in digits, unless there are so many that Python refuses to print them."""
+    return str(number) if abs(number) < 10**_DIGITS else f"a number of more than {_DIGITS} digits"

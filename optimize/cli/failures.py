@@ -1,0 +1,173 @@
+"""Every failure as one paragraph: what happened, and what to do next."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+
+import click
+
+from optimize.errors import Defect, OptimizeError, Refused, UsageError
+from optimize.escaping import plain, plain_lines, shortened
+
+DEBUG = "--debug"
+#: What goes on in each part of the package, for a failure that nobody foresaw. The innermost part named here counts.
+_STEPS = {
+    "load": "opening the model",
+    "texts": "reading a file",
+    "recipe": "reading the recipe",
+    "data": "reading the data",
+    "datasets": "reading the data",
+    "opening": "capturing the model",
+    "frontend": "capturing the model",
+    "normal_form": "capturing the model",
+    "passes": "running a pass",
+    "pipeline": "running the passes",
+    "quantization": "quantizing",
+    "pruning": "pruning",
+    "algebra": "merging branches",
+    "precision": "choosing precisions",
+    "targets": "exporting",
+    "measure": "measuring",
+    "bench": "timing",
+    "gate": "checking",
+    "profile": "profiling",
+    "advise": "looking for advice",
+    "sensitivity": "measuring layers",
+    "search": "giving layers back to float",
+    "report": "writing the report",
+    "files": "writing a file",
+}
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
+
+
+def explained(error: BaseException) -> OptimizeError:
+    """Return what stopped a command as an error with a sentence, an exit code and a next step."""
+    if isinstance(error, OptimizeError):
+        return error
+    for kind, explain in _KINDS:
+        if isinstance(error, kind):
+            return explain(error)
+    if any(text in str(error) for text in _NO_MEMORY):
+        return _memory(error)
+    if "can't start new thread" in str(error):
+        return _os(OSError(errno.EAGAIN, ""))
+    return Defect(
+        f"{described(error)} while {_step(error)}. This is a defect of optimize, not of the model or the command.",
+        hint=f"Run the command again with {DEBUG} for the traceback, and report it.",
+    )
+
+
+def tell(error: BaseException, *, debug: bool = False) -> int:
+    """Print a failure on standard error; return the exit code.
+
+    Args:
+        error: What happened.
+        debug: Print its traceback before.
+    """
+    found = explained(error)
+    if debug:
+        click.echo(plain_lines("".join(traceback.format_exception(error))), err=True)
+    click.echo(f"optimize: {shortened(plain(found.what.strip()))}", err=True)
+    for line in filter(None, found.hint.splitlines()):
+        click.echo(f"  {shortened(plain(line.strip()))}", err=True)
+    return found.exit_code
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an error and the first line of what it says.
+
+    >>> described(KeyError("dim")), described(ValueError())
+    ("KeyError ('dim')", 'ValueError')
+    """
+    line = next((entry.strip() for entry in str(error).splitlines() if entry.strip()), "")
+    return f"{type(error).__name__} ({line.rstrip('.')})" if line else type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet(*, debug: bool) -> Iterator[None]:
+    """Keep the warnings and logs of libraries to themselves, unless their user asked for them."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        if not (debug or sys.warnoptions):
+            warnings.simplefilter("ignore")
+        if not debug:
+            logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _usage(error: click.ClickException) -> OptimizeError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "optimize"
+    return UsageError(error.format_message(), hint=f"'{command} --help' lists the options.")
+
+
+def _memory(error: BaseException) -> OptimizeError:
+    return Refused(
+        "There is not enough memory for this model with inputs of this size.",
+        hint="Take smaller inputs or batches (--input-shape, --batch), or a machine with more memory.",
+    )
+
+
+def _depth(error: BaseException) -> OptimizeError:
+    return Refused(
+        f"Something is nested too deeply: Python stops after {sys.getrecursionlimit()} calls within calls, while "
+        f"{_step(error)}.",
+        hint="A module that holds itself, or a file made to be nested without end, ends so. Flatten it.",
+    )
+
+
+def _encoding(error: UnicodeError) -> OptimizeError:
+    bad = error.object[error.start : error.end] if isinstance(error, UnicodeEncodeError) else ""
+    return Refused(
+        f"A name or text holds '{bad}', which cannot be written as {getattr(error, 'encoding', 'text')}."
+        if bad
+        else f"A file or name is not {getattr(error, 'encoding', 'text')} text.",
+        hint="Rename the file or the layer with letters that UTF-8 has.",
+    )
+
+
+def _os(error: OSError) -> OptimizeError:
+    """Return what the system refused, with what usually helps."""
+    name = f" '{error.filename}'" if error.filename else ""
+    if error.errno in _NO_SPACE:
+        return Refused(f"There is no space left to write{name}.", hint="Free some, or choose another --out.")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return Refused(f"Too many files are open to open another{name}.", hint="Raise the limit: ulimit -n 4096.")
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return Refused(
+            "The system has no process, thread or memory left for this.",
+            hint="Ask for fewer --threads or --streams, or end other programs (ulimit -u is the limit).",
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"The name{name} is too long for the system.", hint="Give a shorter one.")
+    return Refused(f"The system refused{name}: {error.strerror or described(error)}, while {_step(error)}.")
+
+
+_KINDS: tuple[tuple[type[BaseException], Callable[..., OptimizeError]], ...] = (
+    (click.ClickException, _usage),
+    (MemoryError, _memory),
+    (RecursionError, _depth),
+    (UnicodeError, _encoding),
+    (OSError, _os),
+)
+
+
+def _step(error: BaseException) -> str:
+    """Return what was going on, told from the innermost part of the package with a step of its own."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for name in reversed(names):
+        package, _, rest = name.partition(".")
+        step = _STEPS.get(rest.split(".")[0]) if package == "optimize" else None
+        if step:
+            return f"{step} ({name})"
+    return "running the command"

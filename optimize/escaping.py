@@ -1,0 +1,55 @@
+r"""How text that comes from a file or a name is shown: none of it reaches a terminal, a log or a page as a command.
+
+Layer names, operators, file names and the messages of other libraries are whatever somebody put into a file. Control
+characters, escape sequences, marks that reverse the direction of writing and bytes that are no text are written as
+Python writes them (``\x1b``, ``\u202e``). Two colons before a word that a CI runner obeys are written so too, wherever
+they stand: a terminal may break the line there.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: What GitHub takes for a command at the start of a line, and Azure, TeamCity and old runners (``##[``) within one.
+_COMMANDS = re.compile(
+    r":(?=:(?:error|warning|notice|debug|group|endgroup|echo|stop-commands|(?:add|remove|save|set|internal-set)-[a-z-]+)"
+    r"(?![\w-]))|#(?=#\w*\[)",
+    re.IGNORECASE,
+)
+_LONGEST_WORD = 300
+
+
+def plain(text: str) -> str:
+    r"""Return text on one line in which everything that is not seen is written out.
+
+    >>> print(plain("a\x1b[31mb\nc \u202edl\udcff"))
+    a\x1b[31mb\nc \u202edl\udcff
+    >>> print(plain("::error::owned"), plain("aten::relu"))
+    \x3a:error::owned aten::relu
+    """
+    seen = text if text.isprintable() else "".join(map(_written, text))
+    return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", seen)
+
+
+def plain_lines(text: str) -> str:
+    r"""Return text of several lines with each of them plain.
+
+    >>> plain_lines("a\nb\r\x07")
+    'a\nb\\r\\x07'
+    """
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def shortened(text: str) -> str:
+    """Return text whose endless words (a number of 5,000 digits) are left out in the middle.
+
+    >>> len(shortened("9" * 5000))
+    300
+    """
+    half = _LONGEST_WORD // 2
+    return re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda word: f"{word[0][: half - 1]}…{word[0][-half:]}", text)
+
+
+def _written(char: str) -> str:
+    """Return a character as it is where it is seen, else its escape."""
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
