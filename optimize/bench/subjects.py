@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimize.errors import OptimizeError, Refused
 from optimize.registry import find_target
+from optimize.regular import find, require_file
 from optimize.targets.base import Artifact, TensorSpec, file_digest
+
+if TYPE_CHECKING:
+    from optimize.load import Source
+    from optimize.program import Program
 
 #: The target of a subject that is run as the user's own Python module; it belongs to benchmarks alone.
 MODULE = "module"
@@ -85,12 +90,13 @@ class Opening:
         path = Path(source)
         suffix = path.suffix.lower()
         if suffix in {".onnx", ".xml", *_ENGINES}:
-            if not path.is_file():
-                raise Refused(f"There is no file '{path}' (searched in '{Path.cwd()}').", hint="Check the path.")
+            require_file(path)
             if suffix == ".onnx":
-                return _open_onnx(path)
-            return _open_openvino(path) if suffix == ".xml" else _open_engine(path)
-        if path.is_file() and _is_aotinductor(path):
+                found = _open_onnx(path, self.trust)
+            else:
+                found = _open_openvino(path, self.trust) if suffix == ".xml" else _open_engine(path)
+            return found if self.trust else _untrusted(found)
+        if find(path) is not None and path.is_file() and _is_aotinductor(path):
             return self._open_package(path)
         return self._open_torch(source)
 
@@ -103,28 +109,62 @@ class Opening:
         return _described("pt2", path, "AOTInductor package", (), [path])
 
     def _open_torch(self, source: str) -> Subject:
-        """Open a torch file or factory once here, by the rules of ``optimize.load``, to learn what it is."""
-        from optimize.load import load
+        """Open a torch file or factory once, by the rules of ``optimize.load``, to learn what it is."""
+        from optimize.load import Source, load_trusted
 
-        loaded, path = load(source, model=self.factory, trust=self.trust), Path(source)
-        loading = {"factory": self.factory, "trust": self.trust, "device": self.device}
+        named = Source.of(source, model=self.factory)
+        if named.kind is not None and not self.trust and not named.is_plain:
+            return self._open_untrusted(named)
+        loaded, path = load_trusted(named), Path(source)
+        loading = {"factory": self.factory, "device": self.device}
         if loaded.exported is not None:
-            return self._open_program(path, loaded.exported)
+            from optimize.frontend import capture_exported
+
+            return self._open_program(path, capture_exported(loaded.exported))
         if loaded.kind == "torchscript" and self.device == "cpu":
             return _described("torchscript", path, "TorchScript", (), [path])
         if loaded.kind == "factory":
             artifact = Artifact(MODULE, path, (), (), "", "", 0, "")
             return Subject(source, "eager module", artifact, {**loading, "source": source, "factory": None})
         kind = "TorchScript" if loaded.kind == "torchscript" else "eager module"
-        found = _described(MODULE, path, kind, (), [path])
-        return replace(found, loading={**loading, "source": str(path.resolve())})
+        return replace(_described(MODULE, path, kind, (), [path]), loading={**loading, "source": str(path.resolve())})
 
-    def _open_program(self, path: Path, exported: Any) -> Subject:
-        from optimize.frontend import capture_exported
+    def _open_untrusted(self, named: Source) -> Subject:
+        """Learn what an untrusted file is in a confined process; a state dict and a graph become data there."""
+        from optimize.load import load_state
+        from optimize.load.taking import look
 
-        artifact = find_target("eager").export(capture_exported(exported), self.folder / f"{path.stem}.eager.pt2")
+        assert named.path is not None and named.kind is not None
+        path, taken = named.path, look(named.path, named.kind)
+        if taken.program is not None:
+            return self._open_program(path, taken.program)
+        loading: dict[str, Any] = {"factory": None, "device": self.device, "source": str(path.resolve())}
+        if taken.state is None:
+            on_cpu = taken.noun == "TorchScript" and self.device == "cpu"
+            kind = "TorchScript" if taken.noun == "TorchScript" else "eager module"
+            found = _untrusted(_described("torchscript" if on_cpu else MODULE, path, kind, (), [path]))
+            return found if on_cpu else replace(found, loading=loading)
+        load_state(named, taken.state)  # refuses here what does not fit, not in every worker
+        plain = self.folder / f"{file_digest(path)[:12]}.safetensors"
+        _write_plain(taken.state, plain)
+        found = _described(MODULE, path, "eager module", (), [path])
+        return replace(found, loading={**loading, "source": str(plain), "factory": self.factory})
+
+    def _open_program(self, path: Path, program: Program) -> Subject:
+        artifact = find_target("eager").export(program, self.folder / f"{path.stem}.eager.pt2")
         whole = replace(artifact, size_bytes=path.stat().st_size, sha256=file_digest(path))
         return Subject(path.name, "exported program, operator by operator", whole)
+
+
+def _write_plain(state: Mapping[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(state), path)
+
+
+def _untrusted(subject: Subject) -> Subject:
+    """Return a subject whose file is run in a confined process alone."""
+    return replace(subject, artifact=replace(subject.artifact, untrusted=True))
 
 
 def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:
@@ -177,45 +217,40 @@ def _free_batch(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(replace(spec, shape=("batch", *spec.shape[1:])) if spec.shape else spec for spec in specs)
 
 
-def _open_onnx(path: Path) -> Subject:
-    import onnx
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
+def _open_onnx(path: Path, trust: bool) -> Subject:
     from optimize.measure.feed import FLOATS
+    from optimize.targets.onnx.reading import files_of
     from optimize.targets.onnx.values import read_values, rows_of_table
 
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf has several
-        raise Refused(f"'{path}' is not an ONNX file: {error}") from error
+    model, files = files_of(path, trust=trust)
     held = {tensor.name for tensor in model.graph.initializer}
-    inputs = tuple(_onnx_spec(entry) for entry in model.graph.input if entry.name not in held)
-    outside = {
-        path.parent / ExternalDataInfo(tensor).location
-        for tensor in model.graph.initializer
-        if uses_external_data(tensor)
-    }
-    found = _described("onnx", path, "ONNX", inputs, [path, *sorted(file for file in outside if file.is_file())])
+    inputs = tuple(_onnx_spec(entry, path) for entry in model.graph.input if entry.name not in held)
+    found = _described("onnx", path, "ONNX", inputs, files)
     names = [spec.name for spec in inputs if spec.dtype not in FLOATS]
-    limits = {name: rows_of_table(read_values(path), name) for name in names}
+    values = read_values(path, trust=trust) if names else None
+    limits = {name: rows_of_table(values, name) for name in names} if values else {}
     return replace(found, tokens={name: limit for name, limit in limits.items() if limit})
 
 
-def _onnx_spec(entry: Any) -> TensorSpec:
+def _onnx_spec(entry: Any, path: Path) -> TensorSpec:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     kind = entry.type.tensor_type
     sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
-    return TensorSpec(entry.name, tuple(sizes), tensor_dtype_to_np_dtype(kind.elem_type).name)
+    try:
+        dtype = tensor_dtype_to_np_dtype(kind.elem_type)
+    except (KeyError, ValueError) as error:
+        raise Refused(f"'{path}' takes '{entry.name}', which is no tensor of numbers.") from error
+    return TensorSpec(entry.name, tuple(sizes), dtype.name)
 
 
-def _open_openvino(path: Path) -> Subject:
+def _open_openvino(path: Path, trust: bool) -> Subject:
+    from optimize.targets.openvino.reading import check_ir, read_model
+
+    check_ir(path, trust=trust)
     files = find_target("openvino").files(path)
     try:
-        from optimize.targets.openvino.runner import import_runtime, refusing
-
-        with refusing(f"open '{path.name}'"):
-            model = import_runtime().Core().read_model(path)
+        model = read_model(path)
     except OptimizeError as error:
         return _unavailable("openvino", path, "OpenVINO", files, error.what)
     inputs = tuple(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optimize.errors import OptimizeError, Refused
+from optimize.regular import require_file
 from optimize.targets.arrays import element_type, to_array, to_tensor
 from optimize.targets.base import TensorSpec, file_digest
 from optimize.targets.onnx.runner import run_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _ONNX_TYPES = {"float": "float32", "double": "float64"}
 FLOATS = ("float16", "float32", "float64", "bfloat16")
+_NUMBERS = frozenset({*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
@@ -75,6 +77,7 @@ class OnnxSide(Side):
     """An ONNX file in ONNX Runtime on CPU, as deployed: with its graph optimizations."""
 
     session: Any
+    trust: bool = False
 
     @property
     def kind(self) -> str:
@@ -86,7 +89,7 @@ class OnnxSide(Side):
         """The values the file computes."""
         from optimize.targets.onnx.values import read_values
 
-        return read_values(self.path)
+        return read_values(self.path, trust=self.trust)
 
     def _run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         return self._feed(self.session, arrays)
@@ -138,7 +141,7 @@ def open_side(source: str, *, trust: bool = False) -> Side:
     """
     path = Path(source)
     if path.suffix.lower() == ".onnx":
-        return _open_onnx(path)
+        return _open_onnx(path, trust)
     return _open_torch(path, trust)
 
 
@@ -163,13 +166,16 @@ def aligned(first: Side, second: Side) -> tuple[Side, Side]:
     return first, second
 
 
-def _open_onnx(path: Path) -> OnnxSide:
-    if not path.is_file():
-        raise Refused(f"There is no file '{path}' (searched in '{Path.cwd()}').", hint="Check the path.")
+def _open_onnx(path: Path, trust: bool) -> OnnxSide:
+    from optimize.targets.onnx.reading import read_checked
+
+    require_file(path)
     runtime, options = _runtime()
+    read_checked(path, trust=trust)
     session = _session(runtime, str(path), options, path)
     names = tuple(entry.name for entry in session.get_outputs())
-    return OnnxSide(path, tuple(map(_spec, session.get_inputs())), names, session)
+    inputs = tuple(_spec(entry, path) for entry in session.get_inputs())
+    return OnnxSide(path, inputs, names, session, trust)
 
 
 def _runtime() -> tuple[Any, Any]:
@@ -190,9 +196,11 @@ def _session(runtime: Any, model: str | bytes, options: Any, path: Path) -> Any:
         raise Refused(f"ONNX Runtime cannot open '{path}': {_first_line(error)}") from error
 
 
-def _spec(entry: Any) -> TensorSpec:
+def _spec(entry: Any, path: Path) -> TensorSpec:
     """Return one input of a session; a free dimension without a name is called ``?``."""
     kind = entry.type.removeprefix("tensor(").removesuffix(")")
+    if kind not in _ONNX_TYPES and kind not in _NUMBERS:
+        raise Refused(f"'{path}' takes '{entry.name}', a {entry.type}; only tensors of numbers can be given here.")
     shape = tuple(size if isinstance(size, int) else size or "?" for size in entry.shape)
     return TensorSpec(entry.name, shape, _ONNX_TYPES.get(kind, kind))
 

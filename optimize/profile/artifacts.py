@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optimize.errors import Refused, UsageError
+from optimize.errors import UsageError
 from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
@@ -40,6 +40,7 @@ def profile_file(
     threads: int = 1,
     limits: Limits | None = None,
     fresh: bool = True,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Profile:
     """Return what one run of a file is made of, on noise.
@@ -51,17 +52,16 @@ def profile_file(
         threads: Compute threads.
         limits: What this machine can do; measured when None.
         fresh: Also run the file in a process of its own, for its memory and first call.
+        trust: Take whatever time and memory the file asks for.
         progress: Told what is going on.
 
     Raises:
-        Refused: The file is missing or cannot be run.
+        Refused: The file is missing, is refused by the checks of its kind, or cannot be run.
         UsageError: Nothing says what it takes.
         TargetUnavailable: Its runtime is not installed.
     """
     target = RUNTIMES[path.suffix.lower()]
-    if not path.is_file():
-        raise Refused(f"There is no file '{path}' (searched in '{Path.cwd()}').", hint="Check the path.")
-    side = open_side(str(path)) if target == "onnx" else _openvino_side(path)
+    side = open_side(str(path), trust=trust) if target == "onnx" else _openvino_side(path, trust)
     inputs = _inputs(side, input_shape, batch)
     times, costs = (_onnx if target == "onnx" else _openvino)(path, inputs, threads, progress)
     found = join(times, costs, {}, limits or measure_limits(threads), target=target, batch=len(inputs[0]))
@@ -111,12 +111,11 @@ class _OpenVinoSide(Side):
         raise NotImplementedError
 
 
-def _openvino_side(path: Path) -> Side:
-    from optimize.targets.openvino.runner import import_runtime, refusing
+def _openvino_side(path: Path, trust: bool) -> Side:
+    from optimize.targets.openvino.reading import check_ir, read_model
 
-    runtime = import_runtime()
-    with refusing(f"read '{path.name}'"):
-        model = runtime.Core().read_model(path)
+    check_ir(path, trust=trust)
+    model = read_model(path)
     specs = tuple(_spec(port) for port in model.inputs)
     return _OpenVinoSide(path, specs, ())
 

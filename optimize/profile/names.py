@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from optimize.profile.join import Calls, calls_of
 from optimize.profile.onnx_costs import MULTIPLYING
 from optimize.program import Program
+from optimize.targets.onnx.reading import read_checked
 
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
@@ -57,7 +56,7 @@ def program_names(program: Program) -> FileNames:
 
 def onnx_names(path: Path) -> FileNames:
     """Return the nodes of an ONNX file, called by their own names (or by their first output where they have none)."""
-    nodes = list(onnx.load(path, load_external_data=False).graph.node)
+    nodes = list(read_checked(path, trust=True).graph.node)  # what it asks for was judged when it was opened
     keys = [node.name or node.output[0] for node in nodes]
     made = {value: key for key, node in zip(keys, nodes, strict=True) for value in node.output if value}
     reads = {

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from optimize.profile.costs import Costs, NodeCost
+from optimize.targets.onnx.reading import read_checked
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant"})
 
@@ -28,7 +29,8 @@ def onnx_costs(path: Path, inputs: Sequence[np.ndarray]) -> Costs:
 
     Values whose shape ONNX cannot infer count no bytes.
     """
-    model = onnx.load(path)
+    model = read_checked(path, trust=True)  # what it asks for was judged when it was opened
+    onnx.load_external_data_for_model(model, str(path.parent))
     for entry, array in zip(model.graph.input, inputs, strict=False):
         for dim, size in zip(entry.type.tensor_type.shape.dim, array.shape, strict=True):
             dim.dim_value = size

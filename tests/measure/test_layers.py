@@ -234,7 +234,7 @@ def test_other_nets_are_refused(resnet: Pair, mobilenet: Pair, tmp_path: Path) -
 def test_a_file_that_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.onnx"
     path.write_bytes(content)
-    with pytest.raises(Refused, match=r"cannot open '.*bad.onnx'"):
+    with pytest.raises(Refused, match=r"bad\.onnx' is not an ONNX file"):
         open_side(str(path))
 
 

@@ -27,6 +27,7 @@ import onnx_ir as ir
 
 from optimize.errors import Refused
 from optimize.targets.onnx.nodes import constant, name_of, readers
+from optimize.targets.onnx.reading import read_checked
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
@@ -81,17 +82,21 @@ class Values:
         return {value: index for index, value in enumerate(outputs)}
 
 
-def read_values(path: Path) -> Values:
+def read_values(path: Path, *, trust: bool = False) -> Values:
     """Read a file without running it.
 
+    Args:
+        path: The file.
+        trust: As ``read_checked`` takes it.
+
     Raises:
-        Refused: It is missing, unreadable or no ONNX model.
+        Refused: It is missing, unreadable or no ONNX model, or ``read_checked`` refuses it.
     """
+    checked = read_checked(path, trust=trust)
     try:
-        model = ir.load(path)
+        model = ir.from_proto(checked)
+        ir.external_data.set_base_dir(model.graph, path.parent)
         proto = ir.to_proto(model)
-    except OSError as error:
-        raise Refused(f"'{path}' cannot be read: {error.strerror or error}.", hint="Check the path.") from error
     except Exception as error:  # protobuf's and onnx-ir's errors have no common class
         raise Refused(f"'{path}' is not a readable ONNX model: {error}.", hint="Write the file again.") from error
     if not len(model.graph) or not model.graph.outputs:

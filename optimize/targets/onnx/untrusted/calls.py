@@ -1,0 +1,98 @@
+"""Functions that call functions: how many nodes a runtime gets that writes every call out, without writing one out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from optimize.errors import Refused
+from optimize.regular import shown
+
+#: Nodes with every call written out; the largest language models have some 1e5.
+MOST_NODES = 1_000_000
+#: Calls inside one another.
+MOST_DEPTH = 64
+Key = tuple[str, str, str]
+
+
+def key_of(node: NodeProto) -> Key:
+    """Return the name that a node calls its operator or function by."""
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload
+
+
+def functions_of(model: ModelProto) -> dict[Key, FunctionProto]:
+    """Return the functions of a model by the names they are called by."""
+    return {("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions}
+
+
+def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs in a node's attributes; protobuf itself bounds how deep they nest."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def check_calls(model: ModelProto, path: Path) -> None:
+    """Check that a model stays small when calls are written out.
+
+    Raises:
+        Refused: It has more than a million nodes then, a function calls itself, or one name is that of two things.
+    """
+    functions = functions_of(model)
+    if len(functions) < len(model.functions):
+        raise Refused(f"'{shown(path)}' has two functions of one name.", hint="Export the model again.")
+    hidden = next((name for domain, name, _ in functions if not domain), None)
+    if hidden is not None:  # it depends on the runtime which of the two a node of that name is
+        raise Refused(f"'{shown(path)}' has a function by the name of an operator, '{shown(hidden)}'.")
+    counter = _Counter(functions, path)
+    for function in functions:
+        counter.of_function(function, 0)
+    counter.of_nodes(model.graph.node, 0)
+
+
+class _Counter:
+    """Counts nodes, each function once."""
+
+    def __init__(self, functions: dict[Key, FunctionProto], path: Path) -> None:
+        self._functions, self._path = functions, path
+        self._known: dict[Key, tuple[int, int] | None] = {}
+
+    def of_function(self, key: Key, depth: int) -> tuple[int, int]:
+        """Return the nodes of a function, and how many calls are inside one another in it."""
+        if key not in self._known:
+            self._check_depth(depth)
+            self._known[key] = None
+            self._known[key] = self.of_nodes(self._functions[key].node, depth)
+        found = self._known[key]
+        if found is None:
+            raise Refused(
+                f"'{shown(self._path)}' has a function '{shown(key[1])}' that calls itself, which ONNX does not allow.",
+                hint="Export the model again.",
+            )
+        return found
+
+    def of_nodes(self, nodes: Iterable[NodeProto], depth: int) -> tuple[int, int]:
+        """Return the same of nodes and of the graphs in them."""
+        count, height = 0, 0
+        for node in nodes:
+            called = [self.of_function(key_of(node), depth + 1)] if key_of(node) in self._functions else []
+            inside = [self.of_nodes(graph.node, depth) for graph in graphs_of(node)]
+            count += 1 + sum(entry for entry, _ in (*called, *inside))
+            height = max([height, *(1 + entry for _, entry in called), *(entry for _, entry in inside)])
+        self._check_depth(depth + height)
+        if count > MOST_NODES:
+            raise Refused(
+                f"'{shown(self._path)}' has more than {MOST_NODES} nodes when its functions are written out.",
+                hint="Do not open this file, unless you know who made it and why it is so.",
+            )
+        return count, height
+
+    def _check_depth(self, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise Refused(
+                f"'{shown(self._path)}' has calls of functions more than {MOST_DEPTH} deep.",
+                hint="Export the model with its functions inlined.",
+            )

@@ -1,0 +1,143 @@
+"""The description of an OpenVINO graph (``.xml``) as plain layers, read without a DTD and within limits."""
+
+from __future__ import annotations
+
+import xml.parsers.expat as expat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from optimize.errors import Refused
+from optimize.regular import require_file, shown
+
+#: Of a description; weights lie beside it.
+MOST_BYTES = 2**28
+#: Layers with those of all bodies, and elements inside one another (a body of a loop is three of them deeper).
+MOST_LAYERS, MOST_DEPTH = 1_000_000, 192
+_BODIES = frozenset({"net", "body", "then_body", "else_body"})
+_HINT = "Write it again with openvino.save_model."
+
+
+@dataclass
+class Layer:
+    """One layer.
+
+    Attributes:
+        name: Its name.
+        kind: Its type, such as ``Const``.
+        data: The attributes of its ``data`` element.
+        ports: Numbers of its inputs, in order.
+        bodies: What it executes inside.
+    """
+
+    name: str
+    kind: str
+    data: Mapping[str, str] = field(default_factory=dict)
+    ports: list[str] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+
+
+@dataclass
+class Body:
+    """A graph.
+
+    Attributes:
+        layers: By their numbers.
+        sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+    sources: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def source(self, number: str, place: int) -> Layer | None:
+        """Return the layer that feeds an input, counted from 0."""
+        ports = self.layers[number].ports
+        port = ports[place] if place < len(ports) else str(place)
+        return self.layers.get(self.sources.get((number, port), ""))
+
+
+def read_description(path: Path) -> Body:
+    """Return the graph of a description.
+
+    Raises:
+        Refused: It is no regular file, too large, no XML of OpenVINO, has a DTD, or nests too deep.
+    """
+    require_file(path, most_bytes=MOST_BYTES)
+    reader = _Reader(path)
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = reader.begin, reader.end
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = reader.refuse_dtd
+    try:
+        with path.open("rb") as file:
+            parser.ParseFile(file)
+    except OSError as error:
+        raise Refused(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        raise Refused(f"'{shown(path)}' is not XML: {shown(str(error))}.", hint=_HINT) from error
+    return reader.net
+
+
+class _Reader:
+    """Collects layers and edges while the elements of a description go by."""
+
+    def __init__(self, path: Path) -> None:
+        self.net, self._path = Body(), path
+        self._bodies: list[Body] = []
+        self._layers: list[tuple[str, Layer]] = []
+        self._open: list[str] = []
+        self._count = 0
+
+    def begin(self, name: str, attributes: dict[str, str]) -> None:
+        """Take in the start of an element."""
+        parent = self._open[-1] if self._open else ""
+        self._open.append(name)
+        if (name == "net") != (not parent):
+            self._refuse("it is no description of an OpenVINO graph")
+        if len(self._open) > MOST_DEPTH:
+            self._refuse(f"its elements are more than {MOST_DEPTH} deep")
+        if name in _BODIES:
+            self._begin_body()
+        elif name == "layer" and parent == "layers":
+            self._begin_layer(attributes)
+        elif self._layers and parent == "layer" and name == "data":
+            self._layers[-1][1].data = attributes
+        elif self._layers and parent == "input" and name == "port":
+            self._layers[-1][1].ports.append(attributes.get("id", ""))
+        elif self._bodies and parent == "edges" and name == "edge":
+            self._join(attributes)
+
+    def end(self, name: str) -> None:
+        """Take in the end of an element."""
+        self._open.pop()
+        if name in _BODIES:
+            self._bodies.pop()
+        elif name == "layer" and self._open[-1:] == ["layers"]:
+            self._layers.pop()
+
+    def refuse_dtd(self, *_: object) -> None:
+        """Refuse a document type or an entity, which OpenVINO never writes."""
+        self._refuse("it has a document type or entities, which OpenVINO never writes")
+
+    def _begin_body(self) -> None:
+        body = Body() if self._bodies else self.net
+        if self._bodies and self._layers:
+            self._layers[-1][1].bodies.append(body)
+        self._bodies.append(body)
+
+    def _begin_layer(self, attributes: Mapping[str, str]) -> None:
+        number, layer = attributes.get("id", ""), Layer(attributes.get("name", ""), attributes.get("type", ""))
+        self._count += 1
+        if self._count > MOST_LAYERS:
+            self._refuse(f"it has more than {MOST_LAYERS} layers")
+        if number in self._bodies[-1].layers:
+            self._refuse(f"two layers have the number {shown(number)}")
+        self._bodies[-1].layers[number] = layer
+        self._layers.append((number, layer))
+
+    def _join(self, edge: Mapping[str, str]) -> None:
+        place = edge.get("to-layer", ""), edge.get("to-port", "")
+        self._bodies[-1].sources[place] = edge.get("from-layer", "")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise Refused(f"'{shown(self._path)}' is refused: {reason}.", hint=_HINT)

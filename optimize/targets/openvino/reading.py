@@ -1,0 +1,177 @@
+"""The one door to an OpenVINO file that the user names: checked before OpenVINO sees it.
+
+Constants lie in the ``.bin`` beside the description and nowhere else, loops end, and no library is ever loaded: a layer
+of an extension ends in OpenVINO's own error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimize.errors import Refused
+from optimize.regular import find, require_file, shown
+from optimize.targets.openvino.description import Body, Layer, read_description
+from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
+
+#: Bits of an element; other types (text, and those packed in their own ways) are checked by OpenVINO alone.
+_BITS = {
+    "u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4, "boolean": 8, "i8": 8, "u8": 8, "f8e4m3": 8,
+    "f8e5m2": 8, "f8e8m0": 8, "i16": 16, "u16": 16, "f16": 16, "bf16": 16, "i32": 32, "u32": 32, "f32": 32, "i64": 64,
+    "u64": 64, "f64": 64,
+}  # fmt: skip
+_NUMPY = {name: np.dtype(name) for name in ("i8", "u8")} | {
+    f"{kind}{bits}": np.dtype(f"<{kind}{bits // 8}") for kind in "iuf" for bits in (16, 32, 64)
+}
+_SMALL = 4096
+_SAVE = "Write both files again with openvino.save_model."
+#: Layers that keep the numbers of their first input.
+_CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
+
+
+def check_ir(path: Path, *, trust: bool = False) -> None:
+    """Check a description and the weights beside it.
+
+    Args:
+        path: The ``.xml``.
+        trust: Take whatever time and memory the file asks for; everything else is checked all the same.
+
+    Raises:
+        Refused: A file is no regular one, the description is no XML of OpenVINO, a constant is not in the ``.bin`` or
+            has another size than its shape says, a loop has no bound, or a value of a stated size is too large.
+    """
+    net, weights = read_description(path), path.with_suffix(".bin")
+    size = 0 if find(weights) is None else require_file(weights)
+    _Check(path, weights, size, trust).body(net, 1)
+
+
+def read_model(path: Path) -> Any:
+    """Return OpenVINO's model of a description and the ``.bin`` beside it.
+
+    Raises:
+        TargetUnavailable: OpenVINO is not installed.
+        Refused: OpenVINO cannot read it.
+    """
+    from optimize.targets.openvino.runner import import_runtime, refusing
+
+    weights = path.with_suffix(".bin")
+    runtime = import_runtime()
+    with refusing(f"open '{path.name}'"):
+        return runtime.Core().read_model(path, *[weights] if weights.is_file() else [])
+
+
+class _Check:
+    """Goes through every layer of every body."""
+
+    def __init__(self, path: Path, weights: Path, size: int, trust: bool) -> None:
+        self._path, self._weights, self._size, self._trust = path, weights, size, trust
+        self._steps = 0
+
+    def body(self, body: Body, times: int) -> None:
+        """Check a graph that is executed so many times."""
+        for number, layer in body.layers.items():
+            self._steps += times
+            if layer.kind == "Const":
+                self._check_constant(layer)
+            elif not self._trust:
+                self._check_growth(body, number, layer)
+            inside = times * self._trips(body, number, layer)
+            for part in layer.bodies:
+                self.body(part, inside)
+        if self._steps > MOST_STEPS and not self._trust:
+            raise self._too_much(f"more than {MOST_STEPS} layers are executed, those of loops each time")
+
+    def _check_constant(self, layer: Layer) -> None:
+        offset, size = (self._number(layer, key) for key in ("offset", "size"))
+        if offset + size > self._size:
+            raise self._refusal(
+                layer, f"it ends at byte {offset + size} of '{self._weights.name}', which has {self._size}"
+            )
+        bits, count = _BITS.get(layer.data.get("element_type", "")), math.prod(self._shape(layer))
+        if bits is not None and size != -(-count * bits // 8):
+            raise self._refusal(layer, f"{size} bytes are stored, its shape needs {-(-count * bits // 8)}")
+
+    def _number(self, layer: Layer, key: str) -> int:
+        text = layer.data.get(key, "")
+        if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+            raise self._refusal(layer, f"'{shown(text)}' is no {key}")
+        return int(text)
+
+    def _shape(self, layer: Layer) -> list[int]:
+        words = layer.data.get("shape", "").replace(",", " ").split()
+        if len(words) > 64 or not all(re.fullmatch(r"[0-9]{1,19}", word, re.ASCII) for word in words):
+            raise self._refusal(layer, f"'{shown(layer.data['shape'])}' is no shape")
+        return [int(word) for word in words]
+
+    def _trips(self, body: Body, number: str, layer: Layer) -> int:
+        """Return how often what is inside a layer is executed; once where the data says it."""
+        if layer.kind != "Loop" or self._trust:
+            return 1
+        found = self._numbers(body, number, 0)
+        trips = 1 if found is None or len(found) != 1 else int(found[0])
+        if not 0 <= trips <= MOST_STEPS:
+            rounds = f"may run {trips} rounds; {MOST_STEPS} are allowed" if trips > 0 else "has no last round"
+            raise self._too_much(f"the loop '{shown(layer.name)}' {rounds}")
+        return trips
+
+    def _check_growth(self, body: Body, number: str, layer: Layer) -> None:
+        """Refuse a value that is as large as constants say, where they say too much."""
+        rule = _GROWING.get(layer.kind)
+        numbers = [self._numbers(body, number, place) for place in range(len(layer.ports))] if rule else []
+        try:
+            elements = rule(numbers) if rule else 0
+        except (TypeError, IndexError, ValueError, OverflowError, ZeroDivisionError):
+            return  # what it needs is computed from data, or makes no sense: OpenVINO's to say
+        if elements > MOST_ELEMENTS:
+            raise self._too_much(
+                f"the layer '{shown(layer.name)}' makes {elements} elements; {MOST_ELEMENTS} are allowed"
+            )
+
+    def _numbers(self, body: Body, number: str, place: int) -> list[Any] | None:
+        """Return the few numbers of a constant that feeds an input; None where there is none."""
+        source, left = body.source(number, place), len(body.layers)
+        numbers = {id(layer): key for key, layer in body.layers.items()} if source and source.kind in _CARRYING else {}
+        while source is not None and source.kind in _CARRYING and left:
+            source, left = body.source(numbers[id(source)], 0), left - 1
+        if source is None or source.kind != "Const" or source.data.get("element_type") not in _NUMPY:
+            return None
+        self._check_constant(source)
+        dtype, count = _NUMPY[source.data["element_type"]], math.prod(self._shape(source))
+        if count > _SMALL:
+            return None
+        return np.fromfile(self._weights, dtype, count, offset=self._number(source, "offset")).tolist()
+
+    def _refusal(self, layer: Layer, reason: str) -> Refused:
+        return Refused(
+            f"'{shown(self._path)}' is refused for its constant '{shown(layer.name)}': {reason}.", hint=_SAVE
+        )
+
+    def _too_much(self, reason: str) -> Refused:
+        return Refused(f"'{shown(self._path)}' asks for too much: {reason}.", hint=HINT)
+
+
+def _product(place: int) -> Callable[[Sequence[Any]], int]:
+    return lambda numbers: math.prod(map(int, numbers[place]))
+
+
+def _range(numbers: Sequence[Any]) -> int:
+    (start,), (stop,), (step,) = numbers
+    return max(0, math.ceil((stop - start) / step))
+
+
+#: How many elements a layer makes at least, from the numbers of its inputs.
+_GROWING: dict[str, Callable[[Sequence[Any]], int]] = {
+    "Broadcast": _product(1),
+    "Tile": _product(1),
+    "RandomUniform": _product(0),
+    "Range": _range,
+    "OneHot": lambda numbers: int(numbers[1][0]),
+    "Eye": lambda numbers: math.prod(int(entry[0]) for entry in numbers[:2]),
+    "Pad": lambda numbers: math.prod(1 + max(int(a) + int(b), 0) for a, b in zip(*numbers[1:3], strict=True)),
+    "Interpolate": _product(1),
+}

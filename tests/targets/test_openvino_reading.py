@@ -1,0 +1,154 @@
+"""What is asked of an OpenVINO file before OpenVINO sees it: hostile ones are refused at once, honest ones open."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimize.bench.subjects import Opening
+from optimize.errors import Refused
+from optimize.profile.artifacts import profile_file
+from optimize.targets.openvino.reading import check_ir, read_model
+
+ov = pytest.importorskip("openvino")
+
+
+def saved(path: Path, trips: int = 5, size: int = 4) -> Path:
+    """Writes a loop over ``x [1, 4]`` of so many rounds, its result broadcast to ``[size, 4]``."""
+    op = ov.opset13
+    x, carried = (op.parameter([1, 4], np.float32) for _ in range(2))
+    x.output(0).get_tensor().set_names({"x"})
+    more, true = op.add(carried, op.constant(np.float32(1))), op.constant(np.array([True]))
+    loop = op.loop(op.constant(np.int64(trips)), op.constant(np.array([True])))
+    loop.set_function(ov.Model([more, true], [carried], "body"))
+    loop.set_special_body_ports([-1, 1])
+    loop.set_merged_input(carried, x.output(0), more.output(0))
+    target = op.constant(np.array([size, 4], np.int64))
+    model = ov.Model([op.broadcast(loop.get_iter_value(more.output(0), -1), target)], [x], "net")
+    ov.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("ir") / "m.xml")
+
+
+def spoilt(honest: Path, folder: Path, edit: Callable[[str], str]) -> Path:
+    """Writes a changed copy of a description, and the weights beside it."""
+    path = folder / "m.xml"
+    path.write_text(edit(honest.read_text()))
+    path.with_suffix(".bin").write_bytes(honest.with_suffix(".bin").read_bytes())
+    return path
+
+
+def refused(path: Path, message: str, *, trust: bool = False) -> None:
+    start = time.monotonic()
+    with pytest.raises(Refused, match=message) as caught:
+        check_ir(path, trust=trust)
+    assert time.monotonic() - start < 20 and len(str(caught.value)) < 1500
+
+
+def const(key: str, value: str) -> Callable[[str], str]:
+    """Returns an edit of an attribute of the last constant, two numbers of int64."""
+
+    def edit(text: str) -> str:
+        found = list(re.finditer(rf'{key}="([^"]*)"', text))[-1]
+        return text[: found.start(1)] + value + text[found.end(1) :]
+
+    return edit
+
+
+LAUGHS = '<!DOCTYPE net [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;">]>'
+BAD = {
+    "entities": (lambda text: text.replace("<net", f"{LAUGHS}<net"), "document type"),
+    "DTD": (lambda text: text.replace("<net", '<!DOCTYPE net SYSTEM "http://x/y.dtd"><net'), "document type"),
+    "cut off": (lambda text: text[:500], "is not XML"),
+    "empty": (lambda text: "", "is not XML"),
+    "NUL": (lambda text: "\0" + text, "is not XML"),
+    "encoding": (lambda text: text.replace('"1.0"', '"1.0" encoding="x-none"'), "is not XML"),
+    "another root": (lambda text: "<svg/>", "no description of an OpenVINO graph"),
+    "deep": (lambda text: "<net>" + "<layers>" * 5000, "deep"),
+    "two layers": (lambda text: text.replace('<layer id="2"', '<layer id="1"', 1), "two layers have the number 1"),
+    "offset": (const("offset", "-8"), "is no offset"),
+    "digits": (const("offset", "9" * 5000), "is no offset"),
+    "behind the end": (const("offset", "100000"), "ends at byte 100016"),
+    "size": (const("size", "8"), "8 bytes are stored, its shape needs 16"),
+    "shape": (const("shape", "1152921504606846976"), "its shape needs 9223372036854775808"),
+    "negative shape": (const("shape", "-2"), "is no shape"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), BAD.values(), ids=BAD)
+def test_descriptions_that_are_refused(edit: Callable[[str], str], message: str, honest: Path, tmp_path: Path) -> None:
+    path = spoilt(honest, tmp_path, edit)
+    refused(path, message, trust=True)
+    with pytest.raises(Refused, match=message):
+        Opening(tmp_path).open(str(path))
+    with pytest.raises(Refused, match=message):
+        profile_file(path)
+
+
+def test_files_that_are_none(honest: Path, tmp_path: Path) -> None:
+    path = spoilt(honest, tmp_path, str)
+    path.with_suffix(".bin").unlink()
+    refused(path, "of 'm.bin', which has 0")
+    os.mkfifo(path.with_suffix(".bin"))
+    refused(path, "is a fifo")
+    path.unlink()
+    os.mkfifo(path)
+    refused(path, "is a fifo")
+    refused(tmp_path, "is a directory")
+
+
+@pytest.mark.parametrize(("trips", "message"), [(2**40, "may run 1099511627776 rounds"), (-1, "has no last round")])
+def test_loops_that_do_not_end(trips: int, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.xml", trips=trips)
+    refused(path, message)
+    check_ir(path, trust=True)
+
+
+def test_many_rounds_of_many_layers(tmp_path: Path) -> None:
+    refused(saved(tmp_path / "m.xml", trips=9_000_000), "layers are executed")
+
+
+def test_constants_that_grow(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.xml", size=2**40)
+    refused(path, "makes 4398046511104 elements")
+    check_ir(path, trust=True)
+
+
+def test_an_honest_file_opens(honest: Path, tmp_path: Path) -> None:
+    check_ir(honest)
+    assert len(read_model(honest).inputs) == 1
+    (spec,) = Opening(tmp_path).open(str(honest)).artifact.inputs
+    assert spec.shape == (1, 4)
+
+
+def test_a_layer_of_an_extension_loads_nothing(honest: Path, tmp_path: Path) -> None:
+    path = spoilt(
+        honest,
+        tmp_path,
+        lambda text: text.replace('type="Broadcast" version="opset3"', 'type="Odd" version="extension"'),
+    )
+    check_ir(path)
+    with pytest.raises(Refused, match="OpenVINO cannot open"):
+        read_model(path)
+
+
+@given(place=st.integers(0, 2**16), new=st.characters(codec="ascii"))
+def test_a_description_with_a_letter_changed_is_read_or_refused(
+    honest: Path, tmp_path_factory: pytest.TempPathFactory, place: int, new: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = spoilt(honest, folder, lambda text: text[: place % len(text)] + new + text[place % len(text) + 1 :])
+    try:
+        check_ir(path)
+    except Refused:
+        return
