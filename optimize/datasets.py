@@ -55,7 +55,10 @@ class Datasets:
             batch: Samples a batch where the program leaves that free.
             progress: Told how much has been read.
         """
-        fixed = None if program.batch else int(program.inputs[0].shape[0])
+        if not any(tensor.dim() for tensor in program.inputs):  # no inputs, or single numbers: there is no batch
+            yield [to_array(tensor) for tensor in program.inputs], None
+            return
+        fixed = None if program.batch else program.samples
         data = self.evaluation or self.calibration
         chunks = data.batches(fixed or batch) if data else _noise(program, fixed or batch)
         limit = data.count if self.evaluation and data else UNLABELLED_SAMPLES

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.normal_form import normalize
+from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs
 from optimize.program import MAX_BATCH, SIZES, Program
 
 
@@ -60,13 +61,13 @@ def capture(
         linear: float32[batch, 2] = linear(input_1, weight, bias)
         return linear
     """
-    source, notes = _inference_copy(module)
+    source, notes = inference_copy(module)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
-    inputs = _example_inputs(flat, dynamic_batch)
+    inputs = own_inputs(flat, dynamic_batch)
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
     with _quiet_export():
-        _check_it_runs(source, arguments, keywords)
+        check_it_runs(source, arguments, keywords)
         exported = _export(source, arguments, keywords, dynamic_batch, dynamic_size)
     return from_exported(exported, inputs, in_spec, source=source, notes=notes)
 
@@ -84,29 +85,57 @@ def capture_exported(
     Raises:
         Refused: There are no example inputs, or they do not fit.
     """
-    if inputs is None:
-        if exported.example_inputs is None:
-            raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
+    if inputs is None and exported.example_inputs is not None:
         inputs, _ = pytree.tree_flatten(exported.example_inputs)
     with _quiet_export():
         plain = _plain_graph_module(exported.run_decompositions({}).module(check_guards=False))
-        program, notes = _freed(plain, tuple(inputs), dynamic_batch)
-    notes += _fixed_sizes(exported)
     specs = exported.call_spec
-    return dataclasses.replace(program, in_spec=specs.in_spec, out_spec=specs.out_spec, notes=notes)
+    return capture_graph(
+        plain, inputs, specs.in_spec, specs.out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
+    )
 
 
-def _fixed_sizes(exported: torch.export.ExportedProgram) -> list[str]:
-    """Say which sizes the exported graph leaves free that the program does not: all but the batch."""
+def capture_graph(
+    plain: fx.GraphModule,
+    inputs: Sequence[torch.Tensor] | None,
+    in_spec: pytree.TreeSpec,
+    out_spec: pytree.TreeSpec,
+    *,
+    free: Sequence[str] = (),
+    dynamic_batch: bool = True,
+) -> Program:
+    """Capture a graph on ATen operators with flat inputs and outputs, freeing its batch where it allows that.
+
+    Args:
+        plain: The graph.
+        inputs: Flat example inputs.
+        in_spec: How a caller's ``(args, kwargs)`` flatten to them.
+        out_spec: How the outputs unflatten.
+        free: Dimensions that its file leaves free, beside the batch.
+        dynamic_batch: Try to leave dimension 0 free.
+
+    Raises:
+        Refused: There are no example inputs, or they do not fit.
+    """
+    if inputs is None:
+        raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
+    with _quiet_export():
+        program, notes = _freed(plain, tuple(inputs), dynamic_batch)
+    if free:
+        notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."]
+    return dataclasses.replace(program, in_spec=in_spec, out_spec=out_spec, notes=notes)
+
+
+def _free_sizes(exported: torch.export.ExportedProgram) -> list[str]:
+    """Return which sizes the exported graph leaves free that the program does not: all but the batch."""
     inputs = set(exported.graph_signature.user_inputs)
-    free = [
+    return [
         f"dimension {dim} of '{node.name}'"
         for node in exported.graph.nodes
         if node.op == "placeholder" and node.name in inputs
         for dim, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
         if dim and not isinstance(size, int)
     ]
-    return [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."] if free else []
 
 
 def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batch: bool) -> tuple[Program, list[str]]:
@@ -117,7 +146,8 @@ def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batc
     except Refused:
         if not dynamic_batch:
             raise
-    note = f"The exported graph computes with its batch of {inputs[0].shape[0]} as a constant; the batch stays fixed."
+    held = f" of {inputs[0].shape[0]}" if inputs and inputs[0].dim() else ""
+    note = f"The exported graph computes with its batch{held} as a constant; the batch stays fixed."
     return capture(plain, inputs, dynamic_batch=False), [note]
 
 
@@ -145,14 +175,13 @@ def capture_torchscript(
     """
     from torch._export.converter import TS2EPConverter
 
-    examples = _example_inputs(list(inputs), dynamic_batch)
+    examples = own_inputs(list(inputs), dynamic_batch)
     try:
         with _quiet_export(), torch.no_grad():
             exported = TS2EPConverter(module.eval(), tuple(examples)).convert()
     except Exception as error:
-        line = next((entry for entry in str(error).splitlines() if entry.strip()), type(error).__name__)
         raise Refused(
-            f"The TorchScript module cannot be captured again: {line.strip()}",
+            f"The TorchScript module cannot be captured again: {first_line(error)}",
             hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
         ) from error
     return capture_exported(exported, examples, dynamic_batch=dynamic_batch)
@@ -196,39 +225,16 @@ def from_exported(
 
 @contextlib.contextmanager
 def _quiet_export() -> Iterator[None]:
-    """Keep torch's warnings and its log of guards to itself: what matters is in the error."""
+    """Keep torch's warnings, its log of guards and the graphs it prints to itself: what matters is in the error."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
-
-
-def _check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the module once, so that inputs that do not fit are told apart from what export cannot do.
-
-    Raises:
-        Refused: It fails.
-    """
-    state = {path: buffer.clone() for path, buffer in module.named_buffers()}
-    try:
-        with torch.no_grad():
-            module(*args, **kwargs)
-    except Exception as error:
-        line = next((entry for entry in str(error).splitlines() if entry.strip()), type(error).__name__)
-        shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
-        raise Refused(
-            f"The model fails on inputs of shape {shapes}: {type(error).__name__}: {line.strip()}",
-            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64) or the example inputs.",
-        ) from error
-    with torch.no_grad():
-        for path, buffer in module.named_buffers():
-            if path in state:  # a module may make its buffers on the first call
-                buffer.copy_(state[path])
 
 
 def _dropped_updates(module: fx.GraphModule) -> list[str]:
@@ -244,45 +250,6 @@ def _dropped_updates(module: fx.GraphModule) -> list[str]:
         return []
     listed = ", ".join(f"'{name}'" for name in names)
     return [f"The model writes to its buffer {listed} on every call; the files keep the value it had at capture."]
-
-
-def _inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    source = private_copy(module)
-    for tensor in source.parameters():
-        tensor.requires_grad_(False)
-    if not source.training:
-        left = [path for path, child in source.named_modules() if child.training and not list(child.children())]
-        listed = ", ".join(f"'{path}'" for path in left[:3])
-        return source, [f"Left in training mode and captured so: {listed}."] if left else []
-    return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
-
-
-def private_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy that shares no tensor with the module, not even weights that its hooks computed."""
-    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
-
-
-def _computed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the weights that hooks have computed from others (weight norm, pruning masks): they refuse to be copied."""
-    for child in module.modules():
-        held = (*vars(child).values(), *child._buffers.values())
-        yield from (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
-
-
-def _example_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
-    """Check that every leaf is a tensor and double a batch of 1."""
-    for value in flat:
-        if not isinstance(value, torch.Tensor):
-            raise Refused(
-                f"Example inputs must be tensors; found a {type(value).__name__}.",
-                hint="Bind constants before capture, for example in a small wrapper module.",
-            )
-    if not dynamic_batch:
-        return tuple(flat)
-    batches = {value.shape[0] for value in flat if value.dim()}
-    if batches == {1}:
-        return tuple(torch.cat([value, value]) if value.dim() else value for value in flat)
-    return tuple(flat)
 
 
 def _export(
@@ -328,10 +295,9 @@ def _capture_refusal(error: Exception, dynamic_size: bool = False) -> Refused:
             "The model fixes its batch size (it computes with the batch as a constant), so the batch cannot stay free.",
             hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch N).",
         )
-    line = next((entry for entry in text.splitlines() if entry.strip()), type(error).__name__)
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
-        f"torch.export cannot capture the model: {type(error).__name__}: {line.strip()}",
+        f"torch.export cannot capture the model: {type(error).__name__}: {first_line(error)}",
         hint="Control flow that depends on data must be rewritten (torch.where, torch.cond) before deployment."
         if depends_on_data
         else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",
@@ -346,12 +312,7 @@ def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
         copies[node] = plain.node_copy(node, copies.__getitem__)
     output = plain.output_node()
     flat, _ = pytree.tree_flatten(output.args[0])
-    for index, value in enumerate(flat):
-        if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
-            raise Refused(
-                f"Output {index} of the model is {value!r}, not a tensor; a deployed file returns tensors only.",
-                hint="Wrap the module so that it returns its tensors alone.",
-            )
+    _check_outputs(flat)
     output.args = (tuple(flat),)
     root = torch.nn.Module()
     owned: dict[int, torch.Tensor] = {}
@@ -359,6 +320,28 @@ def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
         if node.op == "get_attr":
             _own(root, str(node.target), graph.attribute(unlifted, str(node.target)), owned)
     return fx.GraphModule(root, plain, class_name="Program")
+
+
+def _check_outputs(flat: Sequence[Any]) -> None:
+    """Check that a graph returns tensors that files can return.
+
+    Raises:
+        Refused: It returns nothing, something else, or complex numbers.
+    """
+    if not flat:
+        raise Refused("The model returns no tensor.", hint="Return what it computes.")
+    for index, value in enumerate(flat):
+        shown = value.meta.get("val") if isinstance(value, fx.Node) else None
+        if not isinstance(shown, torch.Tensor):
+            raise Refused(
+                f"Output {index} of the model is {value!r}, not a tensor; a deployed file returns tensors only.",
+                hint="Wrap the module so that it returns its tensors alone.",
+            )
+        if shown.is_complex():
+            raise Refused(
+                f"Output {index} of the model is complex; deployed files return none.",
+                hint="Return torch.view_as_real(output), with one more dimension for its two parts.",
+            )
 
 
 def _own(root: torch.nn.Module, path: str, tensor: torch.Tensor, owned: dict[int, torch.Tensor]) -> None:

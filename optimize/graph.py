@@ -108,6 +108,11 @@ def argument(node: fx.Node, name: str) -> Any:
     raise KeyError(f"{node.target} has no argument '{name}'")
 
 
+def has_argument(node: fx.Node, name: str) -> bool:
+    """Say whether the overload that a call names takes an argument: ``sum.default`` has no ``dim``."""
+    return any(entry.name == name for entry in node.target._schema.arguments)  # type: ignore[union-attr]
+
+
 def set_argument(node: fx.Node, name: str, value: Any) -> None:
     """Replace one positional argument of a normalised call by its schema name."""
     names = [entry.name for entry in node.target._schema.arguments]  # type: ignore[union-attr]

@@ -146,9 +146,9 @@ def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
         raise VerificationFailed(f"an output changed its shape from {list(want.shape)} to {list(got.shape)}.")
     if want.numel() == 0:
         return 0.0, 1.0
-    wide = want.double()
-    difference = (wide - got.double()).abs()
-    difference[wide == got.double()] = 0.0  # equal infinities, such as masked logits
+    wide, other = want.double(), got.double()
+    difference = (wide - other).abs()
+    difference[(wide == other) | (wide.isnan() & other.isnan())] = 0.0  # equal infinities, such as masked logits
     if not bool(difference.isfinite().all()):
         raise VerificationFailed("an output is no longer finite.")
     finite = wide[wide.isfinite()]

@@ -171,10 +171,11 @@ class Program:
 
     def stats(self) -> Stats:
         """Count operators, parameters, weight bytes, MACs (layers, matrix products, attention) and bytes moved."""
-        return count(self.graph_module, self.inputs, self._samples())
+        return count(self.graph_module, self.inputs, self.samples)
 
-    def _samples(self) -> int:
-        """Return the samples in the example inputs: the free batch, or the leading dimension of a fixed one."""
+    @property
+    def samples(self) -> int:
+        """The samples in the example inputs: the free batch, or the leading dimension of a fixed one, if there is one."""
         leading = [int(tensor.shape[0]) for tensor in self.inputs if tensor.dim()]
         return self.batch or (leading[0] if leading else 1)
 

@@ -211,7 +211,7 @@ def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progr
     if not job.needs_calibration:
         return ()
     if datasets.calibration is not None:
-        batch = CALIBRATION_BATCH if program.batch else int(program.inputs[0].shape[0])
+        batch = CALIBRATION_BATCH if program.batch else program.samples
         return CalibrationBatches(datasets.calibration, batch, program.batch is None, tell)
     if not any(entry.needs_data for entry in job.recipe.passes):
         return ()

@@ -69,7 +69,7 @@ def advise(
         progress: Told what is going on.
     """
     progress("machine", 0.0)
-    size = batch if program.batch else int(program.inputs[0].shape[0])
+    size = batch if program.batch else program.samples
     case = Case(program, limits or measure_limits(threads), host or Host.current(), size, loader)
     if fresh:
         case.startup, case.steady_s = _startup(case, threads, progress)

@@ -14,8 +14,9 @@ from optimize.branches import kinds
 from optimize.branches.insertion import replaced
 from optimize.branches.layers import Branches, Conv
 from optimize.errors import Refused
-from optimize.frontend import capture, private_copy
+from optimize.frontend import capture
 from optimize.passes.reparameterize import Reparameterize
+from optimize.preparation import private_copy
 
 
 def merge_branches(model: nn.Module) -> nn.Module:

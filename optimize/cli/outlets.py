@@ -32,14 +32,14 @@ _PLAINER = {
 class _Outlet(io.FileIO):
     """A descriptor for output that drops what is written once nobody reads it."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         """Write bytes; a disk that is full is told once.
 
         Raises:
             OSError: They could not be written, for another reason than that the reader has gone.
         """
         try:
-            return super().write(data)
+            return super().write(data) or 0
         except OSError as error:
             _onto_nothing(self.fileno())
             if not isinstance(error, BrokenPipeError):

@@ -76,7 +76,7 @@ def profile_program(
     """
     require_times(target)
     inputs = program.sample(batch) if program.batch else program.inputs
-    size = batch if program.batch else int(program.inputs[0].shape[0])
+    size = batch if program.batch else program.samples
     costs = program_costs(program, size)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
         artifact = _export(program, target, Path(name), progress)

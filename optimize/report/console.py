@@ -91,7 +91,7 @@ class Phases:
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        console = console or Terminal(stderr=True)
+        console = console or Terminal(file=sys.stderr)
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}

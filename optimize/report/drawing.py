@@ -112,7 +112,7 @@ def draw(comparison: Comparison) -> Drawing:
     margin = _MARGIN + (max(len(band.label) for band in bands) * _LETTER + 16 if bands else 0)
     titles = [_title(name, graph.operations) for name, graph in comparison]
     gone = {entry.name for group in changed for entry in group.before} - {entry.name for entry in after}
-    most = max(len(families) for side in held for families in side.families)
+    most = max((len(families) for side in held for families in side.families), default=0)
     first = _Layout(held[0], rows[0], gone, "gone", most)
     panels = [first.panel(margin, titles[0] if changed else f"{titles[0]}, none changed")]
     width = margin + first.width
@@ -123,8 +123,8 @@ def draw(comparison: Comparison) -> Drawing:
         width += _BETWEEN + second.width
     legend = tuple(_legend({entry.family for _, graph in comparison for entry in graph.operations}))
     return Drawing(
-        width=round(max(width, legend[-1].x + _LETTER * 16) + _MARGIN),
-        height=_y(max((*rows[0], *rows[1])) + 1),
+        width=round(max([width, *(key.x + _LETTER * 16 for key in legend)]) + _MARGIN),
+        height=_y(max((*rows[0], *rows[1]), default=0) + 1),
         panels=tuple(panels),
         bands=bands,
         legend=legend,
@@ -302,7 +302,7 @@ class _Layout:
     def _left_edges(self) -> list[float]:
         """Return where each lane begins, and where the next would: a lane without boxes is narrow."""
         with_boxes = set(self._lanes)
-        lanes = range(1 + max((*self._lanes, *self._near, *self._far)))
+        lanes = range(1 + max((*self._lanes, *self._near, *self._far), default=0))
         widths = [(self.box_width if lane in with_boxes else _EDGE_LANE) + _GAP for lane in lanes]
         return [0.0, *itertools.accumulate(widths)]
 

@@ -118,6 +118,8 @@ def _recurrent(node: fx.Node) -> str:
 
 
 def _dimensions(node: fx.Node) -> str:
+    if not graph.has_argument(node, "dim"):
+        return "over all"  # x.sum(), x.mean()
     given = graph.argument(node, "dim")
     dims = given if isinstance(given, Sequence) else [given]
     return "" if given is None else f"over {','.join(map(str, dims))}"

@@ -1,0 +1,193 @@
+"""Before capture: a module's own copy in inference form and inputs of its own; what cannot be captured is refused here.
+
+A file may hold a module whose parts are anything: a weight that is a number, a layer that never saw an input, a lock.
+Every refusal names the layer, because only its owner can mend it.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from optimize.errors import Refused
+
+#: What holds the parts of a module, and what they may be besides None.
+_HOLDERS: dict[str, type] = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
+
+
+def inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    """Return a copy without gradients that shares nothing with the module, in evaluation mode, and what to say of it.
+
+    Raises:
+        Refused: A layer has no weights yet, holds something that is none, or cannot be copied.
+    """
+    check_parts(module)
+    try:
+        source = private_copy(module)
+        for tensor in source.parameters():
+            tensor.requires_grad_(False)
+    except Exception as error:
+        raise Refused(
+            f"The model cannot be copied: {_uncopied(module)}{type(error).__name__}: {first_line(error)}",
+            hint="Keep locks, open files, generators and the like outside the module.",
+        ) from error
+    if not source.training:
+        left = [path for path, child in source.named_modules() if child.training and not list(child.children())]
+        listed = ", ".join(f"'{path}'" for path in left[:3])
+        return source, [f"Left in training mode and captured so: {listed}."] if left else []
+    return source.eval(), ["The module was in training mode; it was captured in evaluation mode."]
+
+
+def private_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy that shares no tensor with the module, not even weights that its hooks computed."""
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
+
+
+def check_parts(module: torch.nn.Module) -> None:
+    """Check that a module is made of modules and that its weights are tensors with values.
+
+    Raises:
+        Refused: A part is something else; the message names it.
+    """
+    for path, child in _parts(module):
+        for holder, kind in _HOLDERS.items():
+            held = vars(child).get(holder)
+            if not isinstance(held, Mapping):
+                raise _odd(path, child, "was made without torch.nn.Module.__init__")
+            for name, value in held.items():
+                _check_part(path, child, name, value, kind)
+
+
+def own_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
+    """Return copies of the example inputs, a batch of 1 doubled.
+
+    They are copied because files hold them: a view of a larger tensor would be saved with all that lies around it.
+
+    Raises:
+        Refused: One is no tensor, holds no samples, or no numbers that deployed files take.
+    """
+    for value in flat:
+        _check_input(value)
+    inputs = tuple(value.detach().clone() for value in flat)
+    batches = {value.shape[0] for value in inputs if value.dim()}
+    if dynamic_batch and batches == {1}:
+        return tuple(torch.cat([value, value]) if value.dim() else value for value in inputs)
+    return inputs
+
+
+def check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run the module once, so that inputs that do not fit are told apart from what export cannot do.
+
+    Raises:
+        Refused: It fails.
+    """
+    state = {path: buffer.clone() for path, buffer in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception as error:
+        shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
+        raise Refused(
+            f"The model fails on inputs of shape {shapes}{_where(error, module)}: {type(error).__name__}: "
+            f"{first_line(error)}",
+            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64) or the example inputs.",
+        ) from error
+    with torch.no_grad():
+        for path, buffer in module.named_buffers():
+            if path in state:  # a module may make its buffers on the first call
+                buffer.copy_(state[path])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _parts(module: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield every module once with its path; unlike ``named_modules`` it stops at what is none."""
+    seen = set() if seen is None else seen
+    if not isinstance(module, torch.nn.Module) or id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, child in module._modules.items():
+        yield from _parts(child, f"{path}.{name}".lstrip("."), seen)
+
+
+def _check_part(path: str, child: torch.nn.Module, name: str, value: Any, kind: type) -> None:
+    """Check one entry of a module's holders; None is allowed everywhere."""
+    if value is not None and not isinstance(value, kind):
+        raise _odd(path, child, f"has '{name}' of the type {type(value).__name__}; a {kind.__name__} belongs there")
+    if not isinstance(value, torch.Tensor):
+        return
+    if is_lazy(value):
+        raise Refused(
+            f"{_named(path, child)} has no weights yet: '{name}' gets its size from the first input it sees.",
+            hint="Run the model once on an example, then save it.",
+        )
+    if value.is_meta:
+        raise _odd(path, child, f"has no values in '{name}': it was made on the device 'meta'")
+
+
+def _check_input(value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise Refused(
+            f"Example inputs must be tensors; found a {type(value).__name__}.",
+            hint="Bind constants before capture, for example in a small wrapper module.",
+        )
+    if value.is_complex():
+        raise Refused(
+            "An example input is complex; deployed files take none.", hint="Take torch.view_as_real(x) in its place."
+        )
+    if value.dim() and value.shape[0] == 0:
+        raise Refused("The example inputs hold no samples.", hint="Give at least one.")
+
+
+def _computed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the weights that hooks have computed from others (weight norm, pruning masks): they refuse to be copied."""
+    for child in module.modules():
+        held = (*vars(child).values(), *child._buffers.values())
+        yield from (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+
+
+def _uncopied(module: torch.nn.Module) -> str:
+    """Name the first attribute that cannot be copied, if it is one of a module's own."""
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if name not in _HOLDERS:
+                try:
+                    copy.deepcopy(value)
+                except Exception:
+                    return f"'{name}' of {_named(path, child, start=False)}: "
+    return ""
+
+
+def _where(error: BaseException, module: torch.nn.Module) -> str:
+    """Say in which layer an error was raised; nothing where it was the model's own code."""
+    paths = {id(child): (path, child) for path, child in module.named_modules() if path}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        found = paths.get(id(frame.f_locals.get("self")))
+        if found is not None:
+            return f" in {_named(*found, start=False)}"
+    return ""
+
+
+def _odd(path: str, child: torch.nn.Module, what: str) -> Refused:
+    return Refused(f"{_named(path, child)} {what}.", hint="Mend the module where it is made, and save it again.")
+
+
+def _named(path: str, child: torch.nn.Module, *, start: bool = True) -> str:
+    """Return a layer as a sentence names it.
+
+    >>> _named("head", torch.nn.ReLU()), _named("", torch.nn.ReLU(), start=False)
+    ("The layer 'head' (ReLU)", 'the model (ReLU)')
+    """
+    text = f"he layer '{path}' ({type(child).__name__})" if path else f"he model ({type(child).__name__})"
+    return ("T" if start else "t") + text
