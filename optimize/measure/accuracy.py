@@ -190,14 +190,15 @@ def _phi(a: float, b: float, c: float, d: float) -> float:
 
 
 def _metric_name(output: np.ndarray, labels: np.ndarray) -> str:
-    integers = np.issubdtype(labels.dtype, np.integer)
+    integers = np.issubdtype(labels.dtype, np.integer) and output.dtype.kind != "c"  # nothing complex is the largest
     if integers and output.ndim == 2 and labels.shape == output.shape[:1]:
         _require_classes(output, labels)
         return "top1"
     if integers and output.ndim == 4 and labels.shape == (output.shape[0], *output.shape[2:]):
         return "pixel_accuracy"
     raise Refused(
-        f"Labels {labels.dtype}{list(labels.shape)} cannot be scored against outputs of shape {list(output.shape)}.",
+        f"Labels {labels.dtype}{list(labels.shape)} cannot be scored against outputs "
+        f"{output.dtype}{list(output.shape)}.",
         hint="Give integer labels [N] for [N, C] or [N, H, W] for [N, C, H, W], or your own metric.",
     )
 

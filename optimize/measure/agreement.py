@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optimize.errors import VerificationFailed
+from optimize.targets.arrays import as_reals
 
 #: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
 CAP_DB = 200.0
@@ -38,11 +39,22 @@ class _Power:
     noise: float = 0.0
 
     def sqnr_db(self) -> float:
-        if self.noise == 0.0:
-            return CAP_DB
-        if self.signal == 0.0:
-            return -CAP_DB
-        return min(max(10.0 * math.log10(self.signal / self.noise), -CAP_DB), CAP_DB)
+        return ratio_db(self.signal, self.noise)
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """Return ``10 log10(signal / noise)`` within ±200: 200 where there is no noise.
+
+    Sums of squares that overflow say nothing of their ratio: then -200, so that nothing passes for them.
+
+    >>> ratio_db(100.0, 1.0), ratio_db(0.0, 0.0), ratio_db(math.inf, 1.0)
+    (20.0, 200.0, -200.0)
+    """
+    if noise == 0.0:
+        return CAP_DB
+    if signal == 0.0 or not (math.isfinite(signal) and math.isfinite(noise)):
+        return -CAP_DB
+    return min(max(10.0 * math.log10(signal / noise), -CAP_DB), CAP_DB)
 
 
 @dataclass
@@ -58,7 +70,8 @@ class AgreementMeter:
         """Add one batch of flat outputs.
 
         Raises:
-            VerificationFailed: The number or a shape of the outputs differs, or a value is finite in one only.
+            VerificationFailed: The number or a shape of the outputs differs, a value is finite in one only, or one is
+                complex and the other real, or no tensor of numbers.
         """
         if len(expected) != len(found):
             raise VerificationFailed(
@@ -66,7 +79,7 @@ class AgreementMeter:
             )
         for index, (want, got) in enumerate(zip(expected, found, strict=True)):
             self._add(index, want, got)
-        if expected and _is_logits(expected[0]):
+        if expected and is_logits(expected[0]):
             self._same += int((expected[0].argmax(1) == found[0].argmax(1)).sum())
             self._samples += len(expected[0])
 
@@ -81,21 +94,34 @@ class AgreementMeter:
         )
 
     def _add(self, index: int, expected: np.ndarray, found: np.ndarray) -> None:
-        if expected.shape != found.shape:
-            raise VerificationFailed(
-                f"Output {index} has shape {list(found.shape)}; the original's has {list(expected.shape)}."
-            )
-        want, got = expected.astype(np.float64), found.astype(np.float64)
+        _check_alike(index, expected, found)
+        want, got = as_reals(expected), as_reals(found)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         differs = (want != got) & ~(np.isnan(want) & np.isnan(got))
         difference = want[differs] - got[differs]
         if not np.isfinite(difference).all():
             raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
         power = self._power.setdefault(index, _Power())
-        power.signal += float(np.square(want[np.isfinite(want)]).sum())
-        power.noise += float(np.square(difference).sum())
+        with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
+            power.signal += float(np.square(want[np.isfinite(want)]).sum())
+            power.noise += float(np.square(difference).sum())
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
 
 
-def _is_logits(output: np.ndarray) -> bool:
-    return output.ndim == 2 and output.shape[1] >= 2
+def is_logits(output: np.ndarray) -> bool:
+    """Say whether an output has a largest one of several numbers in each sample: ``[N, C >= 2]``, not complex."""
+    return output.ndim == 2 and output.shape[1] >= 2 and output.dtype.kind != "c"
+
+
+def _check_alike(index: int, expected: np.ndarray, found: np.ndarray) -> None:
+    if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
+        raise VerificationFailed(f"Output {index} is no tensor: it cannot be compared.")
+    if expected.shape != found.shape:
+        raise VerificationFailed(
+            f"Output {index} has shape {list(found.shape)}; the original's has {list(expected.shape)}."
+        )
+    if (expected.dtype.kind == "c") != (found.dtype.kind == "c"):
+        raise VerificationFailed(f"Output {index} is {found.dtype}; the original's is {expected.dtype}.")
+    for array in (expected, found):
+        if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
+            raise VerificationFailed(f"Output {index} is {array.dtype}: it holds no numbers to be compared.")

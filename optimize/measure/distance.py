@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimize.measure.agreement import CAP_DB
+from optimize.measure.agreement import CAP_DB, ratio_db
+from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
 MOST_APPENDED = 16
@@ -42,7 +43,8 @@ class DistanceMeter:
     """Adds up the distance of one value, a batch at a time; memory does not grow with the samples.
 
     Attributes:
-        fits: Whether all batches were arrays of one shape in both files; those that are not are not counted.
+        fits: Whether all batches were arrays of numbers of one shape in both files, complex in both or in neither;
+            those that are not are not counted.
     """
 
     fits: bool = True
@@ -59,16 +61,21 @@ class DistanceMeter:
             self.fits = False  # a sequence or a map
             return
         expected, found = _without_appended(expected, found)
-        if expected.shape != found.shape:
+        if expected.shape != found.shape or (expected.dtype.kind == "c") != (found.dtype.kind == "c"):
             self.fits = False
             return
-        want, got = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
+        try:
+            want, got = as_reals(expected).ravel(), as_reals(found).ravel()
+        except TypeError:
+            self.fits = False  # text
+            return
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self._not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
         difference = want[finite] - got[finite]
-        self._signal += float(np.square(want[finite]).sum())
-        self._noise += float(np.square(difference).sum())
+        with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
+            self._signal += float(np.square(want[finite]).sum())
+            self._noise += float(np.square(difference).sum())
         self._count += difference.size
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
         for side, values in enumerate((want, got)):
@@ -93,11 +100,7 @@ class DistanceMeter:
             self._ranges[side] = min(low, float(values.min())), max(high, float(values.max()))
 
     def _sqnr_db(self) -> float:
-        if self._not_finite or (self._noise and not self._signal):
-            return -CAP_DB
-        if not self._noise:
-            return CAP_DB
-        return min(max(10.0 * math.log10(self._signal / self._noise), -CAP_DB), CAP_DB)
+        return -CAP_DB if self._not_finite else ratio_db(self._signal, self._noise)
 
 
 def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from optimize.errors import Refused
-from optimize.measure.agreement import CAP_DB
+from optimize.measure.agreement import CAP_DB, is_logits
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import Feed
 from optimize.measure.fleet import Progress, silent
@@ -186,7 +186,13 @@ def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple
         meters = meters or [DistanceMeter() for _ in want]
         for meter, one, other in zip(meters, want, got, strict=True):
             meter.update(one, other)
-        ranked = want[0].ndim == 2 and want[0].shape[1] >= 2
+            if not meter.fits:  # what is not counted would count as equal
+                kinds = f"{_named(one)} and {_named(other)}"
+                raise Refused(
+                    f"'{first.path}' and '{second.path}' return what cannot be compared: {kinds}.",
+                    hint="Compare files whose outputs are tensors of numbers of one kind.",
+                )
+        ranked = is_logits(want[0])
         same += int((want[0].argmax(1) == got[0].argmax(1)).sum()) if ranked else 0
         samples += len(arrays[0])
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
@@ -195,6 +201,10 @@ def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple
     names = first.output_names or [f"output_{index}" for index in range(len(meters))]
     outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
     return tuple(outputs), same / samples if ranked else None, samples
+
+
+def _named(output: object) -> str:
+    return f"a tensor of {output.dtype}" if isinstance(output, np.ndarray) else f"a {type(output).__name__}"
 
 
 def _check_outputs(first: Side, second: Side, want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:

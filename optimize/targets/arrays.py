@@ -35,11 +35,27 @@ def storable(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
+def as_reals(array: np.ndarray) -> np.ndarray:
+    """Return numbers as float64 to be compared one by one; complex ones as pairs of reals, an axis of two behind.
+
+    Raises:
+        TypeError: They are no numbers.
+
+    >>> as_reals(np.array([1 + 2j])).tolist(), as_reals(np.array([True])).tolist()
+    ([[1.0, 2.0]], [1.0])
+    """
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1).astype(np.float64)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{array.dtype} holds no numbers")
+    return array.astype(np.float64)
+
+
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor's values on the CPU as an array of the same element type and shape."""
     import torch
 
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
     return tensor.contiguous().view(torch.uint16).numpy().view(element_type("bfloat16"))

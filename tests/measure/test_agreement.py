@@ -1,6 +1,7 @@
 """Agreement on outputs whose distance is known in closed form."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from optimize.errors import VerificationFailed
 from optimize.measure.agreement import AgreementMeter
+from optimize.measure.distance import DistanceMeter
 
 
 def meter(*batches: tuple[list[np.ndarray], list[np.ndarray]]) -> AgreementMeter:
@@ -63,6 +65,59 @@ def test_another_shape_or_number_of_outputs_fails() -> None:
         meter(([np.ones((1, 2))], [np.ones((1, 3))]))
     with pytest.raises(VerificationFailed, match="returns 0 outputs"):
         meter(([np.ones((1, 2))], []))
+
+
+def test_complex_outputs_are_pairs_of_reals() -> None:
+    """Equal real parts are no agreement; a phase that is a tenth off is 20 dB."""
+    want = np.array([[1 + 1j, 2 - 2j]], np.complex64)
+    conjugate = meter(([want], [want.conj()])).result()
+    assert conjugate is not None and conjugate.sqnr_db < 0 and conjugate.max_abs_error == 4 and conjugate.top1 is None
+    turned = meter(([want], [want * (1 + 0.1j)])).result()
+    assert turned is not None and turned.sqnr_db == pytest.approx(20.0, abs=1e-4)
+    with pytest.raises(VerificationFailed, match="not finite"):
+        meter(([want], [want + np.array(complex(0, np.nan))]))
+
+
+@pytest.mark.parametrize(("want", "got"), [(1, 1j), (1j, 1)])
+def test_a_complex_output_for_a_real_one_fails(want: complex, got: complex) -> None:
+    with pytest.raises(VerificationFailed, match="the original's is"):
+        meter(([np.full((1, 2), want)], [np.full((1, 2), got)]))
+
+
+@pytest.mark.parametrize("other", [np.array(["a"]), np.array([None]), [np.ones(1)]])
+def test_what_holds_no_numbers_fails(other: Any) -> None:
+    with pytest.raises(VerificationFailed, match="Output 0 is"):
+        meter(([other], [other]))
+
+
+def test_squares_that_overflow_never_pass() -> None:
+    large = np.array([[1e200, 1.0]])
+    for other in (-large, large * 1.0001):
+        found = meter(([large], [other])).result()
+        assert found is not None and found.sqnr_db == -200.0
+    same = meter(([large], [large])).result()
+    assert same is not None and same.sqnr_db == 200.0
+
+
+_PARTS = st.sampled_from([0.0, 1.0, -1.0, np.nan, np.inf, -np.inf])
+_COMPLEX = arrays.arrays(np.complex128, (1, 3), elements=st.builds(complex, _PARTS, _PARTS))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_COMPLEX, _COMPLEX)
+def test_what_is_not_finite_in_one_place_only_never_passes(want: np.ndarray, got: np.ndarray) -> None:
+    pairs = [(want, got), (want.real.copy(), got.real.copy())]
+    for one, other in pairs:
+        same = np.array_equal(one.view(np.float64), other.view(np.float64), equal_nan=True)
+        distance = DistanceMeter()
+        distance.update(one, other)
+        assert same == (distance.result().sqnr_db == 200.0)
+        try:
+            found = meter(([one], [other])).result()
+        except VerificationFailed:
+            assert not same
+            continue
+        assert found is not None and same == (found.sqnr_db == 200.0)
 
 
 @settings(max_examples=50, deadline=None)

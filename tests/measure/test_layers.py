@@ -1,8 +1,9 @@
 """Comparing two files: spoilt ones are pinpointed, disguised and foreign ones are matched, other ones are refused."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from optimize.errors import Refused, UsageError
 from optimize.measure import layers
 from optimize.measure.feed import open_feed
 from optimize.measure.layers import states
-from optimize.measure.sides import aligned, open_side
+from optimize.measure.sides import Side, aligned, open_side
 from optimize.registry import find_target
 from tests.measure.comparisons import compared, edited, renamed, save_onnx, scaled, write_pair
 
@@ -236,6 +237,43 @@ def test_a_file_that_is_no_model_is_refused(content: bytes, tmp_path: Path) -> N
     path.write_bytes(content)
     with pytest.raises(Refused, match=r"bad\.onnx' is not an ONNX file"):
         open_side(str(path))
+
+
+class Answering(Side):
+    """A file that answers what it is told."""
+
+    answer: Any = None
+
+    @property
+    def kind(self) -> str:
+        return "test"
+
+    def _run(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        return [self.answer]
+
+
+def answered(want: Any, got: Any) -> layers.Distances:
+    """Compares two outputs."""
+    sides = [Answering(Path(name), (), ()) for name in "ab"]
+    for side, answer in zip(sides, (want, got), strict=True):
+        object.__setattr__(side, "answer", answer)
+    return layers.compare(*sides, open_feed(*sides, input_shape="2"))
+
+
+def test_complex_outputs_are_compared_whole() -> None:
+    value = np.array([[1 + 1j, 2 - 2j]])
+    found = answered(value, value.conj())
+    assert found.is_below and found.outputs[0].distance.sqnr_db < 0 and found.top1 is None
+    assert answered(value, value).outputs[0].distance.sqnr_db == 200
+
+
+@pytest.mark.parametrize(
+    ("want", "got"),
+    [(np.ones((1, 2)), np.ones((1, 2)) + 0j), ([np.ones(2)], [np.zeros(2)]), (np.array([["a"]]), np.array([["b"]]))],
+)
+def test_outputs_that_cannot_be_compared_are_not_equal(want: Any, got: Any) -> None:
+    with pytest.raises(Refused, match="return what cannot be compared"):
+        answered(want, got)
 
 
 def test_paths_that_are_none(tmp_path: Path) -> None:
