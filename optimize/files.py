@@ -1,10 +1,9 @@
-"""Writing files whole or not at all."""
+"""Writing one file whole or not at all; several files at once are a ``transaction``."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,32 +11,29 @@ from pathlib import Path
 
 from optimize.errors import Refused
 
+#: What the system says of a place that is not ours to write to, whoever tries.
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EROFS, errno.EPERM, errno.EBUSY, errno.ETXTBSY})
+_NOT_A_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Letters of a file's name that its temporary name repeats; with the random part it stays within 255 bytes.
+_REPEATED = 40
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; rename it to ``path`` on success, leave nothing on failure.
 
     Raises:
-        Refused: The disk is full or the folder cannot be written.
+        Refused: The disk is full, or the file cannot be written where it is to lie.
     """
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = _temporary(path)
         yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        _name(temporary, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise Refused(
-                f"No space left on the disk of '{path.parent}'.", hint="Free space or choose --out."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise Refused(
-                f"'{path.parent}' cannot be written: {error.strerror}.", hint="Choose another --out."
-            ) from error
+        if error.errno in _NO_SPACE or error.errno in _NOT_WRITABLE:
+            raise refusal(error, path) from error
         raise
     finally:
         if temporary is not None:
@@ -45,32 +41,50 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole or not at all."""
+    """Write a UTF-8 text file whole or not at all.
+
+    Raises:
+        Refused: The disk is full, or the file cannot be written where it is to lie.
+    """
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def staging(out: Path) -> Iterator[Path]:
-    """Yield an empty folder; on success its files move to ``out``, on failure nothing of it is left.
+def refusal(error: OSError | ValueError, path: Path) -> Refused:
+    """Return what to tell the user about a file or folder that the system did not let us write.
 
-    Raises:
-        Refused: ``out`` cannot be made or written.
+    >>> refusal(IsADirectoryError(errno.EISDIR, ""), Path("out/report.html")).what
+    "'out/report.html' is a folder, and a file is to be written there."
     """
-    existed = out.exists()
+    if not isinstance(error, OSError):  # Python itself refuses such names: a NUL inside, or half a character
+        return Refused(f"{str(path)!r} cannot be the name of a file: {error}.", hint="Choose another name.")
+    if error.errno in _NO_SPACE:
+        return Refused(f"No space is left on the disk to write '{path}'.", hint="Free space or choose another place.")
+    if error.errno == errno.EISDIR:
+        return Refused(f"'{path}' is a folder, and a file is to be written there.", hint="Rename or remove the folder.")
+    if error.errno == errno.ENAMETOOLONG:
+        return Refused(f"The name '{path}' is too long for the file system.", hint="Choose a shorter one.")
+    if error.errno in _NOT_A_FOLDER:
+        why = "a part of its path is not a folder"
+        return Refused(f"'{path}' cannot be written: {why}.", hint="Choose another place.")
+    return Refused(f"'{path}' cannot be written: {error.strerror or error}.", hint="Choose another place.")
+
+
+def _temporary(path: Path) -> Path:
+    """Make an empty file beside ``path``, and the folders above it."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".optimize-", dir=out))
-    except OSError as error:
-        raise Refused(
-            f"The folder '{out}' cannot be written: {error.strerror}.", hint="Choose another --out."
-        ) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem[:_REPEATED]}-", suffix=path.suffix, dir=path.parent)
+    except (OSError, ValueError) as error:
+        raise refusal(error, path) from error
+    os.close(handle)
+    return Path(name)
+
+
+def _name(temporary: Path, path: Path) -> None:
+    """Give a finished file its name."""
     try:
-        yield folder
-        for file in folder.iterdir():
-            file.replace(out / file.name)
-        existed = True
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not existed:
-            shutil.rmtree(out, ignore_errors=True)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except (OSError, ValueError) as error:
+        raise refusal(error, path) from error

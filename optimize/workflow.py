@@ -14,7 +14,6 @@ import torch
 from optimize import registry
 from optimize.datasets import CALIBRATION_BATCH, CalibrationBatches, Datasets, open_datasets
 from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed
-from optimize.files import staging
 from optimize.job import Export, Job, Variant
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet, Progress, silent
@@ -26,13 +25,14 @@ from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
-from optimize.report import write
+from optimize.report import FILES, write
 from optimize.report.assemble import assemble
 from optimize.report.model import Report
 from optimize.search import Search
 from optimize.targets import progress
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
+from optimize.transaction import check, staging
 
 JUDGED_BATCH = 64
 
@@ -118,6 +118,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     tell = progress or silent
     for target in job.recipe.targets:
         registry.find_target(target)
+    check(job.out, FILES)
     subject = open_program(job, tell)
     datasets = open_datasets(
         job.recipe,
@@ -128,7 +129,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     )
     calibration = calibration_data(job, subject.program, datasets, tell)
     variants = transform(subject.program, job.passes(calibration), tell)
-    with staging(job.out) as folder:
+    with staging(job.out, FILES) as folder:
         stem = _stem(job.source)
         exports = [
             _export(variant, target, folder / f"{stem}.{variant.precision}{target.suffix}", tell)

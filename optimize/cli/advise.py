@@ -32,7 +32,10 @@ def advise(model: str, **given: Any) -> None:
     from optimize.report import advice as shown
     from optimize.report.console import Phases
     from optimize.report.model import now
+    from optimize.transaction import check
 
+    if given["out"]:
+        check(given["out"], shown.FILES)
     if runtime_of(model):
         raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
     recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")

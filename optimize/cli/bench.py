@@ -73,7 +73,9 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     """
     from optimize.report import bench as shown
     from optimize.report.console import Phases
+    from optimize.transaction import check
 
+    check(given["out"], shown.FILES)
     with Phases(quiet=given["quiet"]) as phases:
         report = _measured(sources, given, phases.update)
     page = shown.write(report, given["out"])

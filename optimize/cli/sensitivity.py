@@ -37,7 +37,9 @@ def sensitivity(model: str, **given: Any) -> None:
     from optimize.report import sensitivity as shown
     from optimize.report.console import Phases
     from optimize.sensitivity import analyse
+    from optimize.transaction import check
 
+    check(given["out"], shown.FILES)
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {

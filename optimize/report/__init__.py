@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from optimize.report.model import Report
 
 
+#: What a run writes beside its artifacts.
+FILES = ("report.json", "report.md", "report.html")
+
+
 def write(report: Report, folder: Path) -> Path:
-    """Write ``report.json``, ``report.md`` and ``report.html``, each whole or not at all; return the path of the last.
+    """Write ``report.json``, ``report.md`` and ``report.html`` into a folder that is still in the making.
+
+    Returns:
+        The path of the page.
 
     Raises:
         Refused: The folder cannot be written.

@@ -16,7 +16,10 @@ from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
 from optimize.report.model import Document
+from optimize.transaction import staging
 
+#: What is written to ``--out``, all or none.
+FILES = ("advice.json", "advice.html")
 COLUMNS = ("Advice", "Takes", "Estimated", "Measured")
 NOTE = (
     "Estimates are what the formula gives for this machine's measured limits; kernels lose more than that in places. "
@@ -66,8 +69,9 @@ def write(record: AdviceRecord, folder: Path) -> Path:
     Raises:
         Refused: The folder cannot be written.
     """
-    write_text(folder / "advice.json", record.model_dump_json(indent=1) + "\n")
-    write_text(folder / "advice.html", render(record))
+    with staging(folder, FILES) as new:
+        write_text(new / "advice.json", record.model_dump_json(indent=1) + "\n")
+        write_text(new / "advice.html", render(record))
     return folder / "advice.html"
 
 

@@ -16,7 +16,10 @@ from optimize.report import format as form
 from optimize.report.bench_model import BenchReport
 from optimize.report.console import fitted_grid, standard_output
 from optimize.report.table import Line
+from optimize.transaction import staging
 
+#: What is written to ``--out``, all or none.
+FILES = ("bench.json", "bench.md", "bench.html")
 #: Columns a narrow terminal does without, in this order; the page has them all.
 FIRST_TO_GO = ("Ran on", "CPU a run", "p90", "Energy a run", "p99", "Peak memory", "Throughput", "p95", "Load", "SQNR")
 
@@ -79,9 +82,10 @@ def write(report: BenchReport, folder: Path) -> Path:
     Raises:
         Refused: The folder cannot be written.
     """
-    write_text(folder / "bench.json", report.model_dump_json(indent=1) + "\n")
-    write_text(folder / "bench.md", render_markdown(report))
-    write_text(folder / "bench.html", render_page(report))
+    with staging(folder, FILES) as new:
+        write_text(new / "bench.json", report.model_dump_json(indent=1) + "\n")
+        write_text(new / "bench.md", render_markdown(report))
+        write_text(new / "bench.html", render_page(report))
     return folder / "bench.html"
 
 

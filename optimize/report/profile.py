@@ -18,7 +18,10 @@ from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
 from optimize.report.model import Document
 from optimize.report.roofline_plot import HEIGHT, WIDTH, plot
+from optimize.transaction import staging
 
+#: What is written to ``--out``, all or none.
+FILES = ("profile.json", "roofline.svg", "profile.html")
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
 #: Rows that a terminal shows of a long profile: those that take the most.
 SHOWN = 40
@@ -83,11 +86,12 @@ def write(record: ProfileRecord, folder: Path) -> Path:
     Raises:
         Refused: The folder cannot be written.
     """
-    write_text(folder / "profile.json", record.model_dump_json(indent=1) + "\n")
-    drawn = render_roofline(record.found)
-    if drawn:
-        write_text(folder / "roofline.svg", drawn)
-    write_text(folder / "profile.html", render(record))
+    with staging(folder, FILES) as new:
+        write_text(new / "profile.json", record.model_dump_json(indent=1) + "\n")
+        drawn = render_roofline(record.found)
+        if drawn:
+            write_text(new / "roofline.svg", drawn)
+        write_text(new / "profile.html", render(record))
     return folder / "profile.html"
 
 

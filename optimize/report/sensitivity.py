@@ -14,7 +14,10 @@ from optimize.report.console import listing_grid, standard_output
 from optimize.report.html import template
 from optimize.report.model import Document, Record
 from optimize.report.sensitivity_plot import HEIGHT, LEFT, RIGHT, WIDTH, plot
+from optimize.transaction import staging
 
+#: What is written to ``--out``, all or none.
+FILES = ("sensitivity.json", "sensitivity.html")
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
 NOTE = (
     "SQNR of the outputs with that layer alone in INT8, simulated; the times are measured, runs of both files "
@@ -104,8 +107,9 @@ def write(found: Sensitivity, folder: Path) -> Path:
     Raises:
         Refused: The folder cannot be written.
     """
-    write_text(folder / "sensitivity.json", found.model_dump_json(indent=1) + "\n")
-    write_text(folder / "sensitivity.html", render(found))
+    with staging(folder, FILES) as new:
+        write_text(new / "sensitivity.json", found.model_dump_json(indent=1) + "\n")
+        write_text(new / "sensitivity.html", render(found))
     return folder / "sensitivity.html"
 
 

@@ -1,0 +1,287 @@
+"""What the user finds where ``--out`` was refused, replaced, shared or left behind; nothing here takes time."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimize import files
+from optimize.errors import Refused
+from optimize.transaction import check, commit, doubles, locks, moves, staging, surroundings
+from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hidden, prepare, run, write
+
+ROOT = os.name == "posix" and os.geteuid() == 0
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is a small file system of its own."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if not ROOT or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_what_fails_takes_nothing_of_a_run_that_finished_meanwhile(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), staging(out, NAMES):
+        run(out, "2")
+        (out / "notes.txt").write_text("notes")
+        raise KeyboardInterrupt
+    assert found(out) == "2" and (out / "notes.txt").exists() and not hidden(out)
+
+
+@pytest.mark.parametrize("way", ["exchange", "in place"])
+def test_a_file_that_cannot_be_replaced_leaves_all_as_it_was(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount point on the file or an immutable one does: it can neither be linked nor replaced."""
+    out, linked, replaced = tmp_path / "out", os.link, os.replace
+    prepare(out)
+    go(way, monkeypatch)
+
+    def refuse(source: Path, target: Path, **options: bool) -> None:
+        if Path(source) == out / "report.json" or Path(target) == out / "report.json":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(source), None, str(target))
+        (linked if options else replaced)(source, target, **options)
+
+    for name in ("link", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(Refused, match=r"report\.json' cannot be written: Device or resource busy"):
+        run(out, "2")
+    assert found(out) == "1" and not hidden(out)
+    check_belongings(out)
+
+
+@pytest.mark.skipif(not ROOT, reason="mounting needs root")
+def test_a_file_that_is_mounted_leaves_all_as_it_was(mounted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(out)
+    (mounted / "file").write_text("1")
+    subprocess.run(["mount", "--bind", str(mounted / "file"), str(out / "report.json")], check=True)
+    try:
+        with pytest.raises(Refused, match=r"report\.json' cannot be written"):
+            run(out, "2")
+    finally:
+        subprocess.run(["umount", str(out / "report.json")], check=True)
+    assert found(out) == "1" and not hidden(out)
+    check_belongings(out)
+
+
+def test_a_mount_point_is_written_in_place(mounted: Path) -> None:
+    run(mounted, "1")
+    (mounted / "notes.txt").write_text("notes")
+    run(mounted, "2")
+    assert found(mounted) == "2" and (mounted / "notes.txt").exists() and not hidden(mounted)
+
+
+def test_a_full_disk_is_said_and_the_old_result_stays(mounted: Path) -> None:
+    out = mounted / "out"
+    prepare(out)
+    with pytest.raises(Refused, match=r"No space is left on the disk to write '.*big\.bin'"), staging(out) as folder:
+        write(folder, "2")
+        files.write_text(folder / "big.bin", "x" * 100_000)
+    assert found(out) == "1" and not hidden(out)
+    check_belongings(out)
+
+
+@pytest.mark.skipif(not ROOT, reason="mounting needs root")
+def test_a_folder_bound_within_one_file_system_is_a_mount_point(tmp_path: Path) -> None:
+    bound, out = tmp_path / "bound", tmp_path / "a b"
+    bound.mkdir()
+    out.mkdir()
+    if subprocess.run(["mount", "--bind", str(bound), str(out)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        assert surroundings.is_mounted(out) and not surroundings.is_mounted(bound)
+        run(out, "2")
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
+    assert found(bound) == "2" and not hidden(bound)
+
+
+def test_a_shell_in_the_folder_finds_the_result(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(out)
+    shell = subprocess.Popen(["sh", "-c", "read line; cat report.json"], cwd=out, stdin=-1, stdout=-1, text=True)
+    run(out, "2")
+    assert shell.communicate("\n")[0] == "2"
+
+
+def test_original_folders_stay(tmp_path: Path) -> None:
+    """Who works inside one, or holds it open, never notices."""
+    out = tmp_path / "out"
+    prepare(out)
+    before = [os.stat(path).st_ino for path in (out / "data", out / "data" / "deep", out / "notes.txt")]
+    os.chmod(out, 0o750)
+    run(out, "2")
+    assert before == [os.stat(path).st_ino for path in (out / "data", out / "data" / "deep", out / "notes.txt")]
+    assert os.stat(out).st_mode & 0o777 == 0o750
+
+
+def test_a_new_folder_has_the_permissions_of_new_folders(tmp_path: Path) -> None:
+    run(tmp_path / "out", "1")
+    (tmp_path / "other").mkdir()
+    assert os.stat(tmp_path / "out").st_mode == os.stat(tmp_path / "other").st_mode
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    prepare(tmp_path / "real")
+    (tmp_path / "out").symlink_to("real")
+    run(tmp_path / "out", "2")
+    assert (tmp_path / "out").is_symlink() and found(tmp_path / "real") == "2"
+
+
+@pytest.mark.parametrize("way", ["exchange", "in place"])
+def test_a_result_that_does_without_one_of_its_files_removes_the_old_one(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile has a roofline only where a kernel multiplies: that of another model shall not lie beside it."""
+    go(way, monkeypatch)
+    out, names = tmp_path / "out", ("profile.json", "roofline.svg")
+    for written in (names, names[:1]):
+        with staging(out, names) as folder:
+            for name in written:
+                (folder / name).write_text("")
+    assert os.listdir(out) == ["profile.json"]
+
+
+def test_what_a_living_run_makes_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with staging(out) as living:
+        write(living, "3")
+        run(out, "2")
+        fail(out)
+        assert living.exists()
+    assert found(out) == "3" and not hidden(out)
+
+
+def test_what_only_looks_like_a_left_over_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alike = [".out-abcdefgh", ".out.optimize-backup", ".out.optimize-abcdefgh", ".other.optimize-abcdefgh"]
+    for name in alike:
+        (tmp_path / name / "new").mkdir(parents=True)
+        (tmp_path / name / "new" / "mine").write_text("")
+        (tmp_path / name / "mine").write_text("")
+    run(out, "2")
+    assert all((tmp_path / name / "new" / "mine").exists() for name in alike)
+    assert all((tmp_path / name / "mine").exists() for name in alike)
+
+
+def test_a_folder_that_replaced_the_new_one_keeps_what_the_old_one_held(tmp_path: Path) -> None:
+    """Killed between two renames; somebody then made the folder anew, before the next run put the old one back."""
+    out = tmp_path / "out"
+    prepare(out)
+    transaction = commit.begin(out)
+    folder, note = transaction.hidden, transaction.hidden.read()
+    assert note is not None
+    folder.replaced.mkdir()
+    doubled = doubles.double_all(out, folder.new, frozenset(), folder.replaced)
+    folder.write(replace(note, doubles=doubled))
+    os.rename(out, folder.old)
+    out.mkdir()
+    transaction.close()
+    assert found(out) == "1" and not hidden(out)
+    check_belongings(out)
+
+
+def test_a_stranger_that_holds_the_folder_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``flock FOLDER optimize ... --out FOLDER/out`` does, for as long as the run lasts."""
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
+    stranger = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(stranger, fcntl.LOCK_EX)
+    prepare(tmp_path / "out")
+    run(tmp_path / "out", "2")
+    os.close(stranger)
+    assert found(tmp_path / "out") == "2" and not hidden(tmp_path / "out")
+
+
+def test_moves_that_were_all_made_are_not_undone(tmp_path: Path) -> None:
+    new, out, replaced = (tmp_path / name for name in ("new", "out", "replaced"))
+    for folder, text in ((new, "2"), (out, "1")):
+        folder.mkdir()
+        write(folder, text)
+    replaced.mkdir()
+    moves.move_all(new, out, replaced, os.listdir(new), ())
+    moves.undo(new, out, replaced, os.listdir(replaced))
+    assert found(out) == "2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("file", "'.*file' is a file, not a folder"),
+        ("file/below/out", "file' is a file, not a folder"),
+        ("x" * 300, "too long"),
+        ("absent/" + "x" * 300 + "/out", "too long"),
+        ("a\0b", "cannot be the name of a file"),
+        ("loop", "cannot be written"),
+        ("taken", "report.json' is a folder"),
+    ],
+)
+def test_what_no_result_can_be_written_to_is_refused_before_the_work(words: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "taken" / "report.json").mkdir(parents=True)
+    before = sorted(os.walk(tmp_path))
+    with pytest.raises(Refused, match=message):
+        check(tmp_path / words, NAMES)
+    with pytest.raises(Refused, match=message), staging(tmp_path / words, NAMES):
+        pytest.fail("the work began")
+    assert sorted(os.walk(tmp_path)) == before
+
+
+def test_what_is_not_writable_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    (tmp_path / "out").mkdir()
+    run(tmp_path / "out", "2")  # in place: the folder itself is writable
+    assert found(tmp_path / "out") == "2" and not hidden(tmp_path / "out")
+    with pytest.raises(Refused, match=f"cannot be made: '{tmp_path}' cannot be written"):
+        check(tmp_path / "other" / "out")
+
+
+def test_a_long_name_that_a_folder_can_have(tmp_path: Path) -> None:
+    run(tmp_path / ("x" * 250), "2")
+    assert found(tmp_path / ("x" * 250)) == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "folder' is a folder, and a file is to be written there"),
+        ("file/below.json", "below.json' cannot be written: a part of its path is not a folder"),
+        ("x" * 300, "x' is too long"),
+        ("a\0b.json", "b.json' cannot be the name of a file: embedded null byte"),
+        ("loop/below.json", "loop/below.json' cannot be written: a part of its path is not a folder"),
+    ],
+)
+def test_one_file_that_cannot_be_written_is_named(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(Refused, match=message):
+        files.write_text(tmp_path / name, "text")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
+
+
+def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows: what a killed run has left stays, and results are as whole as ever."""
+    monkeypatch.setattr(locks, "fcntl", None)
+    commit.begin(tmp_path / "out")
+    prepare(tmp_path / "out")
+    run(tmp_path / "out", "2")
+    assert found(tmp_path / "out") == "2" and len(hidden(tmp_path / "out")) == 1
+
+
+def test_the_package_is_imported_where_there_is_no_fcntl() -> None:
+    code = "import sys; sys.modules['fcntl'] = None; import optimize.transaction; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
