@@ -7,6 +7,7 @@ Every refusal names the layer, because only its owner can mend it.
 from __future__ import annotations
 
 import copy
+import keyword
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -61,6 +62,7 @@ def check_parts(module: torch.nn.Module) -> None:
             if not isinstance(held, Mapping):
                 raise _odd(path, child, "was made without torch.nn.Module.__init__")
             for name, value in held.items():
+                _check_name(path, child, name)
                 _check_part(path, child, name, value, kind)
 
 
@@ -118,6 +120,18 @@ def _parts(module: Any, path: str = "", seen: set[int] | None = None) -> Iterato
     yield path, module
     for name, child in module._modules.items():
         yield from _parts(child, f"{path}.{name}".lstrip("."), seen)
+
+
+def _check_name(path: str, child: torch.nn.Module, name: Any) -> None:
+    """Check that a name can stand in the Python code that torch.fx writes of a graph, between double quotes.
+
+    A name with a quote in it would end there, and what follows would run as code.
+    """
+    if not isinstance(name, str) or not name.isprintable() or keyword.iskeyword(name) or {'"', "\\"} & set(name):
+        raise Refused(
+            f"{_named(path, child)} has a part with the name '{name}', which code cannot name.",
+            hint="Rename it: letters, digits, spaces and most signs will do, but no quotes and no words of Python.",
+        )
 
 
 def _check_part(path: str, child: torch.nn.Module, name: str, value: Any, kind: type) -> None:

@@ -103,6 +103,17 @@ def net(change: Callable[[Any], object]) -> Build:
     return build
 
 
+def named(name: str) -> Build:
+    """Return a way to make a model with a layer of this name."""
+
+    def build() -> nn.Module:
+        made = nn.Sequential()
+        made.add_module(name, nn.Linear(4, 2))
+        return made.eval()
+
+    return build
+
+
 def replaced(layer: nn.Module, name: str, value: Any) -> None:
     """Put something under the name of a weight, as a file that was made by hand may."""
     delattr(layer, name)
@@ -129,6 +140,10 @@ REFUSED: dict[str, tuple[Build, tuple[Any, ...], str]] = {
     ),
     "a number for a layer": (net(lambda made: made._modules.update({"1": 3})), (IMAGES,), "'1' of the type int"),
     "a layer without parts": (net(lambda made: made[1].__dict__.pop("_buffers")), (IMAGES,), "layer '1'"),
+    "a name that is code": (named('x"); print("owned"); ("x'), (ROWS,), "which code cannot name"),
+    "a name of two lines": (named("a\n::error::b"), (ROWS,), "which code cannot name"),
+    "a name that is no text": (named("a\udcff"), (ROWS,), "which code cannot name"),
+    "a word of Python": (named("class"), (ROWS,), "'class', which code cannot name"),
     "a lock": (net(lambda made: setattr(made[2], "lock", threading.Lock())), (IMAGES,), "'lock' of the layer '2'"),
     "a layer without a size": (
         lambda: nn.Sequential(nn.LazyLinear(3)),
