@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optimize import bounds, graph
+from optimize import bounds
 from optimize.data import Batch, Data, ImagePreprocessing, InputSpec, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.escaping import shortened
@@ -214,33 +213,6 @@ def _example(text: str, batch: int, generator: torch.Generator) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
     return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known
-
-
-def with_varied_tokens(program: Program) -> Program:
-    """Return the program with random tokens in place of constant ones, within the smallest table each input reads.
-
-    Passes are verified and files are judged on the example inputs: one token in every place would hide nearly all
-    errors.
-    """
-    generator = torch.Generator().manual_seed(0)
-    inputs = tuple(
-        torch.randint(0, _vocabulary(program, index), tensor.shape, generator=generator).to(tensor.dtype)
-        if not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor == 0).all())
-        else tensor
-        for index, tensor in enumerate(program.inputs)
-    )
-    return dataclasses.replace(program, inputs=inputs)
-
-
-def _vocabulary(program: Program, index: int) -> int:
-    """Return the rows of the smallest embedding that reads an input directly, 1 where none does."""
-    placeholder = [node for node in program.graph.nodes if node.op == "placeholder"][index]
-    tables = [
-        graph.constant(program.graph_module, node.args[0])
-        for node in graph.calls(program.graph, graph.aten.embedding.default)
-        if node.args[1] is placeholder
-    ]
-    return min((table.shape[0] for table in tables if table is not None), default=1)
 
 
 def _noise(program: Program, batch: int) -> Iterator[Batch]:

@@ -1,24 +1,25 @@
-"""Opening a model: load what the job names, capture it, and check the capture against the module it came from."""
+"""Opening a model: what the job names becomes a captured program, checked against the module it came from.
+
+What the user vouches for (a module, a factory, a file with ``--trust``) is opened in this process. Everything else is
+opened in a confined one and comes back as data (`load.taking`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from optimize.datasets import example_inputs, with_varied_tokens
-from optimize.errors import UsageError, VerificationFailed
-from optimize.frontend import capture, capture_exported, capture_torchscript
+from optimize.capture_checks import check_capture, check_sizes, vary_tokens
+from optimize.datasets import example_inputs
+from optimize.errors import UsageError
+from optimize.frontend import capture, capture_torchscript
 from optimize.job import Job, Subject
+from optimize.load import Loaded, Source, load_state, load_trusted
+from optimize.load.taking import Capturing, take_over
 from optimize.measure.fleet import Progress, silent
-from optimize.pipeline import EXACT_TOLERANCE, output_error
 from optimize.program import Program
-from optimize.resizing import check_sizes
-
-if TYPE_CHECKING:
-    from optimize.load import Loaded
 
 
 def open_program(job: Job, progress: Progress | None = None) -> Subject:
@@ -31,15 +32,38 @@ def open_program(job: Job, progress: Progress | None = None) -> Subject:
     if isinstance(job.source, torch.nn.Module):
         if job.inputs is None:
             raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")
-        return _verified(Subject(_capture_module(job, job.source, job.inputs), type(job.source).__name__))
-    from optimize.load import load
+        program = _capture_module(job, job.source, job.inputs)
+        check_capture(program)
+        return Subject(program, type(job.source).__name__)
+    source = Source.of(job.source, model=job.factory)
+    if source.kind is None or job.trust or source.is_plain:
+        tell("load", 0.0)
+        return _captured(job, load_trusted(source), tell)
+    return _taken(job, source, tell)
 
-    tell("load", 0.0)
-    loaded = load(job.source, model=job.factory, trust=job.trust)
+
+def _taken(job: Job, source: Source, tell: Progress) -> Subject:
+    """Open an untrusted file in a confined process."""
+    assert source.kind is not None and source.path is not None
+    how = Capturing(static_batch=job.static_batch is not None, dynamic_size=job.dynamic_size)
+    taken = take_over(source.path, source.kind, lambda: _inputs(job), how, progress=tell)
+    if taken.state is not None:
+        return _captured(job, load_state(source, taken.state, taken.warnings), tell)
+    assert taken.program is not None
+    name = f"{source.path} ({taken.noun})"
+    return Subject(taken.program, name, source.sha256, (*taken.warnings, *source.unused_model))
+
+
+def _captured(job: Job, loaded: Loaded, tell: Progress) -> Subject:
     tell("capture", 0.0)
-    program = with_varied_tokens(_capture_loaded(job, loaded))
+    program = vary_tokens(_capture_loaded(job, loaded))
+    check_capture(program)
     tell("capture", 1.0)
-    return _verified(Subject(program, loaded.source, loaded.sha256, loaded.warnings))
+    return Subject(program, loaded.source, loaded.sha256, loaded.warnings)
+
+
+def _inputs(job: Job) -> Sequence[Any]:
+    return job.inputs if job.inputs is not None else example_inputs(job.recipe, job.static_batch, job.preprocessing)
 
 
 def _capture_module(job: Job, module: torch.nn.Module, inputs: Sequence[Any]) -> Program:
@@ -56,36 +80,9 @@ def _capture_loaded(job: Job, loaded: Loaded) -> Program:
             "Height and width are left free in eager modules only; this file holds a graph.",
             hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
         )
-    if loaded.exported is not None:
-        return capture_exported(loaded.exported, dynamic_batch=dynamic)
-    inputs = job.inputs if job.inputs is not None else example_inputs(job.recipe, job.static_batch, job.preprocessing)
+    if (program := loaded.captured(dynamic_batch=dynamic)) is not None:
+        return program
+    inputs = _inputs(job)
     if isinstance(loaded.module, torch.jit.ScriptModule):
         return capture_torchscript(loaded.module, inputs, dynamic_batch=dynamic)
     return _capture_module(job, loaded.module, inputs)
-
-
-def _verified(subject: Subject) -> Subject:
-    """Compare the captured program with the eager module it came from.
-
-    Raises:
-        VerificationFailed: They differ: capture itself would be wrong.
-    """
-    program = subject.program
-    if program.source is None:
-        return subject
-    expected, _ = pytree.tree_flatten(_call_source(program))
-    for want, got in zip(expected, program.run(program.inputs), strict=True):
-        error, scale = output_error(want, got)
-        if error > EXACT_TOLERANCE.get(want.dtype, 0.0) * scale:
-            raise VerificationFailed(
-                f"The captured graph differs from the module by {error:.2e}.",
-                hint="The module may compute something new on every call (random numbers, a counter).",
-            )
-    return subject
-
-
-def _call_source(program: Program) -> Any:
-    arguments, keywords = pytree.tree_unflatten(list(program.inputs), program.in_spec)
-    assert program.source is not None
-    with torch.inference_mode():
-        return program.source(*arguments, **keywords)

@@ -14,7 +14,7 @@ from models import REFERENCES, randomize_batch_norm
 from optimize.errors import Refused, UsageError
 from optimize.opening import open_program
 from optimize.recipe import parse
-from optimize.resizing import check_sizes
+from optimize.capture_checks import check_sizes
 from optimize.workflow import Job
 
 FRESH = """

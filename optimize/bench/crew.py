@@ -37,18 +37,25 @@ class BenchSession(Session):
         self.ran_on: tuple[str, ...] = ()
         self.clock_step_s = 0.0
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it runs on a GPU."""
+        return super().on_gpu or self.subject.loading.get("device") == "cuda"
+
     def load(self) -> None:
         """Load the subject in the worker; a failure is recorded, not raised."""
         target = self.artifact.target
         module = "" if target == MODULE else type(find_target(target)).__module__
         path = self.artifact.path if target == MODULE else self.artifact.path.resolve()
         fields = {**dataclasses.asdict(self.artifact), "path": str(path), "coverage": None}
-        asked = {"loading": dict(self.subject.loading), "threads": self.threads, "affinity": self.affinity}
+        asked: dict[str, Any] = {"loading": dict(self.subject.loading), "threads": self.threads}
+        asked |= {"affinity": self.affinity, "limits": self.limits}
         try:
             reply = self.ask("open", artifact=fields, module=module, **asked)
         except WorkerFailed:
             return
-        self.load_s, self.clock_step_s, self.ran_on = reply["load_s"], reply["clock_step_s"], tuple(reply["ran_on"])
+        self._loaded(reply)
+        self.clock_step_s, self.ran_on = reply["clock_step_s"], tuple(reply["ran_on"])
 
     def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
         """Give the worker what a scenario runs on.

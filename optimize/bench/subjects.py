@@ -117,10 +117,8 @@ class Opening:
             return self._open_untrusted(named)
         loaded, path = load_trusted(named), Path(source)
         loading = {"factory": self.factory, "device": self.device}
-        if loaded.exported is not None:
-            from optimize.frontend import capture_exported
-
-            return self._open_program(path, capture_exported(loaded.exported))
+        if (program := loaded.captured()) is not None:
+            return self._open_program(path, program)
         if loaded.kind == "torchscript" and self.device == "cpu":
             return _described("torchscript", path, "TorchScript", (), [path])
         if loaded.kind == "factory":

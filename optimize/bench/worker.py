@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from optimize.bench.subjects import MODULE
-from optimize.measure.worker import Worker, artifact_from, is_warm, read_arrays, serve
+from optimize.measure.worker import Worker, artifact_from, confine_for, is_warm, read_arrays, serve
 from optimize.targets.base import Runner
 
 #: Targets whose loaded model several threads may call at once; the others get one for each caller.
@@ -46,12 +46,14 @@ class BenchWorker(Worker):
         start = time.perf_counter()
         if request["affinity"]:  # before the runtime starts threads, which inherit it
             os.sched_setaffinity(0, request["affinity"])
+        missing = confine_for(request)
         self._open_runner = lambda: _runner(request)
         self.runner = self._open_runner()
         self.runners = [self.runner]
         load_s = time.perf_counter() - start
         ran_on = list(getattr(self.runner, "providers", ()))
-        return {"load_s": load_s, "clock_step_s": clock_step_s(time.perf_counter), "ran_on": ran_on}
+        found = {"load_s": load_s, "clock_step_s": clock_step_s(time.perf_counter), "ran_on": ran_on}
+        return {**found, "missing": missing}
 
     def _prepare(self, request: Mapping[str, Any]) -> Reply:
         """Keep the inputs of a scenario; open a runner for each caller where one cannot be shared."""

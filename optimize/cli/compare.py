@@ -61,22 +61,28 @@ def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
 
 
 def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
-    from optimize.measure import layers, sides
-    from optimize.measure.feed import open_feed
+    from optimize.measure.layers import THRESHOLD_DB
     from optimize.report import layers as shown
     from optimize.report.console import Phases
 
     if given["out"]:
         shown.check_name(given["out"], layers=given["layers"])
-    opened = sides.aligned(*(sides.open_side(source, trust=given["trust"]) for source in (first, second)))
-    preprocessing = options.preprocessing(given)
-    feed = open_feed(*opened, data=given["data"], input_shape=given["input_shape"], preprocessing=preprocessing)
-    limit = layers.THRESHOLD_DB if given["threshold"] is None else given["threshold"]
+    limit = THRESHOLD_DB if given["threshold"] is None else given["threshold"]
+    asked = shown.Comparing(
+        first=first,
+        second=second,
+        layers=given["layers"],
+        data=given["data"],
+        input_shape=given["input_shape"],
+        preprocessing=options.preprocessing(given),
+        threshold_db=limit,
+        trust=given["trust"],
+        command=options.command_line(),
+    )
     with Phases(quiet=given["quiet"]) as phases:
-        found = layers.compare(*opened, feed, layers=given["layers"], threshold_db=limit, progress=phases.update)
-    record = shown.FileComparison.of(*opened, feed, found, options.command_line())
+        record = shown.compare_files(asked, phases.update)
     shown.show(record, worst_first=given["worst_first"])
     if given["out"]:
         shown.write(record, given["out"])
-        options.told("Comparison", given["out"])
-    sys.exit(1 if given["threshold"] is not None and found.is_below else 0)
+        click.echo(f"\nComparison {given['out']}")
+    sys.exit(1 if given["threshold"] is not None and record.found.is_below else 0)

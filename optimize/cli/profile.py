@@ -45,7 +45,10 @@ def profile(model: str, **given: Any) -> None:
     from optimize.report import profile as shown
     from optimize.report.console import Phases
     from optimize.report.model import now
+    from optimize.transaction import check
 
+    if given["out"]:
+        check(given["out"], shown.FILES)
     with Phases(quiet=given["quiet"]) as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
@@ -75,7 +78,7 @@ def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Pr
         return profile_program(program, target, **settings), source
     if target != own or given["fuse"]:
         raise UsageError(f"'{model}' runs in its own runtime, as it is.", hint="Leave --to and --fuse out.")
-    return profile_file(Path(model), input_shape=given["input_shape"], **settings), model
+    return profile_file(Path(model), input_shape=given["input_shape"], trust=given["trust"], **settings), model
 
 
 def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any, str]:

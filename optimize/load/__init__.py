@@ -1,7 +1,7 @@
-"""Loading: a file or a factory becomes a module, without running code that a file brings along.
+"""Loading: a file or a factory becomes a module or a program, without running code that a file brings along.
 
-Which code may run: a factory named by the user; TorchScript, in torch's interpreter (`script`); anything at all with
-``trust``. Everything else is checked (`pickles`, `exported`) and opened first in a limited child process (`guarded`).
+Which code may run in the user's process: a factory named by the user, and anything at all in a file with ``trust``.
+Every other file is opened in a confined process and comes back as data: `taking` says how, `untrusted` by which rules.
 """
 
 from __future__ import annotations
@@ -9,13 +9,66 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from optimize import sandbox
 from optimize.errors import Refused, UsageError
-from optimize.load import exported, guarded, named, pickles, script, untrusted, weights
+from optimize.load import exported, named, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
+
+if TYPE_CHECKING:
+    from optimize.program import Program
+
+ModelKind = Literal["module", "state_dict", "exported_program", "torchscript", "factory"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the user named, looked at and not opened.
+
+    Attributes:
+        text: As the user wrote it.
+        path: The file; None of a factory.
+        kind: What the file is by its bytes; None of a factory.
+        sha256: Of the file; None of a factory.
+        model: ``package.module:factory`` of the module that a state dict belongs to.
+    """
+
+    text: str
+    path: Path | None
+    kind: Kind | None
+    sha256: str | None
+    model: str | None
+
+    @classmethod
+    def of(cls, source: str | Path, *, model: str | None = None) -> Source:
+        """Look at a file or the name of a factory.
+
+        Raises:
+            Refused: It is missing, unreadable, or no PyTorch model.
+            UsageError: ``model`` is malformed, or given with a factory.
+        """
+        if model is not None and not named.is_named(model):
+            raise UsageError(f"--model '{model}' does not name a factory.", hint="Write package.module:factory.")
+        path = Path(source)
+        if not _is_there(path):
+            _check_factory(str(source), model)
+            return cls(str(source), None, None, None, model)
+        kind = identify(path)
+        with path.open("rb") as file:
+            return cls(str(source), path, kind, hashlib.file_digest(file, "sha256").hexdigest(), model)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a file format that holds no code and no size beyond its own."""
+        return self.kind is Kind.SAFETENSORS
+
+    @property
+    def unused_model(self) -> tuple[str, ...]:
+        """What to say of a factory that a file with a whole model did not need."""
+        return (f"--model {self.model} was not needed: '{self.path}' holds the whole model.",) if self.model else ()
 
 
 @dataclass(frozen=True)
@@ -33,42 +86,81 @@ class Loaded:
     """
 
     module: torch.nn.Module
-    kind: Literal["module", "state_dict", "exported_program", "torchscript", "factory"]
-    exported: torch.export.ExportedProgram | None
+    kind: ModelKind
+    exported: torch.export.ExportedProgram | exported.Exported | None
     source: str
     sha256: str | None
     warnings: tuple[str, ...] = ()
 
+    def captured(self, *, dynamic_batch: bool = True) -> Program | None:
+        """Return the program of a ``.pt2``, its batch free where its graph allows that; None of anything else.
 
-def load(source: str | Path, *, model: str | None = None, trust: bool = False) -> Loaded:
-    """Load a model from a file or a factory; what a file is, is told by its bytes.
+        Raises:
+            Refused: It holds no example inputs.
+        """
+        from optimize.frontend import capture_exported, capture_graph
 
-    Args:
-        source: A file (whole module or state dict of torch.save, ``.pt2``, TorchScript, safetensors), or
-            ``package.module:factory`` where there is no file of that name.
-        model: ``package.module:factory`` of the module that a state dict belongs to.
-        trust: Run whatever code the file holds.
+        held = self.exported
+        if held is None:
+            return None
+        if isinstance(held, torch.export.ExportedProgram):
+            return capture_exported(held, dynamic_batch=dynamic_batch)
+        return capture_graph(
+            held.module, held.inputs, held.in_spec, held.out_spec, free=held.free, dynamic_batch=dynamic_batch
+        )
+
+
+def load_trusted(source: Source) -> Loaded:
+    """Load what the user vouches for in this process: a factory, safetensors, or a file whose code may run.
 
     Raises:
-        Refused: It is missing, unreadable, no PyTorch model, wants code without trust, or does not fit ``model``.
-        UsageError: ``model`` is malformed, or given with a factory.
+        Refused: It cannot be read, or does not fit the factory.
     """
-    if model is not None and not named.is_named(model):
-        raise UsageError(f"--model '{model}' does not name a factory.", hint="Write package.module:factory.")
-    path = Path(source)
-    if not path.exists() and not path.is_symlink():
-        return _load_factory(str(source), model)
-    kind = identify(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if kind is Kind.SAFETENSORS:
-        held: Any = _read_safetensors(path)
-    else:
-        held = _open(path, kind, trust)
-    return _loaded(held, path, digest, model)
+    if source.path is None or source.kind is None:
+        return Loaded(weights.build(source.text), "factory", None, source.text, None)
+    return _loaded(_open_trusted(source.path, source.kind), source)
 
 
-def _load_factory(source: str, model: str | None) -> Loaded:
+def load_state(source: Source, state: weights.StateDict, notes: tuple[str, ...] = ()) -> Loaded:
+    """Return the module of the user's factory with the tensors of a state dict.
+
+    Raises:
+        Refused: There is no factory, or they do not fit it.
+    """
+    name = str(source.path)
+    if source.model is None:
+        raise weights.needs_model(state, name)
+    module = weights.build(source.model)
+    fitted = weights.fit(module, state, name)
+    return Loaded(
+        module, "state_dict", None, f"{name} (state dict) in {source.model}", source.sha256, (*notes, *fitted)
+    )
+
+
+def load_confined(source: Source) -> Loaded:
+    """Load an untrusted file as a module in this process, which has confined itself.
+
+    Raises:
+        Refused: It needs trust, is damaged, or does not fit the factory.
+        RuntimeError: This process is not confined: nothing untrusted becomes a module in the user's.
+    """
+    if source.path is None or source.kind is None or source.is_plain:
+        return load_trusted(source)
+    if not sandbox.is_confined():
+        raise RuntimeError("an untrusted file is loaded in a confined process alone")
+    held, notes = untrusted.open_untrusted(source.path, source.kind, str(source.path))
+    found = _loaded(held, source)
+    return Loaded(found.module, found.kind, found.exported, found.source, found.sha256, (*notes, *found.warnings))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+        return False
+
+
+def _check_factory(source: str, model: str | None) -> None:
     if not named.is_named(source):
         raise Refused(
             f"There is no file '{source}' (searched in '{Path.cwd()}').",
@@ -76,17 +168,15 @@ def _load_factory(source: str, model: str | None) -> Loaded:
         )
     if model is not None:
         raise UsageError(f"'{source}' is a factory already; --model is for the state dict in a file.")
-    return Loaded(weights.build(source), "factory", None, source, None)
 
 
-def _open(path: Path, kind: Kind, trust: bool) -> Any:
-    if not trust:
-        guarded.rehearse(path, kind)
-        return untrusted.open_untrusted(path, kind, str(path))
+def _open_trusted(path: Path, kind: Kind) -> Any:
+    if kind is Kind.SAFETENSORS:
+        return _read_safetensors(path)
     with path.open("rb") as file, untrusted.readable(kind, str(path)):
         if kind is Kind.EXPORTED:
-            return exported.read(file)
-        return script.read(file) if kind is Kind.TORCHSCRIPT else pickles.read_trusted(file, str(path))
+            return exported.read_trusted(file)
+        return script.read_trusted(file) if kind is Kind.TORCHSCRIPT else pickles.read_trusted(file, str(path))
 
 
 def _read_safetensors(path: Path) -> weights.StateDict:
@@ -100,19 +190,18 @@ def _read_safetensors(path: Path) -> weights.StateDict:
         raise Refused(f"'{path}' is a damaged safetensors file: {error}.", hint="Download the file again.") from error
 
 
-def _loaded(held: Any, path: Path, digest: str, model: str | None) -> Loaded:
-    unused = (f"--model {model} was not needed: '{path}' holds the whole model.",) if model else ()
+def _loaded(held: Any, source: Source) -> Loaded:
+    """Return the module in what a file held."""
+    path, digest, unused = source.path, source.sha256, source.unused_model
     if isinstance(held, torch.export.ExportedProgram):
         with untrusted.readable(Kind.EXPORTED, str(path)):
-            callable_module = held.module()
-        return Loaded(callable_module, "exported_program", held, f"{path} (exported program)", digest, unused)
+            module = held.module()
+        return Loaded(module, "exported_program", held, f"{path} (exported program)", digest, unused)
+    if isinstance(held, exported.Exported):
+        return Loaded(held.module, "exported_program", held, f"{path} (exported program)", digest, unused)
     if isinstance(held, torch.jit.ScriptModule):
         return Loaded(held, "torchscript", None, f"{path} (TorchScript)", digest, unused)
     found, notes = weights.unwrap(held, str(path))
     if isinstance(found, torch.nn.Module):
         return Loaded(found, "module", None, f"{path} (whole module)", digest, (*notes, *unused))
-    if model is None:
-        raise weights.needs_model(found, str(path))
-    module = weights.build(model)
-    notes += weights.fit(module, found, str(path))
-    return Loaded(module, "state_dict", None, f"{path} (state dict) in {model}", digest, tuple(notes))
+    return load_state(source, found, tuple(notes))

@@ -1,87 +1,399 @@
-"""``.pt2`` files of torch.export.save: what in one can run code, and how that is checked before anything is loaded.
+"""``.pt2`` files of torch.export.save, read by this reader alone: nothing of one is handed to torch's own.
 
-``torch.export.load`` trusts its file in five ways, each of which runs code of the file's author:
-
-1. pickled members (sample inputs, pickled weights) fall back to the unrestricted unpickler;
-2. custom and opaque objects are unpickled;
-3. symbolic sizes are texts that sympy evaluates with ``eval``, and guards are texts put into a function with ``exec``;
-4. operators are found by walking attributes from ``torch`` or ``operator``, and input trees may import modules by name;
-5. names of values become part of generated source code.
-
-So the whole description is held to a narrow language first: pickles that torch's restricted unpickler reads, plain
-names, plain arithmetic, operators of torch's own libraries, and trees of tuples, lists and dicts. The check and the
-load use the same archive reader on the same open file, so that both see the same bytes.
+``torch.export.load`` trusts its file: it unpickles members, evaluates sizes and guards with ``eval`` and ``exec``,
+walks to operators by attribute, imports classes of input trees, and writes names into generated source. Here the JSON
+of the graph becomes a `description`, which has no place for any of that. What is not needed is not read: the
+expressions of sizes and the guards (capturing the graph again finds sizes anew), stack traces, compiled code. Tensors
+are made of raw bytes (`raw_tensors`). Only example inputs are a pickle in every file of torch; it is read by torch's
+restricted unpickler with nothing added, in a confined process.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import logging
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import torch
+from torch import fx
+from torch.utils import _pytree as pytree
 
 from optimize.errors import Refused
+from optimize.load import names, operators
+from optimize.load.archive import Archive
+from optimize.load.description import NAME, Call, Description, Malformed, build
 from optimize.load.pickles import wanted_globals
+from optimize.load.raw_tensors import DTYPES, LAYOUTS, read_tensors
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
-_PLAIN = re.compile(r"[\w.+\-/<> ]*")
-_TEXT = re.compile(r"[^'\"\\\r\n]*")
-_OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prims|quantized|quantized_decomposed|torchao|torchvision)\.(?!from_file|save)\w+\.\w+"
-    r"|torch\.ops\.higher_order\.(cond|map_impl|scan|while_loop|wrap_with_set_grad_enabled|wrap_with_autocast)"
-    r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
-    r"|math\.(ceil|floor|trunc|sqrt|pow|log2)|torch\.(_sym_sqrt|sym_\w+)"
-)
-_TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
-_SYMBOLIC = re.compile(
-    r"Symbol|Integer|Float|Rational|Add|Mul|Pow|Mod|PythonMod|Max|Min|Abs|Eq|Ne|Equality|Unequality"
-    r"|LessThan|GreaterThan|StrictLessThan|StrictGreaterThan|And|Or|Not|FloorDiv|ModularIndexing|Where"
-    r"|CleanDiv|CeilDiv|CeilToInt|FloorToInt|LShift|RShift|PowByNatural|FloatPow|FloatTrueDiv|IntTrueDiv"
-    r"|TruncToFloat|TruncToInt|RoundToInt|RoundDecimal|ToFloat|Identity|IsNonOverlappingAndDenseIndicator"
-    r"|floor|ceiling|true|false|oo|int_oo"
-    r"|[a-z]{1,4}\d+"
-)
-_ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop)
-_ALLOWED_NODES = (*_ARITHMETIC, ast.cmpop, ast.expr_context, ast.Call, ast.keyword, ast.Name, ast.Subscript)
-_NEVER_READ = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom")
-_PICKLED_OBJECTS = ("custom_obj_", "opaque_obj_", "script_obj_")
+_SCHEMA = 8
+_GROUPS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
+_MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+_PLAIN = ("as_int", "as_float", "as_bool", "as_string", "as_ints", "as_floats", "as_bools", "as_strings")
+_NO_GRAD = "torch.ops.higher_order.wrap_with_set_grad_enabled"
 
 
-def check(file: IO[bytes], name: str) -> None:
-    """Refuse a ``.pt2`` whose loading would run code of its author.
+@dataclass(frozen=True)
+class Exported:
+    """An exported program as this package reads one.
+
+    Attributes:
+        module: Its graph: one placeholder an input, weights as attributes, a flat tuple of outputs.
+        inputs: Its example inputs, flat; None where it holds none.
+        in_spec: How a caller's ``(args, kwargs)`` flatten.
+        out_spec: How the outputs unflatten.
+        free: Dimensions that it leaves free beside the first, as ``dimension 2 of 'x'``.
+        notes: What the user should know.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[torch.Tensor, ...] | None
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    free: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read(archive: Archive, name: str) -> Exported:
+    """Read a ``.pt2``.
 
     Args:
-        file: The open file, at its start.
+        archive: The open file.
         name: What to call it in an error.
 
     Raises:
-        Refused: Something in it is outside the narrow language; the message names it.
+        Refused: It holds code, or something that this reader does not know; the message names it.
     """
-    reader = torch._C.PyTorchFileReader(file)
-    records = reader.get_all_records()
-    payloads: dict[str, Any] = {}
-    for record in records:
-        if record.startswith("data/aotinductor/"):
-            raise Refused(f"'{name}' holds native code ({record}), which is never loaded.")
-        if record.startswith("models/") or (record.startswith("data/") and record.endswith("_config.json")):
-            description = json.loads(reader.get_record(record))
-            payloads |= _payloads(record, description)
-            for problem in _problems(description):
-                raise Refused(f"'{name}' may run code of its author when it is opened: {problem}.", hint=_HINT)
-    for record in records:
-        if record.startswith("data/") and _is_pickled(record, payloads):
-            _check_pickle(reader.get_record(record), record, name)
+    try:
+        return _read(archive, name)
+    except operators.NotListed as error:
+        raise Refused(f"'{name}' calls {str(error)[:100]}, which may be code.", hint=_HINT) from error
+    except Malformed as error:
+        raise Refused(f"'{name}' holds what no exported program holds: {error}.", hint=_HINT) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        what = f"{type(error).__name__} {str(error).splitlines()[0][:100] if str(error) else ''}".strip()
+        raise Refused(
+            f"'{name}' is a torch.export program that cannot be read: {what}.", hint="Save or download the file again."
+        ) from error
 
 
-def read(file: IO[bytes]) -> torch.export.ExportedProgram:
-    """Load a ``.pt2`` on the CPU; its log lines and warnings are kept quiet."""
+def _read(archive: Archive, name: str) -> Exported:
+    models = [member for member in archive if re.fullmatch(r"models/[\w\-]+\.json", member)]
+    if len(models) != 1:
+        raise Malformed(f"it holds {len(models)} models, and one is read")
+    model = models[0].removeprefix("models/").removesuffix(".json")
+    content = json.loads(archive.read(models[0]))
+    if int(content["schema_version"]["major"]) != _SCHEMA:
+        raise Malformed(f"its schema is version {content['schema_version']['major']}, not {_SCHEMA}")
+    tensors = {
+        **read_tensors(archive, "weights", f"data/weights/{model}_weights_config.json"),
+        **read_tensors(archive, "constants", f"data/constants/{model}_constants_config.json"),
+    }
+    graph_module = content["graph_module"]
+    reading = _Reading(names.identifiers_of_paths(tensors))
+    found = reading.read(graph_module["graph"], graph_module["signature"])
+    module = build(found, {reading.paths[path]: tensor for path, tensor in tensors.items()}, functional=False)
+    root = next(entry["signature"] for entry in graph_module["module_call_graph"] if entry["fqn"] == "")
+    rewritten = {path: chosen for path, chosen in reading.paths.items() if path != chosen}
+    return Exported(
+        module.eval(),
+        _examples(archive, f"data/sample_inputs/{model}.pt", name),
+        _spec(root["in_spec"]),
+        _spec(root["out_spec"]),
+        tuple(_free(graph_module["graph"]["tensor_values"], found.inputs)),
+        (names.told(rewritten),) if rewritten else (),
+    )
+
+
+@dataclass
+class _Reading:
+    """Translates one graph; weights by the identifier paths they get."""
+
+    paths: Mapping[str, str]
+    calls: list[Call] = field(default_factory=list)
+    #: What a value is called in the description, where an inlined graph calls it otherwise.
+    known: dict[str, Any] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+
+    def read(self, graph: Mapping[str, Any], signature: Mapping[str, Any]) -> Description:
+        inputs, weights = [], {}
+        for entry in signature["input_specs"]:
+            ((kind, spec),) = entry.items()
+            if kind in _GROUPS:
+                self._declare(spec["arg"]["name"])
+                weights[spec["arg"]["name"]] = self.paths[spec[_GROUPS[kind]]]
+            elif kind == "user_input":
+                inputs.append(self._declare(spec["arg"]["as_tensor"]["name"]))
+            else:
+                raise Malformed(f"an input is a {kind}")
+        for node in graph["nodes"]:
+            self._read_node(node)
+        return Description(inputs, weights, self.calls, self._outputs(signature))
+
+    def _outputs(self, signature: Mapping[str, Any]) -> list[str]:
+        """Return what the caller gets; a buffer that gets a new value is written to, as in the module."""
+        outputs = []
+        buffers = {spec["buffer"]["buffer_name"]: spec["buffer"]["arg"]["name"]
+                   for spec in signature["input_specs"] if "buffer" in spec}  # fmt: skip
+        for place, entry in enumerate(signature["output_specs"]):
+            ((kind, spec),) = entry.items()
+            if kind == "user_output" and "as_tensor" in spec["arg"]:
+                outputs.append(self._value(spec["arg"]["as_tensor"]["name"]))
+            elif kind == "buffer_mutation":
+                arguments = [{"value": buffers[spec["buffer_name"]]}, {"value": self._value(spec["arg"]["name"])}]
+                self.calls.append(Call(self._declare(f"mutation_{place}"), "aten.copy_.default", arguments))
+            else:
+                held = next(iter(spec["arg"])) if kind == "user_output" else kind
+                raise Refused(
+                    f"Output {place} of the exported program is {held.removeprefix('as_')}, not a tensor; "
+                    "a deployed file returns tensors only.",
+                    hint="Wrap the module so that it returns its tensors alone.",
+                )
+        return outputs
+
+    def _read_node(self, node: Mapping[str, Any]) -> None:
+        target = node["target"]
+        if target == _NO_GRAD:
+            self._inline(node)
+            return
+        operator = target.removeprefix("torch.ops.") if target.startswith("torch.ops.") else target
+        if operator.startswith("aten.") and operator.split(".")[1] in operators.ASSERTIONS:
+            return
+        function = operators.find(operator)
+        positional = [self._argument(entry["arg"]) for entry in node["inputs"] if entry.get("kind") != 2]
+        keywords = {entry["name"]: self._argument(entry["arg"]) for entry in node["inputs"] if entry.get("kind") == 2}
+        if isinstance(function, torch._ops.OpOverload):
+            positional, keywords = _by_schema(function, node["inputs"], self._argument)
+        self._call(node, operator, positional, keywords, _returns_several(function))
+
+    def _call(
+        self, node: Mapping[str, Any], operator: str, positional: list[Any], keywords: dict[str, Any], several: bool
+    ) -> None:
+        """Add a call, and a call each for the parts of a result that is several values."""
+        outputs, modules = node["outputs"], _modules(node.get("metadata", {}))
+        parts = outputs[0]["as_tensors"] if len(outputs) == 1 and "as_tensors" in outputs[0] else None
+        if parts is None and not several:
+            if outputs:
+                self.calls.append(
+                    Call(self._declare(_output_name(outputs[0])), operator, positional, keywords, modules)
+                )
+            return
+        whole = self._declare(self._free_name(node.get("name") or "result"))
+        self.calls.append(Call(whole, operator, positional, keywords, modules))
+        for place, part in enumerate(outputs if parts is None else [{"as_tensor": entry} for entry in parts]):
+            if "as_none" in part:
+                continue
+            self.calls.append(
+                Call(self._declare(_output_name(part)), "_operator.getitem", [{"value": whole}, place], {}, modules)
+            )
+
+    def _inline(self, node: Mapping[str, Any]) -> None:
+        """Read the body of a region without gradients in its place: an inference graph has none anyway."""
+        _, body, *arguments = (entry["arg"] for entry in node["inputs"])
+        inner = body["as_graph"]["graph"]
+        given = [self._argument(entry) for entry in arguments]
+        outer, self.known = self.known, dict(self.known)
+        for entry, value in zip(inner["inputs"], given, strict=True):
+            self.known[_output_name(entry)] = value
+        for entry in inner["nodes"]:
+            self._read_node(entry)
+        results = [self._argument(entry) for entry in inner["outputs"]]
+        self.known = outer
+        for entry, value in zip(_flat_outputs(node["outputs"]), results, strict=True):
+            self.known[_output_name(entry)] = value
+
+    def _argument(self, entry: Mapping[str, Any]) -> Any:
+        """Return one argument in the form of a description."""
+        ((kind, held),) = entry.items()
+        if kind == "as_none":
+            return None
+        if kind in _PLAIN:
+            return _number(held)
+        if kind in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
+            return self._reference(held)
+        if kind in ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
+            return [self._reference(part) for part in held]
+        if kind in ("as_optional_tensors", "as_optional_tensor"):
+            return [self._argument(part) for part in held] if isinstance(held, list) else self._argument(held)
+        if kind in ("as_int_lists", "as_float_lists"):
+            return [list(part) for part in held]
+        if kind == "as_complex":
+            return {"complex": [held["real"], held["imag"]]}
+        if kind == "as_device":
+            return {"device": held["type"]}
+        for name, table in (("scalar_type", DTYPES), ("memory_format", _MEMORY_FORMATS), ("layout", LAYOUTS)):
+            if kind == f"as_{name}":
+                return {"dtype" if name == "scalar_type" else name: table[held]}
+        raise Malformed(f"an argument is {kind.removeprefix('as_')}")
+
+    def _reference(self, held: Mapping[str, Any]) -> Any:
+        """Return a value by its name, or the number that stands in its place."""
+        for key in ("as_int", "as_float", "as_bool"):
+            if key in held:
+                return _number(held[key])
+        name = held["name"] if "name" in held else held["as_name"]
+        return self.known.get(name, {"value": name})
+
+    def _value(self, name: str) -> str:
+        found = self.known.get(name, {"value": name})
+        if not isinstance(found, dict) or "value" not in found:
+            raise Malformed(f"'{name[:80]}' is returned and is no value")
+        return str(found["value"])
+
+    def _declare(self, name: str) -> str:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise Malformed(f"{str(name)[:80]!r} is no name")
+        if name in self.made:  # a region has names of its own, which may be those of the graph around it
+            fresh = self._free_name(name)
+            self.known[name] = {"value": fresh}
+            name = fresh
+        self.made.add(name)
+        return name
+
+    def _free_name(self, wanted: str) -> str:
+        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
+        number, found = 0, base
+        while found in self.made:
+            number += 1
+            found = f"{base}_{number}"
+        return found
+
+
+def _by_schema(function: torch._ops.OpOverload, entries: Sequence[Mapping[str, Any]], argument: Any) -> Any:
+    """Return the arguments of an operator by their places in its schema, whatever the file says of them."""
+    places = {entry.name: entry for entry in function._schema.arguments}
+    given: dict[str, Any] = {}
+    for entry in entries:
+        if entry["name"] not in places or entry["name"] in given:
+            raise Malformed(f"{function} has no argument '{str(entry['name'])[:80]}', or has it twice")
+        given[entry["name"]] = argument(entry["arg"])
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    contiguous = True
+    for name, place in places.items():
+        if name not in given:
+            contiguous = False
+        elif contiguous and not place.kwarg_only:
+            positional.append(given[name])
+        else:
+            keywords[name] = given[name]
+    return positional, keywords
+
+
+def _returns_several(function: Any) -> bool:
+    """Say whether an operator returns a tuple or a list, of which the parts are named."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    returns = function._schema.returns
+    return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
+
+
+def _flat_outputs(outputs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    if len(outputs) == 1 and "as_tensors" in outputs[0]:
+        return [{"as_tensor": entry} for entry in outputs[0]["as_tensors"]]
+    return list(outputs)
+
+
+def _output_name(entry: Mapping[str, Any]) -> str:
+    ((_, held),) = entry.items()
+    return held["name"] if "name" in held else held["as_name"]
+
+
+def _number(value: Any) -> Any:
+    """Return a number, text or list of them; numbers that JSON has no word for come as texts."""
+    if isinstance(value, list):
+        return [_number(entry) for entry in value]
+    if isinstance(value, float) and value != value:
+        return {"float": "nan"}
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return {"float": "inf" if value > 0 else "-inf"}
+    if isinstance(value, str) and value in ("Infinity", "-Infinity", "NaN"):
+        return {"float": {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}[value]}
+    return value
+
+
+def _modules(metadata: Mapping[str, Any]) -> list[list[str]]:
+    """Return where a call came from, of ``key,path,class;...``; what is no plain path is left out."""
+    entries = [entry.split(",") for entry in str(metadata.get("nn_module_stack", "")).split(";")]
+    plain = r"[\w.@]*"
+    return [
+        [entry[1], entry[2]]
+        for entry in entries
+        if len(entry) == 3 and all(re.fullmatch(plain, part, re.ASCII) for part in entry[1:])
+        and not entry[1].startswith("_empty_nn_module_stack")
+    ]  # fmt: skip
+
+
+def _free(values: Mapping[str, Any], inputs: Sequence[str]) -> Iterator[str]:
+    """Yield the dimensions that the program leaves free, all but the batch."""
+    for name in inputs:
+        for dim, size in enumerate(values[name]["sizes"]):
+            if dim and "as_int" not in size:
+                yield f"dimension {dim} of '{name}'"
+
+
+def _examples(archive: Archive, member: str, name: str) -> tuple[torch.Tensor, ...] | None:
+    """Return the example inputs, flat; the one member that torch always pickles."""
+    if member not in archive:
+        return None
+    data = archive.read(member)
+    try:
+        held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, AttributeError, TypeError, KeyError) as error:
+        wanted = wanted_globals(_pickle_in(data))
+        reason = f"it wants {', '.join(wanted)}" if wanted else str(error).splitlines()[0][:200]
+        raise Refused(f"'{name}' has a pickle inside ({member}) that may be code: {reason}.", hint=_HINT) from error
+    if held is None:
+        return None
+    leaves = pytree.tree_leaves(held)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise Malformed("an example input is no tensor")
+    return tuple(leaf.detach().contiguous().clone() for leaf in leaves)
+
+
+def _pickle_in(data: bytes) -> bytes:
+    try:
+        return torch._C.PyTorchFileReader(io.BytesIO(data)).get_record("data.pkl")
+    except RuntimeError:
+        return data
+
+
+def _spec(text: str) -> pytree.TreeSpec:
+    """Return how values are arranged: tuples, lists and dicts with plain keys.
+
+    Raises:
+        Malformed: Something else arranges them.
+    """
+    if not text:
+        raise Malformed("nothing says how inputs and outputs are arranged")
+    _, tree = json.loads(text)
+    return pytree.tree_structure(_arranged(tree))
+
+
+def _arranged(node: Mapping[str, Any]) -> Any:
+    kind, children = node["type"], [_arranged(child) for child in node["children_spec"]]
+    if kind is None:
+        return 0
+    if kind in ("builtins.tuple", "builtins.list"):
+        return tuple(children) if kind == "builtins.tuple" else children
+    if kind in ("builtins.dict", "collections.OrderedDict"):
+        keys = json.loads(node["context"])
+        if not all(isinstance(key, str | int) for key in keys):
+            raise Malformed("a key is neither a text nor a number")
+        pairs = zip(keys, children, strict=True)
+        return dict(pairs) if kind == "builtins.dict" else OrderedDict(pairs)
+    raise Malformed(f"a {str(kind)[:80]} arranges inputs or outputs")
+
+
+def read_trusted(file: IO[bytes]) -> torch.export.ExportedProgram:
+    """Load a ``.pt2`` with torch's own reader on the CPU, running whatever code it holds; its log is kept quiet."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
     levels = [logger.level for logger in loggers]
     try:
@@ -93,107 +405,3 @@ def read(file: IO[bytes]) -> torch.export.ExportedProgram:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _payloads(record: str, description: Any) -> dict[str, Any]:
-    """Return how the members that a weights or constants table lists are stored: ``{record: its entry}``."""
-    if not record.endswith("_config.json") or not isinstance(description, dict):
-        return {}
-    folder = record.rpartition("/")[0]
-    return {f"{folder}/{entry['path_name']}": entry for entry in description.get("config", {}).values()}
-
-
-def _is_pickled(record: str, payloads: dict[str, Any]) -> bool:
-    """Tell whether the loader may unpickle a member: everything that no table lists as raw bytes."""
-    if record.endswith(".json"):
-        return False
-    objects = record.rpartition("/")[2].startswith(_PICKLED_OBJECTS)
-    return objects or record not in payloads or payloads[record].get("use_pickle") is not False
-
-
-def _check_pickle(data: bytes, record: str, name: str) -> None:
-    """Refuse a pickled member that torch's restricted unpickler, with nothing added, does not read."""
-    try:
-        if record.rpartition("/")[2].startswith(_PICKLED_OBJECTS):
-            raise pickle.UnpicklingError("custom objects are code")
-        torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, AttributeError, TypeError) as error:
-        wanted = wanted_globals(_pickle_in(data))
-        reason = f"it wants {', '.join(wanted)}" if wanted else str(error).splitlines()[0]
-        raise Refused(f"'{name}' has a pickle inside ({record}) that may be code: {reason}.", hint=_HINT) from error
-
-
-def _pickle_in(data: bytes) -> bytes:
-    try:
-        return torch._C.PyTorchFileReader(io.BytesIO(data)).get_record("data.pkl")
-    except RuntimeError:
-        return data
-
-
-def _problems(value: Any, key: str = "") -> Iterator[str]:
-    """Yield what in a description is outside the narrow language (module docstring)."""
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            if not (_PLAIN.fullmatch(name) or (key == "range_constraints" and _is_arithmetic(name))):
-                yield f"the name {name[:80]!r}"
-            yield from _problems(entry, name)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _problems(entry, key)
-    elif isinstance(value, str) and not _fits(value, key):
-        yield f"{key} is {value[:80]!r}"
-
-
-def _fits(text: str, key: str) -> bool:
-    """Tell whether a text is harmless where it stands."""
-    if key in _NEVER_READ:
-        return True
-    if key in ("target", "as_operator"):
-        return bool(_OPERATOR.fullmatch(text))
-    if key == "expr_str":
-        return _is_arithmetic(text)
-    if key == "guards_code":
-        return _is_arithmetic(text, guards=True)
-    if key in ("in_spec", "out_spec"):
-        return not text or _is_plain_tree(text)
-    return bool((_TEXT if key in ("as_string", "as_strings") else _PLAIN).fullmatch(text))
-
-
-def _is_arithmetic(text: str, guards: bool = False) -> bool:
-    """Tell whether an expression is arithmetic on sizes: no attribute but ``.size()`` of an input, no foreign name."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return all(_is_arithmetic_node(node, guards) for node in ast.walk(tree))
-
-
-def _is_arithmetic_node(node: ast.AST, guards: bool) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int | float) or (
-            isinstance(node.value, str) and bool(re.fullmatch(r"[\w.+\-]*", node.value))
-        )
-    if isinstance(node, ast.Name):
-        return bool(_SYMBOLIC.fullmatch(node.id)) or (guards and node.id == "L")
-    if isinstance(node, ast.Attribute):
-        return guards and node.attr in ("size", "stride", "storage_offset")
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name if not guards else ast.Name | ast.Attribute)
-    return isinstance(node, _ALLOWED_NODES)
-
-
-def _is_plain_tree(text: str) -> bool:
-    """Tell whether a serialized input or output tree is made of tuples, lists and dicts with plain keys."""
-    try:
-        _, tree = json.loads(text)
-        waiting = [tree]
-        for node in waiting:
-            keys = json.loads(node["context"]) if node["context"] else None
-            if node["type"] not in _TREES or not all(isinstance(key, str | int) for key in keys or ()):
-                return False
-            if not all(_PLAIN.fullmatch(str(key)) for key in keys or ()):
-                return False
-            waiting += node["children_spec"]
-    except (ValueError, TypeError, KeyError):
-        return False
-    return True

@@ -1,24 +1,28 @@
-"""Opening an untrusted file: check, then load. The rehearsal and the user's own process both run this, nothing else."""
+"""Opening an untrusted file, in a confined process: read by rules, then checked. Nothing else opens one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from optimize.errors import OptimizeError, Refused
-from optimize.load import exported, pickles, script
+from optimize.load import exported, names, pickles, script
+from optimize.load.archive import Archive
 from optimize.load.identify import Kind
 
 #: A broadcast buffer may stand for a little more than is stored.
 _VIEW_SLACK_BYTES = 64 * 2**20
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+#: Modules in modules, deeper than any network, so that no walk through them overflows.
+_MOST_DEPTH = 60
+_MOST_MODULES = 100_000
+NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
 
 
-def open_untrusted(path: Path, kind: Kind, name: str) -> Any:
+def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
     """Open a file without running code it brings along, on the CPU.
 
     Args:
@@ -27,17 +31,59 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> Any:
         name: What to call it in an error.
 
     Returns:
-        What it holds: a module, a mapping, an ExportedProgram, a ScriptModule.
+        What it holds (a module, a mapping, an `exported.Exported`, a ScriptModule), and what the user should know.
 
     Raises:
         Refused: It needs trust or is damaged.
         MemoryError: It asks for more memory than there is.
     """
-    with readable(kind, name), path.open("rb") as file:
-        held = _open(file, kind, name)
-    if isinstance(held, torch.nn.Module):
-        _refuse_swollen(held, name)
-    return held
+    with readable(kind, name):
+        if kind is Kind.LEGACY:
+            with path.open("rb") as file:
+                return _checked(pickles.read_untrusted(file, kind, name), name)
+        with Archive(path, name) as archive:
+            if kind is Kind.EXPORTED:
+                found = exported.read(archive, name)
+                return found, list(found.notes)
+        if kind is Kind.TORCHSCRIPT:
+            return script.read(path, name), []
+        with path.open("rb") as file:
+            return _checked(pickles.read_untrusted(file, kind, name), name)
+
+
+def _checked(held: Any, name: str) -> tuple[Any, list[str]]:
+    """Check the modules in what a checkpoint holds, and give them names that are identifiers."""
+    notes: list[str] = []
+    for module in _modules_in(held):
+        _refuse_tangled(module, name)
+        notes += names.rename(module)
+        _refuse_swollen(module, name)
+    return held, notes
+
+
+def _modules_in(held: Any) -> list[torch.nn.Module]:
+    values = held.values() if isinstance(held, dict) else [held]
+    return [value for value in values if isinstance(value, torch.nn.Module)]
+
+
+def _refuse_tangled(module: torch.nn.Module, name: str) -> None:
+    """Refuse modules that hold themselves, or are nested or shared so often that walking through them never ends.
+
+    Raises:
+        Refused: They do.
+    """
+    waiting, calls = [(module, 0, frozenset[int]())], 0
+    while waiting:
+        here, depth, above = waiting.pop()
+        calls += 1
+        if id(here) in above or depth > _MOST_DEPTH or calls > _MOST_MODULES:
+            raise Refused(
+                f"'{name}' holds modules that contain each other more than {_MOST_DEPTH} deep or {_MOST_MODULES} times."
+            )
+        children = [child for child in here._modules.values() if child is not None]
+        if not all(isinstance(child, torch.nn.Module) for child in children):
+            raise Refused(f"'{name}' holds a {type(here).__name__} with a part that is no module.")
+        waiting += [(child, depth + 1, above | {id(here)}) for child in children]
 
 
 def _refuse_swollen(module: torch.nn.Module, name: str) -> None:
@@ -63,22 +109,10 @@ def readable(kind: Kind, name: str) -> Iterator[None]:
     except (OptimizeError, MemoryError):
         raise
     except Exception as error:
-        if any(text in str(error).lower() for text in _NO_MEMORY):
+        if any(text in str(error).lower() for text in NO_MEMORY):
             raise MemoryError(str(error)) from error
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise Refused(
             f"'{name}' is a {kind.value} that torch cannot read: {line.split('. ')[0][:200]}.",
             hint="Save or download the file again.",
         ) from error
-
-
-def _open(file: IO[bytes], kind: Kind, name: str) -> Any:
-    if kind is Kind.EXPORTED:
-        exported.check(file, name)
-        file.seek(0)
-        return exported.read(file)
-    if kind is Kind.TORCHSCRIPT:
-        script.check(file, name)
-        file.seek(0)
-        return script.read(file)
-    return pickles.read_untrusted(file, kind, name)

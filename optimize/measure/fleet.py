@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-import os
 import queue
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ClassVar
@@ -20,6 +18,8 @@ import numpy as np
 
 from optimize.measure.worker import read_arrays, write_arrays
 from optimize.registry import find_target
+from optimize.sandbox import Limits, start
+from optimize.sandbox.process import describe_end, end
 from optimize.targets.base import Artifact
 
 #: Told the name of a phase and how much of it is done, from 0 to 1.
@@ -45,6 +45,7 @@ class Session:
         threads: Compute threads, given to the runtime and to the environment of the process.
         load_s: Seconds to import the runtime and load the file.
         failure: Why the session is closed; None while it answers.
+        missing: Protection against an untrusted file that this system lacks, in words.
 
     Args:
         artifact: What it runs.
@@ -73,12 +74,24 @@ class Session:
         self.affinity = tuple(affinity)
         self.load_s = 0.0
         self.failure: str | None = None
+        self.missing: tuple[str, ...] = ()
         self._folder = folder
         self._patience_s = patience_s
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         folder.mkdir()
+        command = [self.program]
+        if artifact.untrusted:
+            command = ["optimize.sandbox.launch", str(folder.resolve()), self.program]
         with (folder / "stderr").open("wb") as errors:
-            self._process = _start(self.program, threads, errors, interpreter, folder)
+            self._process = start(
+                *command,
+                stdin=subprocess.PIPE,
+                stderr=errors,
+                variables={**dict.fromkeys(THREAD_VARIABLES, str(threads)), **_temporary(artifact, folder)},
+                search=_search_path(interpreter, folder),
+                interpreter=interpreter,
+                alone=artifact.untrusted,
+            )
         threading.Thread(target=self._listen, daemon=True).start()
 
     def load(self) -> None:
@@ -87,10 +100,26 @@ class Session:
         fields["path"] = str(fields["path"])
         try:
             module = type(find_target(self.artifact.target)).__module__
-            wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity}
-            self.load_s = self.ask("load", module=module, **wanted)["load_s"]
+            wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity, "limits": self.limits}
+            self._loaded(self.ask("load", module=module, **wanted))
         except WorkerFailed:
             return
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its runtime reserves addresses for a GPU's memory, more than any limit of memory allows."""
+        return self.artifact.target == "tensorrt"
+
+    @property
+    def limits(self) -> dict[str, Any] | None:
+        """What the worker may use, where its file is untrusted: memory, and as much time as the caller has."""
+        if not self.artifact.untrusted:
+            return None
+        found = Limits.of([self.artifact.path], seconds=None)
+        return dataclasses.asdict(dataclasses.replace(found, memory_bytes=None) if self.on_gpu else found)
+
+    def _loaded(self, reply: Mapping[str, Any]) -> None:
+        self.load_s, self.missing = reply["load_s"], tuple(reply["missing"])
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.
@@ -127,11 +156,7 @@ class Session:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close_quietly(pipe)
+        end(self._process)
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -163,9 +188,13 @@ class Session:
 
     def _last_words(self) -> str:
         code = self._process.wait()
-        lines = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"the worker {end}" + (f": {lines[-1]}" if lines else "")
+        errors = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace")
+        return f"the worker {'was killed by' if code < 0 else 'ended with'} {describe_end(code, errors)}"
+
+
+def _temporary(artifact: Artifact, folder: Path) -> dict[str, str]:
+    """Return the variables of a worker that may write in its own folder alone."""
+    return {"TMPDIR": str(folder.resolve()), "PYTHONDONTWRITEBYTECODE": "1"} if artifact.untrusted else {}
 
 
 class Fleet:
@@ -248,38 +277,23 @@ class Fleet:
             self._progress("load artifacts", (index + 1) / len(self._artifacts))
 
 
-def _start(
-    program: str, threads: int, errors: IO[bytes], interpreter: Path | None, folder: Path
-) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-    environment["PYTHONPATH"] = _module_path() if interpreter is None else _this_package_alone(folder)
-    command = [str(interpreter or sys.executable), "-P", "-m", program]
-    return subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
-    )
-
-
-def _module_path() -> str:
-    """Return where this process finds its modules: the worker finds them, and none that lie in its folder by chance."""
-    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-
-
-def _this_package_alone(folder: Path) -> str:
-    """Return a folder that holds this package and nothing else, so that another environment keeps its own runtimes."""
+def _search_path(interpreter: Path | None, folder: Path) -> list[str] | None:
+    """Return where a worker finds its modules: in another environment this package, and nothing else of this one."""
+    if interpreter is None:
+        return None
     alone = folder / "package"
     alone.mkdir()
-    (alone / "optimize").symlink_to(Path(__file__).parents[1], target_is_directory=True)
-    return str(alone)
+    homes = {"optimize": Path(__file__).parents[1]}
+    for name in ("landlock", "pyseccomp"):  # what confines a worker; without them it says so
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            homes[name] = Path(found.origin).parent if found.submodule_search_locations else Path(found.origin)
+    for name, home in homes.items():
+        (alone / (name if home.is_dir() else home.name)).symlink_to(home, target_is_directory=home.is_dir())
+    return [str(alone)]
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
         raise ValueError("the worker was started without pipes")
     return pipe
-
-
-def _close_quietly(pipe: IO[bytes]) -> None:
-    try:
-        pipe.close()
-    except OSError:  # the other end is gone: nothing is left to flush
-        return

@@ -135,6 +135,8 @@ class TorchSide(Side):
 def open_side(source: str, *, trust: bool = False) -> Side:
     """Open a file: ``.onnx`` by its ending, everything else by its bytes and by the rules of ``optimize.load``.
 
+    Without trust, this is done in a confined process: what is opened here is run here.
+
     Raises:
         Refused: It is missing, unreadable, no model, or wants code without trust.
         TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator.
@@ -208,14 +210,13 @@ def _spec(entry: Any, path: Path) -> TensorSpec:
 def _open_torch(path: Path, trust: bool) -> TorchSide:
     from torch.utils import _pytree as pytree
 
-    from optimize.frontend import capture_exported
-    from optimize.load import load
+    from optimize.load import Source, load_confined, load_trusted
     from optimize.targets.packaging import input_specs
 
-    loaded = load(path, trust=trust)
+    source = Source.of(path)
+    loaded = load_trusted(source) if trust else load_confined(source)
     module, noun = loaded.module, loaded.kind.replace("_", " ").replace("torchscript", "TorchScript")
-    if loaded.exported is not None:
-        program = capture_exported(loaded.exported)
+    if (program := loaded.captured()) is not None:
         return TorchSide(path, input_specs(program), (), lambda *tensors: program.run(tensors), noun)
     module.eval()
     return TorchSide(path, (), (), lambda *tensors: pytree.tree_leaves(module(*tensors)), noun)

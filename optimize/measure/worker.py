@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optimize.errors import OptimizeError
+from optimize.sandbox.confine import confine
+from optimize.sandbox.limits import Limits
 from optimize.targets.arrays import fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
@@ -70,8 +72,9 @@ class Worker:
         if request.get("affinity"):  # before the runtime starts threads, which inherit it
             os.sched_setaffinity(0, request["affinity"])
         importlib.import_module(request["module"])
+        missing = confine_for(request)
         self.runner = artifact_from(request["artifact"]).load(threads=request["threads"])
-        return {"load_s": time.perf_counter() - start}
+        return {"load_s": time.perf_counter() - start, "missing": missing}
 
     def _take_inputs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self.inputs = self._checked(read_arrays(Path(request["path"])))
@@ -125,6 +128,11 @@ class Worker:
         return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, specs, strict=True)]
 
 
+def confine_for(request: Mapping[str, Any]) -> list[str]:
+    """Give up this process's rights before it opens an untrusted file; return what this system lacks for that."""
+    return confine(Limits(**request["limits"])) if request["limits"] else []
+
+
 def artifact_from(fields: Mapping[str, Any]) -> Artifact:
     """Rebuild an artifact from the JSON form of ``dataclasses.asdict`` (coverage and notes stay with the parent)."""
 
@@ -132,7 +140,7 @@ def artifact_from(fields: Mapping[str, Any]) -> Artifact:
         return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
 
     kept = {key: fields[key] for key in ("target", "precision", "sha256", "size_bytes", "out_spec", "versions")}
-    kept["settings"] = fields.get("settings", {})
+    kept |= {"settings": fields.get("settings", {}), "untrusted": fields.get("untrusted", False)}
     return Artifact(path=Path(fields["path"]), inputs=specs(fields["inputs"]), outputs=specs(fields["outputs"]), **kept)
 
 

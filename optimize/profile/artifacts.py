@@ -8,14 +8,19 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from optimize import sandbox
 from optimize.errors import UsageError
 from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
+from optimize.measure.worker import read_arrays, write_arrays
 from optimize.profile.costs import Costs
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import Limits, measure_limits
@@ -25,6 +30,9 @@ from optimize.targets.base import Artifact, TensorSpec, file_digest
 
 #: The target that runs a file, by the file's ending.
 RUNTIMES = {".onnx": "onnx", ".xml": "openvino"}
+#: For the repetitions of one file.
+_PROFILING_S = 3600.0
+_INPUTS = "inputs.npz"
 
 
 def runtime_of(source: str) -> str | None:
@@ -60,14 +68,47 @@ def profile_file(
         UsageError: Nothing says what it takes.
         TargetUnavailable: Its runtime is not installed.
     """
-    target = RUNTIMES[path.suffix.lower()]
-    side = open_side(str(path), trust=trust) if target == "onnx" else _openvino_side(path, trust)
+    target, machine = RUNTIMES[path.suffix.lower()], limits or measure_limits(threads)
+    asked = {"path": str(path), "input_shape": input_shape, "batch": batch, "threads": threads, "trust": trust}
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+        folder = Path(name)
+        answer = sandbox.call(
+            "optimize.profile.artifacts:profile_here",
+            {**asked, "limits": asdict(machine)},
+            folder,
+            about=f"'{path}'",
+            limits=sandbox.Limits.of([path], seconds=_PROFILING_S, on_clock=True),
+            confined=not trust,
+            progress=progress,
+        )
+        found = TypeAdapter(Profile).validate_python(answer.value["profile"])
+        inputs = read_arrays(folder / _INPUTS)
+    specs = TypeAdapter(tuple[TensorSpec, ...]).validate_python(answer.value["takes"])
+    artifact = _artifact(path, specs, target, untrusted=not trust)
+    return dataclasses.replace(found, fresh=fresh_process(artifact, inputs, threads, progress) if fresh else None)
+
+
+def profile_here(
+    folder: Path,
+    tell: Progress,
+    path: str,
+    input_shape: str | None,
+    batch: int,
+    threads: int,
+    trust: bool,
+    limits: dict[str, Any],
+) -> dict[str, Any]:
+    """Profile a file in this process; leave the inputs in ``folder`` and return the figures as JSON holds them."""
+    file = Path(path)
+    target = RUNTIMES[file.suffix.lower()]
+    side = open_side(path, trust=trust) if target == "onnx" else _openvino_side(file, trust)
     inputs = _inputs(side, input_shape, batch)
-    times, costs = (_onnx if target == "onnx" else _openvino)(path, inputs, threads, progress)
-    found = join(times, costs, {}, limits or measure_limits(threads), target=target, batch=len(inputs[0]))
-    return dataclasses.replace(
-        found, fresh=fresh_process(_artifact(path, side, target), inputs, threads, progress) if fresh else None
-    )
+    times, costs = (_onnx if target == "onnx" else _openvino)(file, inputs, threads, tell)
+    machine = TypeAdapter(Limits).validate_python(limits)
+    found = join(times, costs, {}, machine, target=target, batch=len(inputs[0]))
+    write_arrays(folder / _INPUTS, inputs)
+    dumped = TypeAdapter(Profile).dump_python(found, mode="json")
+    return {"profile": dumped, "takes": [asdict(spec) for spec in side.inputs]}
 
 
 def _inputs(side: Side, input_shape: str | None, batch: int) -> list[np.ndarray]:
@@ -125,6 +166,6 @@ def _spec(port: object) -> TensorSpec:
     return TensorSpec(port.get_any_name(), tuple(sizes), np.dtype(port.get_element_type().to_dtype()).name)  # type: ignore[attr-defined]
 
 
-def _artifact(path: Path, side: Side, target: str) -> Artifact:
+def _artifact(path: Path, takes: tuple[TensorSpec, ...], target: str, *, untrusted: bool) -> Artifact:
     digest, size = file_digest(path), path.stat().st_size
-    return Artifact(target, path, side.inputs, (), "float32", digest, size, out_spec="")
+    return Artifact(target, path, takes, (), "float32", digest, size, out_spec="", untrusted=untrusted)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.cells import set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from optimize import sandbox
 from optimize.errors import UsageError
 from optimize.files import write_text
-from optimize.measure.feed import Feed
+from optimize.measure import layers
+from optimize.measure.feed import Feed, open_feed
+from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
-from optimize.measure.sides import Side
+from optimize.measure.sides import Side, aligned, open_side
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.layer_plot import level, plot
 from optimize.report.model import Document, Record, now
+from optimize.sandbox import Limits
 
+#: Processor time for two files and their samples; large networks on real data take minutes.
+_COMPARING_S = 3600.0
 #: The bar of a row is full at this SQNR.
 FULL_DB = 60.0
 _BAR = 12
@@ -71,6 +80,64 @@ class FileComparison(Document):
             first_wrong=None if wrong is None else wrong.name,
             found=found,
         )
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What ``optimize compare`` is asked of two files.
+
+    Attributes:
+        first: The file that is taken for the truth.
+        second: The file that is compared with it.
+        layers: Compare every value that both ONNX files compute.
+        data: Samples, as ``--calib`` takes them; noise where None.
+        input_shape: Sizes of one sample, where neither file says them.
+        preprocessing: ``mean`` and ``std`` of image folders, as text.
+        threshold_db: SQNR below which a value is marked.
+        trust: Run whatever code the files hold, in a process that may do everything.
+        command: The command line, for the record.
+    """
+
+    first: str
+    second: str
+    layers: bool
+    data: str | None
+    input_shape: str | None
+    preprocessing: dict[str, str]
+    threshold_db: float
+    trust: bool
+    command: str
+
+
+def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
+    """Compare two files in a process of their own, confined unless they are trusted.
+
+    Raises:
+        OptimizeError: One is refused or cannot be run, they do not fit each other, or take more than they may.
+    """
+    paths = [Path(asked.first), Path(asked.second)]
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        answer = sandbox.call(
+            "optimize.report.layers:compare_here",
+            {"asked": asdict(asked)},
+            Path(folder),
+            about=f"'{asked.first}' or '{asked.second}'",
+            limits=Limits.of(paths, seconds=_COMPARING_S),
+            confined=not asked.trust,
+            progress=progress,
+        )
+    notes = [f"The files were run with {missing}." for missing in answer.missing]
+    record = FileComparison.model_validate(answer.value)
+    return record.model_copy(update={"found": replace(record.found, notes=(*record.found.notes, *notes))})
+
+
+def compare_here(folder: Path, tell: Progress, asked: dict[str, Any]) -> dict[str, Any]:
+    """Compare two files in this process; return the record as JSON holds it."""
+    given = Comparing(**asked)
+    opened = aligned(*(open_side(source, trust=given.trust) for source in (given.first, given.second)))
+    feed = open_feed(*opened, data=given.data, input_shape=given.input_shape, preprocessing=given.preprocessing)
+    found = layers.compare(*opened, feed, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
+    return FileComparison.of(*opened, feed, found, given.command).model_dump(mode="json")
 
 
 def show(record: FileComparison, *, worst_first: bool = False, console: Console | None = None) -> None:

@@ -134,6 +134,7 @@ class Artifact:
         layer_types: Its layers with their types, where the backend tells them.
         providers: What executes it where the runtime has a choice, read from it, the preferred one first.
         settings: What its runner is asked, by the target's options.
+        untrusted: Whether somebody else may have made it: then it is run in a confined process alone.
     """
 
     target: str
@@ -151,6 +152,7 @@ class Artifact:
     layer_types: LayerTypes | None = None
     providers: tuple[str, ...] = ()
     settings: Mapping[str, str | bool] = field(default_factory=dict)
+    untrusted: bool = False
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.

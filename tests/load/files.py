@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from optimize.load import Loaded, Source, load_confined, load_trusted
+
 
 class Net(nn.Module):
     """A module of our own, which a file may not bring along without trust."""
@@ -84,3 +86,9 @@ def saved(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def load(source: str | Path, *, model: str | None = None, trust: bool = False) -> Loaded:
+    """Open a source in this process: by the rules of a confined one, or with trust."""
+    named = Source.of(source, model=model)
+    return load_trusted(named) if trust else load_confined(named)

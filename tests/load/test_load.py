@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from optimize.errors import Refused, UsageError
-from optimize.load import Loaded, load
-from tests.load.files import Command, Net, plain
+from optimize.load import Loaded
+from tests.load.files import Command, Net, load, plain
 
 NET = "tests.load.files:Net"
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
@@ -112,9 +112,11 @@ def test_exported_program_with_guards_and_symbols(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "p.pt2")
     loaded = load(tmp_path / "p.pt2")
     assert loaded.kind == "exported_program" and loaded.exported is not None
-    other = (torch.randn(12, 3), {"k": torch.randn(2, 4)})
-    expected, found = Pair()(*other), loaded.module(*other)
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    x, k = torch.randn(12, 3), torch.randn(2, 4)
+    expected, found = Pair()(x, {"k": k}), loaded.module(x, k)
+    assert all(torch.equal(expected[key], value) for key, value in zip(("sum", "k"), found, strict=True))
+    program = loaded.captured()
+    assert program is not None and program(*inputs).keys() == {"sum", "k"}
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -125,6 +127,7 @@ def test_exported_convolution_under_another_name(tmp_path: Path, trust: bool) ->
     torch.export.save(program, tmp_path / "p.pt2")
     (tmp_path / "p.pt2").rename(path)
     found = load(path, trust=trust).module(torch.cat([IMAGES, IMAGES[:1]]))
+    found = found if trust else found[0]
     torch.testing.assert_close(found, net(torch.cat([IMAGES, IMAGES[:1]])))
 
 

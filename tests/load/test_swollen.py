@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from optimize.errors import Refused
-from optimize.load import load
+from tests.load.files import load
 
 
 def test_a_small_file_whose_weight_claims_terabytes_is_refused(tmp_path: Path) -> None:

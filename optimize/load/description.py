@@ -1,0 +1,256 @@
+"""A graph as plain data, and back: the only form in which an untrusted model enters the user's process.
+
+A description names operators of one table (`operators`), values by plain identifiers, and weights by their paths; it
+holds numbers, and no code, no expression and no class. Building a graph from it checks all of that, so that it does
+not matter who wrote it: a confined child that captured a model (`stored`), or a ``.pt2`` translated by `exported`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.load import operators
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", re.ASCII)
+_WORD = re.compile(r"[\w .+\-/]*", re.ASCII)
+#: A text among arguments, such as the equation of an einsum: what is seen, without quotes and backslashes.
+_TEXT = re.compile(r"[ !#-&(-\[\]-~]+", re.ASCII)
+_ENUMERATIONS = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: the value it makes, the operator by name, its arguments in the form of `write_argument`."""
+
+    name: str
+    operator: str
+    arguments: list[Any]
+    keywords: dict[str, Any] = field(default_factory=dict)
+    #: Where in the module tree it came from: ``[path, class]``, outermost first.
+    modules: list[list[str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A graph without its tensors.
+
+    Attributes:
+        inputs: Names of the values that are given, in order.
+        weights: The path of each weight that calls read, by the name it has in the graph.
+        calls: In execution order.
+        outputs: Names of the values that are returned.
+    """
+
+    inputs: list[str]
+    weights: dict[str, str]
+    calls: list[Call]
+    outputs: list[str]
+
+
+class Malformed(Exception):
+    """A description breaks its own rules; the text says which."""
+
+
+def build(found: Description, tensors: Mapping[str, torch.Tensor], *, functional: bool) -> fx.GraphModule:
+    """Return the graph of a description.
+
+    Args:
+        found: The description.
+        tensors: Each weight by its path; those that are one object are tied.
+        functional: Refuse operators that write to their inputs.
+
+    Raises:
+        Malformed: A name is no identifier or unknown, or arguments are not of the operator's schema.
+        operators.NotListed: An operator is not in the table.
+    """
+    built, root = fx.Graph(), torch.nn.Module()
+    values: dict[str, fx.Node] = {}
+    for name in found.inputs:
+        _add(values, name, built.placeholder(checked(NAME, name)))
+    for name, path in found.weights.items():
+        if path not in tensors:
+            raise Malformed(f"there is no weight '{path}'")
+        owner, last = graph.place(root, checked(PATH, path))
+        if not hasattr(owner, last):
+            graph.own(root, path, tensors[path])
+        _add(values, name, built.create_node("get_attr", path, name=checked(NAME, name)))
+    for call in found.calls:
+        _add(values, call.name, _build_call(built, call, values, functional))
+    built.output(tuple(_known(values, name) for name in found.outputs))
+    return fx.GraphModule(root, built, class_name="Program")
+
+
+def _add(values: dict[str, fx.Node], name: str, node: fx.Node) -> None:
+    if name in values:
+        raise Malformed(f"two values are called '{name}'")
+    values[name] = node
+
+
+def _build_call(built: fx.Graph, call: Call, values: Mapping[str, fx.Node], functional: bool) -> fx.Node:
+    target = operators.find(call.operator)
+    arguments = [read_argument(entry, values) for entry in call.arguments]
+    keywords = {checked(NAME, key): read_argument(entry, values) for key, entry in call.keywords.items()}
+    if isinstance(target, torch._ops.OpOverload):
+        schema = target._schema
+        if functional and schema.is_mutable:
+            raise Malformed(f"'{call.name}' ({call.operator}) writes to its input")
+        if len(arguments) > len(schema.arguments) or not keywords.keys() <= {entry.name for entry in schema.arguments}:
+            raise Malformed(f"'{call.name}' does not fit {schema}")
+    node = built.create_node("call_function", target, tuple(arguments), keywords, name=checked(NAME, call.name))
+    stack = {f"{place}": (path, kind) for place, (path, kind) in enumerate(call.modules)}
+    if stack:
+        node.meta["nn_module_stack"] = stack
+    return node
+
+
+def checked(pattern: re.Pattern[str], text: Any) -> str:
+    """Return a text that is what a pattern says.
+
+    Raises:
+        Malformed: It is not.
+    """
+    if not isinstance(text, str) or not pattern.fullmatch(text) or len(text) > 1000:
+        raise Malformed(f"{str(text)[:80]!r} is no name")
+    return text
+
+
+def _known(values: Mapping[str, fx.Node], name: Any) -> fx.Node:
+    if not isinstance(name, str) or name not in values:
+        raise Malformed(f"nothing is called {str(name)[:80]!r}")
+    return values[name]
+
+
+def write_argument(value: Any) -> Any:
+    """Return an argument as JSON holds it: numbers, texts and lists as they are, all else as ``{kind: name}``.
+
+    Raises:
+        Malformed: It is nothing that a description holds.
+    """
+    if isinstance(value, fx.Node):
+        return {"value": value.name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, list | tuple):
+        return [write_argument(entry) for entry in value]
+    if isinstance(value, slice):
+        return {"slice": [write_argument(entry) for entry in (value.start, value.stop, value.step)]}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    for kind, cls in _ENUMERATIONS.items():
+        if isinstance(value, cls):
+            return {kind: str(value).removeprefix("torch.")}
+    raise Malformed(f"a {type(value).__name__} stands as an argument")
+
+
+def read_argument(entry: Any, values: Mapping[str, fx.Node]) -> Any:
+    """Return what `write_argument` wrote, names resolved.
+
+    Raises:
+        Malformed: It is nothing that `write_argument` writes.
+    """
+    if entry is None or isinstance(entry, bool | int | float):
+        return entry
+    if isinstance(entry, str):
+        return checked(_TEXT, entry) if entry else entry
+    if isinstance(entry, list):
+        return [read_argument(part, values) for part in entry]
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((kind, held),) = entry.items()
+        if kind == "value":
+            return _known(values, held)
+        if kind in _READERS:
+            return _READERS[kind](held, values)
+    raise Malformed(f"{str(entry)[:80]} is no argument")
+
+
+def _read_enumeration(kind: str) -> Callable[[Any, Mapping[str, fx.Node]], Any]:
+    def read(name: Any, values: Mapping[str, fx.Node]) -> Any:
+        found = getattr(torch, checked(NAME, name), None)
+        if not isinstance(found, _ENUMERATIONS[kind]):
+            raise Malformed(f"there is no {kind} '{name}'")
+        return found
+
+    return read
+
+
+def _read_device(name: Any, values: Mapping[str, fx.Node]) -> torch.device:
+    if name != "cpu":
+        raise Malformed(f"'{str(name)[:80]}' is no device of a captured model")
+    return torch.device("cpu")
+
+
+def _read_float(text: Any, values: Mapping[str, fx.Node]) -> float:
+    if text not in ("inf", "-inf", "nan"):
+        raise Malformed(f"'{str(text)[:80]}' is no number")
+    return float(text)
+
+
+def _read_complex(parts: Any, values: Mapping[str, fx.Node]) -> complex:
+    return complex(*(float(part) for part in parts))
+
+
+def _read_slice(parts: Any, values: Mapping[str, fx.Node]) -> slice:
+    start, stop, step = (read_argument(part, values) for part in parts)
+    return slice(start, stop, step)
+
+
+_READERS: dict[str, Callable[[Any, Mapping[str, fx.Node]], Any]] = {
+    **{kind: _read_enumeration(kind) for kind in _ENUMERATIONS},
+    "device": _read_device,
+    "float": _read_float,
+    "complex": _read_complex,
+    "slice": _read_slice,
+}
+
+
+def describe(module: fx.GraphModule) -> Description:
+    """Return the description of a graph in the normal form.
+
+    Raises:
+        Malformed: It holds something that a description does not.
+        operators.NotListed: It calls an operator that is not in the table.
+    """
+    inputs: list[str] = []
+    weights: dict[str, str] = {}
+    calls: list[Call] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            inputs.append(node.name)
+        elif node.op == "get_attr":
+            weights[node.name] = str(node.target)
+        elif node.op == "call_function":
+            arguments = [write_argument(value) for value in node.args]
+            keywords = {key: write_argument(value) for key, value in node.kwargs.items()}
+            calls.append(Call(node.name, operators.name_of(node.target), arguments, keywords, _modules(node)))
+        elif node.op != "output":
+            raise Malformed(f"'{node.name}' is a {node.op}")
+    outputs: Any = module.graph.output_node().args[0]
+    return Description(inputs, weights, calls, [value.name for value in outputs])
+
+
+def _modules(node: fx.Node) -> list[list[str]]:
+    """Return where a call came from; what is no plain path is left out."""
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    pairs = ((str(path), kind if isinstance(kind, str) else _class_name(kind)) for path, kind in stack)
+    return [[path, kind] for path, kind in pairs if _WORD.fullmatch(kind) and re.fullmatch(r"[\w.@\[\]']*", path)]
+
+
+def _class_name(cls: Any) -> str:
+    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}"

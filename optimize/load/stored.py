@@ -1,0 +1,155 @@
+"""A captured program in a folder as plain data: how it leaves the confined process, and enters the user's."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as pytree
+
+from optimize import graph
+from optimize.errors import Refused
+from optimize.load import operators
+from optimize.load.description import NAME, Call, Description, Malformed, build, checked, describe
+from optimize.program import Program
+
+_GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
+
+
+def store(program: Program, folder: Path) -> None:
+    """Write a captured program into a folder as plain data.
+
+    Raises:
+        Refused: It calls an operator, or holds a weight, that plain data does not hold.
+    """
+    try:
+        found = describe(program.graph_module)
+    except (Malformed, operators.NotListed) as error:
+        raise Refused(
+            f"The model cannot be taken over without trust: {_reason(error)}.",
+            hint="Add --trust if you trust this file.",
+        ) from error
+    paths = {path: graph.attribute(program.graph_module, path) for path in dict.fromkeys(found.weights.values())}
+    kept = {id(tensor): path for path, tensor in reversed(paths.items())}
+    tensors = {path: tensor.detach().contiguous() for path, tensor in paths.items() if kept[id(tensor)] == path}
+    examples = {f"input:{place}": tensor.contiguous().clone() for place, tensor in enumerate(program.inputs)}
+    in_tree, out_tree = _tree(program.in_spec), _tree(program.out_spec)
+    content = {
+        **asdict(found),
+        "tied": {path: kept[id(tensor)] for path, tensor in paths.items()},
+        "dynamic": [{str(dim): name for dim, name in dims.items()} for dims in program.dynamic],
+        "in_tree": in_tree,
+        "out_tree": out_tree,
+        "notes": program.notes,
+    }
+    (folder / _GRAPH_FILE).write_text(json.dumps(content), encoding="utf-8")
+    save_file({**{path: tensor.clone() for path, tensor in tensors.items()}, **examples}, folder / _TENSORS_FILE)
+
+
+def restore(folder: Path) -> Program:
+    """Read what `store` wrote, trusting none of it.
+
+    Raises:
+        Refused: It is no description.
+    """
+    try:
+        content = json.loads((folder / _GRAPH_FILE).read_text(encoding="utf-8"))
+        held = load_file(folder / _TENSORS_FILE)
+        return _restored(content, held)
+    except (Malformed, operators.NotListed) as error:
+        raise Refused(f"The model cannot be taken over without trust: {_reason(error)}.") from error
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError, OSError) as error:
+        raise Refused(f"The captured model cannot be read: {type(error).__name__}.") from error
+
+
+def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
+    calls = [Call(**entry) for entry in content["calls"]]
+    found = Description(content["inputs"], content["weights"], calls, content["outputs"])
+    owned = {
+        path: torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
+        for path, tensor in held.items()
+        if not path.startswith("input:")
+    }
+    tensors = {path: owned[kept] for path, kept in content["tied"].items()}
+    inputs = tuple(held[f"input:{place}"] for place in range(len(found.inputs)))
+    dynamic = tuple({int(dim): checked(NAME, name) for dim, name in dims.items()} for dims in content["dynamic"])
+    module = build(found, tensors, functional=True)
+    _give_shapes(module, inputs, dynamic)
+    in_spec, out_spec = (pytree.tree_structure(_of_tree(content[key])) for key in ("in_tree", "out_tree"))
+    program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
+    program.refresh()
+    return program
+
+
+def _give_shapes(module: fx.GraphModule, inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> None:
+    """Give each placeholder a fake value of its example's shape, free dimensions of one name one symbol."""
+    shapes = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    symbols: dict[str, Any] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, tensor, dims in zip(placeholders, inputs, dynamic, strict=True):
+        for dim, name in dims.items():
+            if name not in symbols:
+                size = int(tensor.shape[dim])
+                symbol = shapes.create_symbol(size, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
+                symbols[name] = shapes.create_symintnode(symbol, hint=size, source=ConstantSource(name))
+        sizes = [symbols[dims[dim]] if dim in dims else size for dim, size in enumerate(tensor.shape)]
+        with mode:
+            node.meta["val"] = torch.empty(sizes, dtype=tensor.dtype)
+
+
+def _tree(spec: pytree.TreeSpec) -> Any:
+    """Return how values are arranged as nested lists: ``["tuple", ...]``, ``["dict", [key, ...], ...]``, ``"*"``.
+
+    What has no plain form (a class of the model's own) becomes a flat tuple of its values.
+    """
+    arranged = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    try:
+        return _write_tree(arranged)
+    except Malformed:
+        return ["tuple", *["*"] * spec.num_leaves]
+
+
+def _write_tree(value: Any) -> Any:
+    kinds: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict", OrderedDict: "ordered"}
+    if type(value) in (tuple, list):
+        return [kinds[type(value)], *map(_write_tree, value)]
+    if type(value) in (dict, OrderedDict):
+        if not all(isinstance(key, str | int) for key in value):
+            raise Malformed("a key is neither a text nor a number")
+        return [kinds[type(value)], list(value), *map(_write_tree, value.values())]
+    if value is None:
+        return None
+    if type(value) is int:
+        return "*"
+    raise Malformed(f"a {type(value).__name__} arranges the values")
+
+
+def _of_tree(entry: Any) -> Any:
+    if entry is None:
+        return None
+    if entry == "*":
+        return 0
+    kind, *parts = entry
+    if kind in ("dict", "ordered"):
+        keys, *values = parts
+        pairs = zip(keys, map(_of_tree, values), strict=True)
+        return dict(pairs) if kind == "dict" else OrderedDict(pairs)
+    if kind not in ("tuple", "list"):
+        raise Malformed(f"'{str(kind)[:80]}' arranges no values")
+    arranged = [_of_tree(part) for part in parts]
+    return tuple(arranged) if kind == "tuple" else arranged
+
+
+def _reason(error: Exception) -> str:
+    return f"operator {error} is not listed" if isinstance(error, operators.NotListed) else str(error)

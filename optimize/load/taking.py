@@ -1,0 +1,222 @@
+"""Taking over an untrusted model: a confined child opens and captures it, and what comes back is data.
+
+`take_over` is the user's side, `take` the child's. A whole module, TorchScript or exported program comes back as a
+captured `Program` (`stored`), already verified against the module; a state dict as named tensors.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from optimize import sandbox
+from optimize.capture_checks import check_capture, check_sizes, vary_tokens
+from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.escaping import plain
+from optimize.frontend import capture, capture_graph, capture_torchscript
+from optimize.load import exported, stored, untrusted, weights
+from optimize.load.identify import Kind
+from optimize.program import Program
+from optimize.sandbox import Limits
+
+_INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
+_NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an untrusted file held.
+
+    Attributes:
+        program: The captured model; None where the file holds a state dict, or was looked at alone.
+        state: The tensors of a state dict by name; None where it holds none.
+        noun: What it is, for a report.
+        warnings: What the user should know.
+    """
+
+    program: Program | None
+    state: dict[str, torch.Tensor] | None
+    noun: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """How a model is to be captured.
+
+    Attributes:
+        static_batch: Fix the batch to the example's.
+        dynamic_size: Leave height and width of images free.
+    """
+
+    static_batch: bool = False
+    dynamic_size: bool = False
+
+
+def take_over(
+    path: Path,
+    kind: Kind,
+    inputs: Callable[[], Sequence[torch.Tensor]],
+    how: Capturing = Capturing(),
+    *,
+    progress: Tell | None = None,
+) -> Taken:
+    """Open and capture an untrusted file in a confined process.
+
+    Args:
+        path: The file.
+        kind: What `identify` said it is.
+        inputs: Returns example inputs, or raises the error that says why there are none; asked only where the file
+            may need some.
+        how: How to capture.
+        progress: Told what is going on.
+
+    Raises:
+        OptimizeError: The file is refused, cannot be captured, or needs inputs that nobody gives.
+    """
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+        folder = Path(name)
+        unknown = _write_inputs(folder, inputs) if kind is not Kind.EXPORTED else None
+        taken = _ask(path, kind, how, folder, progress)
+    if taken.program is None and taken.state is None:
+        raise unknown or Refused(f"'{path}' needs example inputs.", hint="Give --input-shape, such as 3,224,224.")
+    return taken
+
+
+def look(path: Path, kind: Kind) -> Taken:
+    """Open an untrusted file in a confined process to learn what it is.
+
+    Returns:
+        A captured program of a ``.pt2``, the tensors of a state dict; of everything else what it is, and neither.
+
+    Raises:
+        OptimizeError: The file is refused.
+    """
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+        return _ask(path, kind, Capturing(), Path(name), None)
+
+
+def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Tell | None) -> Taken:
+    arguments = {
+        "path": str(path.resolve()),
+        "name": str(path),
+        "kind": kind.name,
+        "static_batch": how.static_batch,
+        "dynamic_size": how.dynamic_size,
+    }
+    answer = sandbox.call(
+        "optimize.load.taking:take",
+        arguments,
+        folder,
+        about=f"'{path}'",
+        limits=Limits.of([path]),
+        progress=progress,
+    )
+    return _taken(folder, answer)
+
+
+def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) -> OptimizeError | None:
+    """Give the child example inputs, and return what to say if it needs some and there are none."""
+    try:
+        found = inputs()
+    except UsageError as error:
+        return error
+    tensors = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(found)}
+    save_file(tensors, folder / _INPUTS)
+    return None
+
+
+def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
+    held, noun = str(answer.value["held"]), str(answer.value["noun"])
+    warnings = tuple(plain(str(note)) for note in answer.value["warnings"])
+    warnings += tuple(f"The file was opened with {missing}." for missing in answer.missing)
+    if held == "needs inputs":
+        return Taken(None, None, noun, warnings)
+    if held == "state":
+        return Taken(None, load_file(folder / _STATE), noun, warnings)
+    return Taken(stored.restore(folder), None, noun, warnings)
+
+
+def import_libraries() -> None:
+    """Import what capturing needs, before memory is limited."""
+    import torch._export.converter
+    import torch.export.exported_program  # noqa: F401
+
+
+def take(
+    folder: Path, tell: Tell, path: str, name: str, kind: str, static_batch: bool, dynamic_size: bool
+) -> dict[str, Any]:
+    """Open and capture a file in this, confined, process; leave what it held in ``folder``.
+
+    Returns:
+        What it ``held`` (``state``, ``model`` or ``needs inputs``), its ``noun``, and ``warnings``.
+    """
+    torch.set_num_threads(1)
+    tell("load", 0.0)
+    held, notes = untrusted.open_untrusted(Path(path), Kind[kind], name)
+    noun = _NOUNS.get(Kind[kind], "whole module")
+    if Kind[kind] not in _NOUNS:
+        held, more = weights.unwrap(held, name)
+        notes += more
+        if isinstance(held, Mapping):
+            notes += _write_state(folder, held, name)
+            return {"held": "state", "noun": "state dict", "warnings": notes}
+    given = folder / _INPUTS
+    if not given.exists() and Kind[kind] is not Kind.EXPORTED:
+        return {"held": "needs inputs", "noun": noun, "warnings": notes}
+    tell("capture", 0.0)
+    inputs = _read_inputs(given) if given.exists() else None
+    program = vary_tokens(_captured(held, inputs, not static_batch, dynamic_size))
+    tell("capture", 1.0)
+    with untrusted.readable(Kind[kind], name):
+        check_capture(program)
+    stored.store(program, folder)
+    return {"held": "model", "noun": noun, "warnings": notes}
+
+
+def _read_inputs(path: Path) -> tuple[torch.Tensor, ...]:
+    found = load_file(path)
+    return tuple(found[str(place)] for place in range(len(found)))
+
+
+def _captured(held: Any, inputs: tuple[torch.Tensor, ...] | None, dynamic_batch: bool, dynamic_size: bool) -> Program:
+    is_script = isinstance(held, torch.jit.ScriptModule)
+    if dynamic_size and (is_script or isinstance(held, exported.Exported)):
+        raise UsageError(
+            "Height and width are left free in eager modules only; this file holds a graph.",
+            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
+        )
+    if isinstance(held, exported.Exported):
+        given = held.inputs if held.inputs is not None else inputs
+        return capture_graph(
+            held.module, given, held.in_spec, held.out_spec, free=held.free, dynamic_batch=dynamic_batch
+        )
+    assert inputs is not None
+    if is_script:
+        return capture_torchscript(held, inputs, dynamic_batch=dynamic_batch)
+    program = capture(held, inputs, dynamic_batch=dynamic_batch, dynamic_size=dynamic_size)
+    if dynamic_size:
+        check_sizes(program)
+    return program
+
+
+def _write_state(folder: Path, state: weights.StateDict, name: str) -> list[str]:
+    """Write the tensors of a state dict, each with its own values, and return what was left out."""
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    try:
+        save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / _STATE)
+    except (KeyError, ValueError, RuntimeError) as error:
+        kinds = sorted({f"{value.dtype} {value.layout}" for value in tensors.values()})
+        raise Refused(
+            f"'{name}' holds weights that plain files do not hold ({', '.join(kinds)}).",
+            hint="Add --trust if you trust this file.",
+        ) from error
+    left = [key for key in state if key not in tensors]
+    return [f"Left out of the state dict, being no tensor: {', '.join(left[:4])}."] if left else []

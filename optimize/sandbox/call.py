@@ -1,0 +1,173 @@
+"""The parent's side of one call: a function of this package run in a confined child, its answer read as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from optimize.errors import OptimizeError, Refused
+from optimize.sandbox.limits import Limits
+from optimize.sandbox.process import describe_end, end, start
+
+_CHILD = "optimize.sandbox.child"
+#: What a child may say in one line; an honest answer has some kB, a whole graph some MB.
+_LINE_BYTES = 256 << 20
+_HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a child answered.
+
+    Attributes:
+        value: Plain data.
+        missing: Layers of protection that this system lacks, in words.
+    """
+
+    value: Any
+    missing: tuple[str, ...]
+
+
+def call(
+    function: str,
+    arguments: Mapping[str, Any],
+    folder: Path,
+    *,
+    about: str,
+    limits: Limits,
+    confined: bool = True,
+    progress: Callable[[str, float], None] | None = None,
+) -> Answer:
+    """Run ``function(folder=folder, tell=progress, **arguments)`` in a child process that ends with the call.
+
+    Args:
+        function: ``package.module:name`` of this package.
+        arguments: Plain data: what JSON holds.
+        folder: The only folder it may write in; files that belong to its answer are there.
+        about: What it opens, for an error, such as ``'model.pt'``.
+        limits: What it may use.
+        confined: Whether it gives up its rights; False for files that the user trusts.
+        progress: Told what the function tells.
+
+    Returns:
+        What it returned.
+
+    Raises:
+        OptimizeError: What it raised, as it raised it.
+        Refused: It crashed, ran out of memory or time, or raised anything else.
+    """
+    request = {
+        "function": function,
+        "arguments": dict(arguments),
+        "folder": str(folder.resolve()),
+        "limits": dataclasses.asdict(limits) if confined else None,
+    }
+    # Its words go to a file outside its folder: a pipe that nobody empties would stop it.
+    with tempfile.TemporaryFile() as words:
+        process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=_variables(folder), alone=confined)
+        try:
+            return _exchange(process, request, about, limits, progress, words)
+        finally:
+            end(process)
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    return {"PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2", "TMPDIR": str(folder.resolve())}
+
+
+def _exchange(
+    process: subprocess.Popen[bytes],
+    request: Mapping[str, Any],
+    about: str,
+    limits: Limits,
+    progress: Callable[[str, float], None] | None,
+    words: IO[bytes],
+) -> Answer:
+    """Send the request and follow what the child says until it answers."""
+    assert process.stdin is not None and process.stdout is not None
+    _send(process.stdin, request)
+    for message in _messages(process.stdout, limits.clock_s, about):
+        if "progress" in message and progress is not None:
+            progress(str(message["progress"][0]), float(message["progress"][1]))
+        elif "answer" in message:
+            return Answer(message["answer"], tuple(map(str, message["missing"])))
+        elif "error" in message:
+            raise _error(message, about)
+    code = process.wait()
+    words.seek(0)
+    raise _death(code, words.read()[-4000:], about, limits)
+
+
+def _send(pipe: IO[bytes], request: Mapping[str, Any]) -> None:
+    try:
+        pipe.write(json.dumps(request).encode() + b"\n")
+        pipe.close()
+    except OSError:  # it is dead already: its end says why
+        return
+
+
+def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[dict[str, Any]]:
+    """Yield what the child says until it is gone.
+
+    Raises:
+        Refused: Its time is over, or what it says is no message.
+    """
+    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, heard), daemon=True).start()
+    until = None if clock_s is None else time.monotonic() + clock_s
+    while True:
+        try:
+            line = heard.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            raise _out_of_time(about, clock_s or 0.0) from None
+        if not line:
+            return
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise Refused(f"{about} made the process that opened it say something that is no answer.", hint=_HINT)
+        yield message
+
+
+def _listen(pipe: IO[bytes], heard: queue.SimpleQueue[bytes]) -> None:
+    """Move lines from the pipe to the queue; an empty one marks the end."""
+    try:
+        while line := pipe.readline(_LINE_BYTES):
+            heard.put(line)
+    except (OSError, ValueError):  # closed by the parent while waiting
+        pass
+    heard.put(b"")
+
+
+def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
+    """Return what the child raised; only the errors of ``optimize.errors`` have classes here."""
+    kinds: dict[str, type[OptimizeError]] = {kind.__name__: kind for kind in OptimizeError.__subclasses__()}
+    kind = kinds.get(str(message["error"]), Refused)
+    if message["error"] == "MemoryError":
+        return Refused(f"{about} asks for more memory than it may have here ({message['what']}).", hint=_HINT)
+    raised = kind(str(message["what"]), hint=str(message["hint"]))
+    if message.get("trace"):
+        raised.add_note(str(message["trace"]))
+    return raised
+
+
+def _death(code: int, words: bytes, about: str, limits: Limits) -> Refused:
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and limits.cpu_s is not None:
+        return _out_of_time(about, limits.cpu_s)
+    return Refused(f"{about} killed the process that opened it ({describe_end(code, words)}).", hint=_HINT)
+
+
+def _out_of_time(about: str, seconds: float) -> Refused:
+    return Refused(f"{about} was still not open after {seconds:.0f} s of computing.", hint=_HINT)

@@ -1,0 +1,77 @@
+"""The process of one call: takes its rights away, runs one function of this package, and answers in JSON lines.
+
+Run as ``python -m optimize.sandbox.child`` with the request, one line of JSON, on its standard input.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from optimize.errors import OptimizeError
+from optimize.sandbox.confine import confine, confine_files, end_with_parent
+from optimize.sandbox.limits import Limits
+
+#: How native libraries say that they got no memory.
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc", "failed to allocate")
+
+
+def main() -> None:
+    """Answer the one request on standard input."""
+    end_with_parent()
+    request = json.loads(sys.stdin.buffer.readline())
+    # Native libraries print to file descriptor 1: the answers go to a private copy of it, the rest to 2.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        folder, limits = Path(request["folder"]), request["limits"]
+        if limits:
+            confine_files(folder)
+        function = _find(request["function"])  # what it imports comes before the limits, so that they measure the work
+        missing = confine(Limits(**limits)) if limits else []
+        _say(answers, **_answered(function, folder, request["arguments"], missing, answers))
+
+
+def _find(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    prepare = getattr(sys.modules[module], "import_libraries", None)
+    if prepare is not None:
+        prepare()
+    return function
+
+
+def _answered(
+    function: Callable[..., Any], folder: Path, arguments: Mapping[str, Any], missing: list[str], answers: TextIO
+) -> dict[str, Any]:
+    def tell(phase: str, share: float) -> None:
+        _say(answers, progress=[phase, share])
+
+    try:
+        return {"answer": function(folder=folder, tell=tell, **arguments), "missing": missing}
+    except OptimizeError as error:
+        return {"error": type(error).__name__, "what": error.what, "hint": error.hint}
+    except MemoryError as error:
+        return {"error": "MemoryError", "what": str(error).splitlines()[0][:200] if str(error) else "", "hint": ""}
+    except RecursionError:
+        return {"error": "Refused", "what": "The file is nested too deeply to be read.", "hint": ""}
+    except Exception as error:  # a file that the function did not foresee
+        line = (str(error).strip() or "no message").splitlines()[0][:300]
+        if any(text in line.lower() for text in _NO_MEMORY):
+            return {"error": "MemoryError", "what": line, "hint": ""}
+        what = f"The file cannot be read: {type(error).__name__}: {line}."
+        return {"error": "Refused", "what": what, "hint": "", "trace": traceback.format_exc()}
+
+
+def _say(answers: TextIO, **message: Any) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

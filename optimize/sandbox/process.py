@@ -1,0 +1,79 @@
+"""Starting a process of this package: the modules it finds, the variables it sees, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+#: What a confined process sees of the user's environment: no tokens, no passwords.
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES")
+
+
+def start(
+    module: str,
+    *arguments: str,
+    stdin: int | IO[bytes],
+    stderr: int | IO[bytes],
+    variables: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    search: Sequence[str] | None = None,
+    interpreter: Path | None = None,
+    alone: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module``, its standard output a pipe.
+
+    Args:
+        module: A module of this package.
+        arguments: Its command line.
+        stdin: As for ``subprocess.Popen``.
+        stderr: As for ``subprocess.Popen``.
+        variables: Set in its environment.
+        options: Of the interpreter.
+        search: Where it finds modules; where this process does by default.
+        interpreter: Another Python; None runs this one.
+        alone: Keep the user's environment away from it, but for the few variables that programs need.
+    """
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} if alone else dict(os.environ)
+    kept["PYTHONPATH"] = os.pathsep.join(module_path() if search is None else search)
+    # -P: a module that lies in the current folder by chance is not found.
+    command = [str(interpreter or sys.executable), "-P", *options, "-m", module, *arguments]
+    return subprocess.Popen(  # noqa: S603 - our own module, no shell
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=kept | dict(variables or {})
+    )
+
+
+def module_path() -> list[str]:
+    """Return where this process finds its modules."""
+    return [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, wait for it and close its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:  # the other end is gone: nothing is left to flush
+                continue
+
+
+def describe_end(code: int, errors: bytes | str) -> str:
+    """Return how a process ended, with the last line it wrote to its standard error."""
+    how = _signal_name(-code) if code < 0 else f"exit code {code}"
+    text = errors.decode(errors="replace") if isinstance(errors, bytes) else errors
+    last = (text.strip().splitlines() or [""])[-1][:200]
+    return f"{how}: {last}" if last else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,129 @@
+"""What a confined child is asked to try: each returns what came of it."""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimize.errors import UsageError
+
+Tell = Callable[[str, float], None]
+
+
+def _tried(action: Callable[[], Any]) -> str:
+    try:
+        return f"done: {action()}"
+    except (OSError, MemoryError, ValueError, RuntimeError) as error:
+        return type(error).__name__
+
+
+def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str]:
+    """Try everything that must not be possible."""
+    there = Path(outside)
+    actions: dict[str, Callable[[], Any]] = {
+        "write": lambda: (there / "new").write_text("x"),
+        "overwrite": lambda: (there / "kept").write_text("x"),
+        "truncate": lambda: os.truncate(there / "kept", 0),
+        "remove": lambda: (there / "kept").unlink(),
+        "rename": lambda: (there / "kept").rename(there / "moved"),
+        "link": lambda: os.link(there / "kept", folder / "link"),
+        "make folder": lambda: (there / "sub").mkdir(),
+        "mode": lambda: (there / "kept").chmod(0o777),
+        "times": lambda: os.utime(there / "kept"),
+        "owner": lambda: os.chown(there / "kept", 1, 1),
+        "attribute": lambda: os.setxattr(there / "kept", "user.a", b"b"),
+        "network": lambda: socket.socket(),
+        "unix socket": lambda: socket.socket(socket.AF_UNIX),
+        "run": lambda: subprocess.run(["/bin/true"], check=True),
+        "fork": os.fork,
+        "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        "kill": lambda: os.kill(victim, signal.SIGTERM),
+        "trace": lambda: _call(101, 16, victim, 0, 0),
+        "raise a limit": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1)),
+        "raise a limit of the parent": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)),
+        "namespace": lambda: _call(272, 0x10000000),
+        "io_uring": lambda: _call(425, 1, 0),
+        "mount": lambda: _call(165, 0, 0, 0, 0, 0),
+        "memory": lambda: torch.empty(64 << 30, dtype=torch.uint8).numel(),
+        "large file": lambda: _large(folder / "large"),
+    }
+    return {name: _tried(action) for name, action in actions.items()}
+
+
+def _call(*arguments: int) -> int:
+    found = ctypes.CDLL(None, use_errno=True).syscall(*arguments)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return found
+
+
+def _large(path: Path) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with path.open("wb") as file:
+        return os.truncate(file.fileno(), 1 << 40) or 1
+
+
+def work(folder: Path, tell: Tell) -> dict[str, Any]:
+    """Do what honest work needs: threads, arithmetic, reading, its own folder."""
+    (folder / "own").mkdir()
+    (folder / "own" / "result").write_text("x")
+    found: list[float] = []
+    thread = threading.Thread(
+        target=lambda: found.append(float(torch.ones(300, 300).matmul(torch.ones(300, 300)).sum()))
+    )
+    thread.start()
+    thread.join()
+    tell("half", 0.5)
+    return {"sum": found[0], "read": len(Path(__file__).read_text()) > 0, "secrets": os.environ.get("SOME_API_TOKEN")}
+
+
+def refuse(folder: Path, tell: Tell) -> None:
+    """Raise what reaches the user."""
+    raise UsageError("Not like this.", hint="Like that.")
+
+
+def fail(folder: Path, tell: Tell) -> None:
+    """Raise what nobody foresaw."""
+    raise KeyError("dim")
+
+
+def swell(folder: Path, tell: Tell) -> None:
+    """Ask for more memory than there is."""
+    bytearray(64 << 30)
+
+
+def abort(folder: Path, tell: Tell) -> None:
+    """End as native code ends."""
+    os.abort()
+
+
+def spin(folder: Path, tell: Tell) -> None:
+    """Compute for ever, deaf to signals."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    tell("spin", float(os.getpid()))
+    while True:
+        sum(range(1000))
+
+
+def sleep(folder: Path, tell: Tell) -> None:
+    """Wait for ever."""
+    time.sleep(3600)
+
+
+def babble(folder: Path, tell: Tell) -> None:
+    """Say what is no answer."""
+    for number in range(3, 20):
+        try:
+            os.write(number, b"[" * 100_000 + b"\n")
+        except OSError:
+            continue

@@ -1,0 +1,99 @@
+"""The sandbox: nothing outside its folder is touched, its ends are sentences, honest work goes on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimize.errors import Refused, UsageError
+from optimize.sandbox import Limits, call
+
+LIMITS = Limits(2 << 30, 60.0, 120.0, 1 << 20)
+#: What a kernel without Landlock or seccomp does not stop; this one is asked what it has.
+TASKS = "tests.sandbox.tasks"
+
+
+def ask(name: str, folder: Path, limits: Limits = LIMITS, progress: Any = None, **arguments: Any) -> Any:
+    return call(f"{TASKS}:{name}", arguments, folder, about="'m.pt'", limits=limits, progress=progress)
+
+
+def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    before = (outside / "kept").stat()
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        answer = ask("escape", inside, outside=str(outside), victim=victim.pid)
+        if answer.missing:
+            pytest.skip(f"this system lacks {answer.missing}")
+        assert {name: end for name, end in answer.value.items() if end.startswith("done")} == {}
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+    after = (outside / "kept").stat()
+    assert [entry.name for entry in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "kept"
+    assert (before.st_mode, before.st_mtime_ns, before.st_uid) == (after.st_mode, after.st_mtime_ns, after.st_uid)
+
+
+def test_honest_work_goes_on_and_sees_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_TOKEN", "secret")
+    told: list[tuple[str, float]] = []
+    answer = ask("work", tmp_path, progress=lambda phase, share: told.append((phase, share)))
+    assert answer.value == {"sum": 300.0**3, "read": True, "secrets": None} and told == [("half", 0.5)]
+    assert (tmp_path / "own" / "result").read_text() == "x"
+
+
+def test_errors_arrive_as_they_were_raised(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Not like this") as caught:
+        ask("refuse", tmp_path)
+    assert caught.value.hint == "Like that."
+    with pytest.raises(Refused, match="KeyError: 'dim'"):
+        ask("fail", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "match"),
+    [
+        ("swell", "asks for more memory"),
+        ("abort", r"killed the process that opened it \(SIGABRT"),
+        ("babble", "is no answer|killed the process"),
+    ],
+)
+def test_bad_ends_are_refusals(tmp_path: Path, task: str, match: str) -> None:
+    with pytest.raises(Refused, match=f"'m.pt' {match}|{match}"):
+        ask(task, tmp_path)
+
+
+def test_time_ends_on_both_clocks(tmp_path: Path) -> None:
+    pids: list[int] = []
+    with pytest.raises(Refused, match="still not open after 2 s"):
+        ask("spin", tmp_path, Limits(2 << 30, 2.0, 120.0, 1), progress=lambda phase, share: pids.append(int(share)))
+    assert not _is_alive(pids[0])
+    with pytest.raises(Refused, match="still not open"):
+        ask("sleep", tmp_path, Limits(2 << 30, None, 0.5, 1))
+
+
+def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def interrupt(phase: str, share: float) -> None:
+        pids.append(int(share))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask("spin", tmp_path, progress=interrupt)
+    assert not _is_alive(pids[0])
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
