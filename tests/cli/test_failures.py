@@ -1,0 +1,131 @@
+"""Whatever stops a command: one paragraph, a defined exit code, and the traceback to who asks for it."""
+
+import errno
+import logging
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optimize import pipeline
+from optimize.cli import COMMANDS, failures
+from optimize.errors import Refused
+from optimize.report import console
+
+Typed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def os_error(number: int, name: str | None = None) -> OSError:
+    return OSError(number, "the system's words", name)
+
+
+#: What is raised, the exit code, and words of the paragraph.
+RAISED: dict[str, tuple[Exception, int, str]] = {
+    "a defect": (KeyError("dim"), 70, "KeyError ('dim') while running the command. This is a defect of optimize"),
+    "no memory": (MemoryError(), 1, "not enough memory"),
+    "no memory in torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1"), 1, "not enough memory"),
+    "depth": (RecursionError("maximum recursion depth"), 1, "nested too deeply"),
+    "a full disk": (os_error(errno.ENOSPC, "out/a.onnx"), 1, "no space left to write 'out/a.onnx'"),
+    "open files": (os_error(errno.EMFILE), 1, "Too many files are open"),
+    "processes": (os_error(errno.EAGAIN), 1, "no process, thread or memory left"),
+    "threads": (RuntimeError("can't start new thread"), 1, "no process, thread or memory left"),
+    "a long name": (os_error(errno.ENAMETOOLONG, "n" * 5000), 2, "is too long"),
+    "another of the system": (os_error(errno.EIO, "disk"), 1, "The system refused 'disk': the system's words"),
+    "letters": (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), 1, r"'\udcff', which cannot be written as utf-8"),
+    "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), 1, "not utf-8 text"),
+    "of ours": (Refused("No\n::error::way.", hint="Go\non."), 1, r"No\n\x3a:error::way."),
+}
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_every_failure_is_one_paragraph(name: str, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, code, words = RAISED[name]
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(console, "show_passes", fail)
+    done = typed("passes")
+    lines = done.stderr.splitlines()
+    assert done.returncode == code and done.stdout == ""
+    assert lines[0].startswith("optimize: ") and words in lines[0] and len(lines) <= 3, lines
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert max(map(len, lines)) < 600
+    for told in (typed("--debug", "passes"), typed("passes", "--debug")):
+        assert told.stderr.startswith("Traceback") and told.stderr.endswith(done.stderr)
+
+
+def test_a_defect_names_the_step() -> None:
+    with pytest.raises(AttributeError) as caught:
+        pipeline.output_error(None, None)  # type: ignore[arg-type]
+    assert "while running the passes (optimize.pipeline)" in failures.explained(caught.value).what
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_takes_debug(command: str, typed: Typed) -> None:
+    assert "--debug" in typed(command, "--help").stdout
+    for words in ((command, "--debug", "--bogus"), ("--debug", command, "--bogus")):
+        done = typed(*words)
+        assert done.returncode == 2 and "No such option '--bogus'" in done.stderr and "Traceback" in done.stderr
+    assert "Traceback" not in typed(command, "--bogus").stderr
+
+
+def test_debug_alone_asks_for_help(typed: Typed) -> None:
+    assert "Usage: optimize" in typed("--debug").stdout and typed("--debug").returncode == 0
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_libraries_are_heard_by_who_asks(asked: bool, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chatter(*_: object) -> None:
+        warnings.warn("old", stacklevel=1)
+        logging.getLogger("library").error("old")
+
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("library"), "handlers", [handler])
+    monkeypatch.setattr(console, "show_passes", chatter)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert typed("passes", *(["--debug"] if asked else [])).returncode == 0
+    assert (bool(warned), bool(heard)) == (asked, asked)
+    assert logging.root.manager.disable == 0
+
+
+@pytest.mark.parametrize(
+    "word, message",
+    [("a\0b", "holds a NUL"), ("a\udcff", "is not UTF-8"), ("a" * 20_000, "20,000 letters"), ("a" * 5000, "too long")],
+)
+@pytest.mark.parametrize("option", ["model", "--out", "--model", "--input-shape"])
+def test_words_that_name_nothing(word: str, message: str, option: str, tmp_path: Path, typed: Typed) -> None:
+    words = (word,) if option == "model" else ("net.pt", option, word)
+    done = typed("run", *words, "--to", "onnx", cwd=tmp_path)
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr and len(done.stderr) < 1500
+    if len(word) != 5000 or option == "model":
+        assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("profile", "m", "--threads", 1_000_000), "1000000 is out of range: threads may be 1 to "),
+        (("bench", "m", "--threads", 1_000_000), "out of range: threads"),
+        (("check", "m", "n", "--threads", 1_000_000), "out of range: threads"),
+        (("advise", "m", "--threads", 0), "out of range: threads"),
+        (("sensitivity", "m", "--threads", "9" * 5000), "out of range: threads"),
+        (("run", "m", "--to", "onnx", "--threads", -1), "out of range: threads"),
+        (("run", "m", "--to", "onnx", "--static-batch", 10**9), "out of range: samples in one run"),
+        (("bench", "m", "--streams", "1,100000"), "callers at the same time may be"),
+        (("bench", "m", "--batch", "1,x"), "'x' is not a whole number"),
+        (("bench", "m", "--restarts", 10**9), "out of range: restarts"),
+        (("bench", "m", "--runs", 10**12), "out of range: timed runs"),
+        (("bench", "m", "--seed", -1), "out of range: the seed"),
+        (("check", "m", "n", "--cpus", "0-99999999999"), "out of range: a processor's number"),
+    ],
+)
+def test_counts_are_bounded(words: tuple[object, ...], message: str, tmp_path: Path, typed: Typed) -> None:
+    done = typed(*words, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr) < 1000, done.stderr
