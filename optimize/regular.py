@@ -76,11 +76,12 @@ def read_bytes(path: Path, *, most_bytes: int, failure: type[OptimizeError] = Re
     Raises:
         OptimizeError: As for :func:`require_file`, or it cannot be read; of the class ``failure``.
     """
-    if find(path, failure) is not None:
-        require_file(path, most_bytes=most_bytes, failure=failure)
+    found = find(path, failure)
+    if found is not None and not require_file(path, most_bytes=most_bytes, failure=failure):
+        return b""  # files of /proc say so, and some of them never end or never answer
     try:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)  # files of /proc say that they are empty
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
     if len(content) > most_bytes:

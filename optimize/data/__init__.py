@@ -10,6 +10,7 @@ How a batch is read when a callable, a loader or a list gives it, for a model of
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from optimize.data.image_folder import ImagePreprocessing, open_folder
 from optimize.data.sources import Source, from_file, from_python
 from optimize.errors import Refused, UsageError
 from optimize.load import named
+from optimize.regular import find, shown
 
 __all__ = ["Batch", "Data", "ImagePreprocessing", "InputSpec", "open_data"]
 
@@ -91,15 +93,16 @@ def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing)
     if not isinstance(spec, str | Path):
         return from_python(spec, inputs, f"<{type(spec).__name__}>")
     path = Path(spec)
-    if path.is_dir():
+    found = find(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
         folder = open_folder(path, inputs, image)
         return Source(str(path), len(folder.files), folder.chunks)
-    if path.exists():
+    if found is not None:
         return from_file(path, inputs)
     if named.is_named(str(spec)):
         return from_python(named.find(str(spec)), inputs, str(spec))
     raise Refused(
-        f"There is no data '{spec}' (searched in '{Path.cwd()}').",
+        f"There is no data '{shown(spec)}' (searched in '{Path.cwd()}').",
         hint="Give an .npz or .npy, an image folder, or package.module:callable.",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,12 @@ import torch
 from PIL import Image
 
 from optimize.data.conform import Batch, InputSpec
-from optimize.errors import Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.regular import require_file, shown
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+#: What PIL may take a file for: other formats start programs or read other files.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _READ = 32
 
 
@@ -66,12 +70,7 @@ class ImageFolder:
 
     def _pixels(self, file: Path) -> np.ndarray:
         """Return one image as uint8 ``[C, H, W]``."""
-        try:
-            with Image.open(file) as opened:
-                opened.draft("RGB", None)
-                picture = opened.convert("L" if self.spec.shape[0] == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise Refused(f"'{file}' cannot be read as an image: {error}.") from error
+        picture = _decoded(file, "L" if self.spec.shape[0] == 1 else "RGB")
         array = np.asarray(cropped(picture, self.size, self.image.crop))
         return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
@@ -80,6 +79,28 @@ class ImageFolder:
             return pixels
         mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (self.image.mean, self.image.std))
         return ((pixels.to(torch.float32) / 255 - mean) / std).to(self.spec.torch_dtype)
+
+
+def _decoded(file: Path, mode: str) -> Image.Image:
+    """Return an image, its pixels bounded by ``PIL.Image.MAX_IMAGE_PIXELS``.
+
+    Raises:
+        Refused: It is none of a kind that is read here, damaged, too large, or one of several pictures.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            require_file(file)
+            with Image.open(file, formats=_FORMATS) as opened:
+                if opened.format != "MPO" and getattr(opened, "is_animated", False):
+                    raise ValueError("it holds several pictures, and which one is meant is not said")
+                opened.draft("RGB", None)
+                return opened.convert(mode)
+    except OptimizeError:
+        raise
+    except Exception as error:  # every decoder has its own
+        reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
+        raise Refused(f"'{shown(file)}' cannot be read as an image: {reason}.", hint="Leave it out.") from error
 
 
 def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.Image:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform
 from optimize.errors import OptimizeError, Refused, UsageError
 
@@ -42,25 +41,7 @@ def from_file(path: Path, specs: Specs) -> Source:
     Raises:
         Refused: It is neither, damaged, holds objects, or does not fit the model.
     """
-    try:
-        with path.open("rb") as file:
-            magic = file.read(6)
-        if magic.startswith(b"\x93NUMPY"):
-            return _from_arrays(
-                _read(np.load(path, mmap_mode="r", allow_pickle=False), specs, str(path)), specs, str(path)
-            )
-        if magic.startswith(b"PK"):
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive}
-            return _from_arrays(_read(arrays, specs, str(path)), specs, str(path))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        objects = "Object arrays" in str(error) or "Python objects" in str(error)
-        what = "holds Python objects, not numbers" if objects else f"cannot be read: {error}"
-        raise Refused(f"'{path}' {what}.", hint="Save plain numeric arrays with numpy.savez.") from error
-    raise Refused(
-        f"'{path}' is neither an .npz nor an .npy file.",
-        hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder.",
-    )
+    return _from_arrays(_read(open_arrays(path), specs, str(path)), specs, str(path))
 
 
 def from_python(value: Any, specs: Specs, name: str) -> Source:

@@ -218,6 +218,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     refused(path, "is a fifo")
     refused(tmp_path, "is a directory")
     refused(Path("/dev/zero"), "is a device")
+    refused(Path("/proc/kmsg"), "is not an ONNX file")
     path.unlink()
     with path.open("wb") as file:
         file.truncate(2**31)

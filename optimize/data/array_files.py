@@ -1,0 +1,154 @@
+"""Array files (``.npy``, ``.npz``): what a header claims is held against what is there before anything is read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from optimize.errors import OptimizeError, Refused
+from optimize.regular import require_file, shown
+
+_HINT = "Save plain numeric arrays with numpy.savez."
+#: Deflate makes no more of one byte than this: whatever a zip claims beyond it is not there.
+_MOST_INFLATED = 1100
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+#: The axes that NumPy and torch agree on.
+_MOST_AXES = 64
+
+
+def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
+    """Open a file, told apart by its content: the array of an ``.npy``, left on disk, or those of an ``.npz`` by name.
+
+    Pickled objects are never loaded, and an array of an ``.npz`` is read when it is asked for.
+
+    Raises:
+        Refused: It is neither, no regular file, damaged, holds objects, or claims more than is there.
+    """
+    size = require_file(path)
+    with _readable(path):
+        with path.open("rb") as file:
+            magic = file.read(6) if size else b""
+            if magic == b"\x93NUMPY":
+                file.seek(0)
+                _check_header(file, size)
+        if magic == b"\x93NUMPY":
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            return array
+        if magic.startswith(b"PK"):
+            return Members(path)
+    raise Refused(
+        f"'{shown(path)}' is neither an .npz nor an .npy file.",
+        hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder.",
+    )
+
+
+class Members(Mapping[str, np.ndarray]):
+    """The arrays of an ``.npz``, each read when it is asked for.
+
+    Raises:
+        Refused: Two have one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with zipfile.ZipFile(path) as archive:
+            self._entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            names = Counter(entry.filename.removesuffix(".npy") for entry in archive.infolist())
+        twice = next((name for name, count in names.items() if count > 1), None)
+        if twice is not None:
+            raise Refused(f"'{shown(path)}' holds two arrays '{shown(twice)}'.", hint=_HINT)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Read an array.
+
+        Raises:
+            Refused: It is damaged, holds objects, or is larger than the free memory.
+        """
+        entry = self._entries[name]
+        with _readable(self._path), zipfile.ZipFile(self._path) as archive:
+            _check_member(entry)
+            with archive.open(entry) as member:
+                _check_header(member, entry.file_size)
+            with archive.open(entry) as member:
+                array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+            return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn whatever NumPy and zipfile raise over a damaged or hostile file into a refusal."""
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except MemoryError as error:
+        raise Refused(f"'{shown(path)}' does not fit into the memory.", hint="Give fewer samples.") from error
+    except Exception as error:  # a header is parsed as Python: anything may come of it
+        objects = "Object arrays" in str(error) or "Python objects" in str(error)
+        reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
+        what = "holds Python objects, not numbers" if objects else f"cannot be read: {reason}"
+        raise Refused(f"'{shown(path)}' {what}.", hint=_HINT) from error
+
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    """Hold what a header claims against the bytes that follow.
+
+    Args:
+        file: At the start of an array.
+        size: All bytes of the array with its header.
+
+    Raises:
+        ValueError: It claims an impossible shape, or more bytes than there are.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"format version {version} is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects")
+    if not dtype.itemsize:
+        raise ValueError(f"its elements of type {dtype} hold nothing")
+    if len(shape) > _MOST_AXES or any(type(length) is not int or not 0 <= length < 2**63 for length in shape):
+        raise ValueError(f"{shown(str(shape[:8]))} is no shape")
+    claimed, left = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if claimed > left:
+        raise ValueError(f"its header claims {claimed} bytes, {left} are there")
+
+
+def _check_member(entry: zipfile.ZipInfo) -> None:
+    """Refuse a member that cannot be what it claims, or that does not fit into the free memory."""
+    if entry.compress_type not in _METHODS or entry.flag_bits & 1:
+        raise ValueError(f"'{shown(entry.filename)}' is packed in a way that NumPy does not write")
+    if entry.file_size > max(entry.compress_size, 1) * _MOST_INFLATED:
+        raise ValueError(f"'{shown(entry.filename)}' claims {entry.file_size} bytes in {entry.compress_size}")
+    free = _free_bytes()
+    if entry.file_size > free:
+        raise ValueError(f"'{shown(entry.filename)}' needs {entry.file_size} bytes of memory; {free} are free")
+
+
+def _free_bytes() -> int:
+    """Return the bytes of memory that can be had, without a limit where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**63
