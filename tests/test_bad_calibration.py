@@ -113,6 +113,25 @@ def test_data_of_any_size(tmp_path: Path, factor: float) -> None:
     assert deployed_db(tmp_path, net(), [data], data[:16])[0] > 30
 
 
+@pytest.mark.parametrize("calibrator", ["minmax", "average", "percentile", "mse", "entropy"])
+def test_data_near_the_end_of_float32(tmp_path: Path, calibrator: str) -> None:
+    data = images(64) * 1e38
+    assert deployed_db(tmp_path, net(), [data], data[:16], calibrator=calibrator)[0] > 30
+
+
+def test_data_that_overflows_behind_the_first_layer() -> None:
+    error = refusal(net(), (images(2),), [images(64) * 3e38])
+    assert "not finite at" in error.what and "calibration values reach 3e+38" in error.what
+
+
+def test_data_whose_differences_overflow() -> None:
+    module = net()
+    with torch.no_grad():
+        module[0].weight.mul_(1e-9)
+    error = refusal(module, (images(2),), [(images(64) * 2 - 1) * 3e38])
+    assert "alibration values reach 3e+38" in error.what
+
+
 def test_constant_activations(tmp_path: Path) -> None:
     """A layer whose answer does not depend on the data: its weights are zero, its bias is not."""
     module = net()

@@ -32,6 +32,8 @@ _SATURATION: Mapping[object, tuple[float, float]] = {
     aten.silu.default: (-8.0, math.inf),
     aten.gelu.default: (-4.0, math.inf),
 }
+#: Inputs beyond this overflow float32 in the first sum of products: the message then says how large they are.
+_LARGE = 1e30
 #: Extrema that grow by less than this share have settled.
 _SETTLED = 0.01
 #: Samples without growth, and their share of all seen, after which ranges have settled.
@@ -152,8 +154,20 @@ class _Watcher:
         within = value.clamp(*self._limits[node]) if node in self._limits else value
         if source is not None and source.name in self.seen:
             self.seen[node.name] = self.seen[source.name]
-        elif not _take_in(self.seen.setdefault(node.name, Statistics()), node, within, self._axes[node]):
+        elif not self._take_in(node, within):
             self._infinite.add(id(self.seen[node.name]))
+
+    def _take_in(self, node: fx.Node, value: torch.Tensor) -> bool:
+        try:
+            return _take_in(self.seen.setdefault(node.name, Statistics()), node, value, self._axes[node])
+        except Refused as error:
+            raise Refused(f"{error.what}{self._overflow()}", hint=error.hint) from error
+
+    def _overflow(self) -> str:
+        """Say where the data itself is so large that float32 overflows behind it."""
+        inputs = (self.seen[node.name] for node in self._axes if node.op == "placeholder" and node.name in self.seen)
+        largest = max((max(-entry.low, entry.high) for entry in inputs), default=0.0)
+        return f" The calibration values reach {largest:.0e}." if largest > _LARGE else ""
 
     def observations(self, samples: int) -> Observations:
         """Return what was seen in so many samples; a value that was infinite is left out."""

@@ -22,7 +22,7 @@ from torch import fx
 from torch.nn import functional
 
 from optimize import graph
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.observers import spacing
@@ -72,16 +72,28 @@ class InputMoments:
         return cls(products.sum(2), products, products.sum(2).float())
 
     def update(self, columns: torch.Tensor) -> None:
-        """Take in float columns ``[groups, K, n]``."""
+        """Take in float columns ``[groups, K, n]``; those that are not finite say nothing and are left out.
+
+        Raises:
+            Refused: They are so far apart that their differences are infinite in float32.
+        """
+        largest = max(map(abs, map(float, columns.aminmax())))
+        if not math.isfinite(largest):
+            return  # whether that may be is for those to say who know the layer
         if self.count == 0:
             self.shift = columns[:, :, 0].clone()
         columns = columns - self.shift[:, :, None]
-        self.total += columns.sum(2).double()
         low, high = columns.aminmax()
-        # A power of two keeps squares of very large and very small numbers within float32.
+        if not math.isfinite(float(high) - float(low)):
+            raise Refused(
+                f"Calibration values reach {largest:.0e} in front of a layer: their differences overflow float32.",
+                hint="Scale the data to what the model was trained on.",
+            )
+        # A power of two keeps sums and squares of very large and very small numbers within float32.
         exponent = math.frexp(max(-float(low), float(high)))[1]
         unit = 1.0 if abs(exponent) < _SQUARABLE else 2.0 ** max(exponent, -100)
         columns = columns if unit == 1.0 else columns / unit
+        self.total += columns.sum(2).double() * unit
         self.products += (columns @ columns.transpose(1, 2)).double() * unit**2
         self.count += columns.shape[2]
 
