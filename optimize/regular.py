@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from optimize.errors import OptimizeError, Refused
+from optimize.escaping import plain
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 #: Longer names are cut in messages.
@@ -23,7 +24,7 @@ def shown(path: str | Path) -> str:
     >>> shown("a\0b.onnx"), shown("caf\udce9.npz")
     ('a\\x00b.onnx', 'caf\\udce9.npz')
     """
-    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(path))
+    text = plain(str(path))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
