@@ -68,7 +68,9 @@ def profile_file(
         UsageError: Nothing says what it takes.
         TargetUnavailable: Its runtime is not installed.
     """
-    target, machine = RUNTIMES[path.suffix.lower()], limits or measure_limits(threads)
+    target = RUNTIMES[path.suffix.lower()]
+    _check(path, target, trust)  # before the machine is measured, which takes its time
+    machine = limits or measure_limits(threads)
     asked = {"path": str(path), "input_shape": input_shape, "batch": batch, "threads": threads, "trust": trust}
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
@@ -101,7 +103,7 @@ def profile_here(
     """Profile a file in this process; leave the inputs in ``folder`` and return the figures as JSON holds them."""
     file = Path(path)
     target = RUNTIMES[file.suffix.lower()]
-    side = open_side(path, trust=trust) if target == "onnx" else _openvino_side(file, trust)
+    side = open_side(path, trust=trust) if target == "onnx" else _openvino_side(file)
     inputs = _inputs(side, input_shape, batch)
     times, costs = (_onnx if target == "onnx" else _openvino)(file, inputs, threads, tell)
     machine = TypeAdapter(Limits).validate_python(limits)
@@ -109,6 +111,18 @@ def profile_here(
     write_arrays(folder / _INPUTS, inputs)
     dumped = TypeAdapter(Profile).dump_python(found, mode="json")
     return {"profile": dumped, "takes": [asdict(spec) for spec in side.inputs]}
+
+
+def _check(path: Path, target: str, trust: bool) -> None:
+    """Refuse a file that its runtime must not see."""
+    if target == "onnx":
+        from optimize.targets.onnx.reading import read_checked
+
+        read_checked(path, trust=trust)
+    else:
+        from optimize.targets.openvino.reading import check_ir
+
+        check_ir(path, trust=trust)
 
 
 def _inputs(side: Side, input_shape: str | None, batch: int) -> list[np.ndarray]:
@@ -152,10 +166,9 @@ class _OpenVinoSide(Side):
         raise NotImplementedError
 
 
-def _openvino_side(path: Path, trust: bool) -> Side:
-    from optimize.targets.openvino.reading import check_ir, read_model
+def _openvino_side(path: Path) -> Side:
+    from optimize.targets.openvino.reading import read_model
 
-    check_ir(path, trust=trust)
     model = read_model(path)
     specs = tuple(_spec(port) for port in model.inputs)
     return _OpenVinoSide(path, specs, ())

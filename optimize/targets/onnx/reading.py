@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from optimize.errors import Refused
-from optimize.regular import read_bytes, shown
+from optimize.regular import read_bytes, require_file, shown
 from optimize.targets.onnx.untrusted.calls import check_calls
 from optimize.targets.onnx.untrusted.survey import check_work
 from optimize.targets.onnx.untrusted.tensors import check_tensors
@@ -57,6 +57,7 @@ def _checked(path: Path, trust: bool) -> tuple[onnx.ModelProto, tuple[Path, ...]
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
+    require_file(path)
     model, content = onnx.ModelProto(), read_bytes(path, most_bytes=MOST_BYTES)
     try:
         model.ParseFromString(content)
