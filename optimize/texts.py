@@ -28,7 +28,7 @@ def read_yaml(path: Path, *, failure: Failure = None) -> Any:
     """Return what a YAML file says.
 
     Raises:
-        OptimizeError: It is no regular file, too large, or no YAML within the limits; of the class ``failure`` where one is given.
+        OptimizeError: It is no regular file, too large, or no YAML within the limits; of class ``failure``, if given.
     """
     text = _decoded(path, MOST_YAML_BYTES, "YAML", failure)
     return parse_yaml(text, source=f"'{shown(path)}'", failure=failure)
@@ -38,7 +38,7 @@ def read_toml(path: Path, *, failure: Failure = None) -> dict[str, Any]:
     """Return what a TOML file says.
 
     Raises:
-        OptimizeError: It is no regular file, too large, or no TOML; of the class ``failure`` where one is given.
+        OptimizeError: It is no regular file, too large, or no TOML; of the class ``failure``, if given.
     """
     text = _decoded(path, MOST_YAML_BYTES, "TOML", failure)
     content: dict[str, Any] = _parsed(tomllib.loads, text, f"'{shown(path)}'", "TOML", failure)
@@ -50,7 +50,7 @@ def read_json(path: Path, *, failure: Failure = None) -> Any:
 
     Raises:
         OptimizeError: It is no regular file, too large, or no JSON as its standard has it (no NaN, no key twice), or
-            nested deeper than Python follows; of the class ``failure`` where one is given.
+            nested deeper than Python follows; of the class ``failure``, if given.
     """
     text = _decoded(path, MOST_JSON_BYTES, "JSON", failure)
     return _parsed(_load_json, text, f"'{shown(path)}'", "JSON", failure)
@@ -65,7 +65,7 @@ def parse_yaml(text: str, *, source: str, failure: Failure = None) -> Any:
         failure: What to raise.
 
     Raises:
-        OptimizeError: It is no YAML, has a key twice, or is beyond the limits; of the class ``failure`` where one is given.
+        OptimizeError: It is no YAML, has a key twice, or is beyond the limits; of class ``failure``, if given.
 
     >>> parse_yaml("passes: [FuseConvBN]", source="recipe")
     {'passes': ['FuseConvBN']}
