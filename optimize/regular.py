@@ -78,11 +78,12 @@ def read_bytes(path: Path, *, most_bytes: int, failure: type[OptimizeError] = Re
         OptimizeError: As for :func:`require_file`, or it cannot be read; of the class ``failure``.
     """
     found = find(path, failure)
-    if found is not None and not require_file(path, most_bytes=most_bytes, failure=failure):
+    size = 0 if found is None else require_file(path, most_bytes=most_bytes, failure=failure)
+    if found is not None and not size:
         return b""  # files of /proc say so, and some of them never end or never answer
     try:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+            content = file.read(size + 1)  # a read takes the memory that it may fill, before it fills it
     except OSError as error:
         raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
     if len(content) > most_bytes:

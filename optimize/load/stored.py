@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
 from optimize import graph
-from optimize.errors import Refused
+from optimize.errors import OptimizeError, Refused
 from optimize.load import operators
 from optimize.load.description import NAME, Call, Description, Malformed, build, checked, describe
 from optimize.program import Program
@@ -68,7 +68,9 @@ def restore(folder: Path) -> Program:
         return _restored(content, held)
     except (Malformed, operators.NotListed) as error:
         raise Refused(f"The model cannot be taken over without trust: {_reason(error)}.") from error
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError, OSError) as error:
+    except (OptimizeError, MemoryError):
+        raise
+    except Exception as error:  # the readers of torch and safetensors, and every operator's own rule of shapes
         raise Refused(f"The captured model cannot be read: {type(error).__name__}.") from error
 
 
