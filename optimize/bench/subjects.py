@@ -243,22 +243,14 @@ def _onnx_spec(entry: Any, path: Path) -> TensorSpec:
 
 
 def _open_openvino(path: Path, trust: bool) -> Subject:
-    from optimize.targets.openvino.reading import check_ir, read_model
+    from optimize.targets.openvino.reading import check_ir, inputs_of
 
     check_ir(path, trust=trust)
     files = find_target("openvino").files(path)
     try:
-        model = read_model(path)
+        inputs = inputs_of(path, trust=trust)
     except OptimizeError as error:
         return _unavailable("openvino", path, "OpenVINO", files, error.what)
-    inputs = tuple(
-        TensorSpec(
-            port.get_any_name(),
-            tuple(size.get_length() if size.is_static else "?" for size in port.get_partial_shape()),
-            port.get_element_type().to_dtype().name,
-        )
-        for port in model.inputs
-    )
     return _described("openvino", path, "OpenVINO", inputs, files)
 
 

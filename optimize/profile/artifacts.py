@@ -167,16 +167,9 @@ class _OpenVinoSide(Side):
 
 
 def _openvino_side(path: Path) -> Side:
-    from optimize.targets.openvino.reading import read_model
+    from optimize.targets.openvino.reading import inputs_here
 
-    model = read_model(path)
-    specs = tuple(_spec(port) for port in model.inputs)
-    return _OpenVinoSide(path, specs, ())
-
-
-def _spec(port: object) -> TensorSpec:
-    sizes = [dim.get_length() if dim.is_static else "?" for dim in port.get_partial_shape()]  # type: ignore[attr-defined]
-    return TensorSpec(port.get_any_name(), tuple(sizes), np.dtype(port.get_element_type().to_dtype()).name)  # type: ignore[attr-defined]
+    return _OpenVinoSide(path, inputs_here(path), ())
 
 
 def _artifact(path: Path, takes: tuple[TensorSpec, ...], target: str, *, untrusted: bool) -> Artifact:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from optimize import sandbox
 from optimize.errors import Refused
 from optimize.regular import find, require_file, shown
+from optimize.targets.base import TensorSpec
 from optimize.targets.openvino.description import Body, Layer, read_description
 from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
@@ -63,6 +66,40 @@ def read_model(path: Path) -> Any:
     runtime = import_runtime()
     with refusing(f"open '{path.name}'"):
         return runtime.Core().read_model(path, *[weights] if weights.is_file() else [])
+
+
+def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
+    """Return what a checked description takes, read in a confined process: OpenVINO's reader crashes over odd files.
+
+    Raises:
+        TargetUnavailable: OpenVINO is not installed.
+        Refused: OpenVINO cannot read it, or crashed over it.
+    """
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        answer = sandbox.call(
+            "optimize.targets.openvino.reading:read_inputs",
+            {"path": str(path.resolve())},
+            Path(folder),
+            about=f"'{shown(path)}'",
+            limits=sandbox.Limits.of([path, path.with_suffix(".bin")]),
+            confined=not trust,
+        )
+    return tuple(TensorSpec(str(name), tuple(shape), str(dtype)) for name, shape, dtype in answer.value)
+
+
+def read_inputs(folder: Path, tell: Any, path: str) -> list[tuple[Any, ...]]:
+    """Return what `inputs_here` does as plain data."""
+    return [(spec.name, spec.shape, spec.dtype) for spec in inputs_here(Path(path))]
+
+
+def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
+    """Return what a description takes, read in this process; a free size is ``?``."""
+    return tuple(_spec(port) for port in read_model(path).inputs)
+
+
+def _spec(port: Any) -> TensorSpec:
+    sizes = [dim.get_length() if dim.is_static else "?" for dim in port.get_partial_shape()]
+    return TensorSpec(port.get_any_name(), tuple(sizes), np.dtype(port.get_element_type().to_dtype()).name)
 
 
 class _Check:
