@@ -123,7 +123,19 @@ def capture_graph(
         program, notes = _freed(plain, tuple(inputs), dynamic_batch)
     if free:
         notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."]
-    return dataclasses.replace(program, in_spec=in_spec, out_spec=out_spec, notes=notes)
+    source = None if program.source is None else _Arranged(program.source, out_spec)
+    return dataclasses.replace(program, source=source, in_spec=in_spec, out_spec=out_spec, notes=notes)
+
+
+class _Arranged(torch.nn.Module):
+    """A graph of flat tensors as callers call its model: values in tuples, lists and dicts."""
+
+    def __init__(self, flat: torch.nn.Module, out_spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.flat, self.out_spec = flat, out_spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_unflatten(self.flat(*pytree.tree_leaves((args, kwargs))), self.out_spec)
 
 
 def _free_sizes(exported: torch.export.ExportedProgram) -> list[str]:
