@@ -1,0 +1,151 @@
+"""A confined process that opens one mutated file after another, and writes down each before and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimize.errors import OptimizeError
+from tests.fuzzing import honest
+from tests.fuzzing.kinds import KINDS, Kind
+from tests.fuzzing.rules import Here, Unlisted
+from tests.fuzzing.watch import Watch
+
+JOURNAL = "journal"
+#: One case in so many is captured and run too.
+DEEP = 40
+
+
+class Late(BaseException):
+    """A case that takes too long; no rule catches it."""
+
+
+def import_libraries() -> None:
+    """Import what opening needs, before memory is limited."""
+    import torch._export.converter
+    import torch.export.exported_program  # noqa: F401
+
+
+def run(
+    folder: Path,
+    tell: Any,
+    kind: str,
+    seed: int,
+    first: int,
+    last: int,
+    honest_files: str,
+    patience_s: float,
+    deep: int,
+) -> dict[str, float]:
+    """Open the cases from ``first`` to ``last``, that one left out; every ``deep``-th is captured too."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    found, watch = KINDS[kind], Watch(folder)
+    files = honest.read(Path(honest_files), kind)
+    with (folder / JOURNAL).open("ab", buffering=0) as journal:
+        signal.signal(signal.SIGVTALRM, _late)
+        _warm_up(found, files, folder, deep > 0)
+        for number in range(first, last):
+            case = Case(found, number, folder, journal.write, deep > 0 and number % deep == 0)
+            case.judge(found.mutated(files, seed, number), watch, patience_s)
+    return {"memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _warm_up(kind: Kind, files: list[honest.Files], folder: Path, deep: bool) -> None:
+    """Open the honest files: they must open, and what libraries do once is done before anybody looks."""
+    for number, made in enumerate(files):
+        home = folder / f"honest-{number}"
+        home.mkdir()
+        path = placed(made, home)
+        kind.rules(path, Here(home, lambda whose: None, deep))
+
+
+def placed(files: honest.Files, folder: Path) -> Path:
+    """Write files into a folder; return the one that is opened."""
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder / next(iter(files))
+
+
+def _late(*_: object) -> None:
+    raise Late
+
+
+class Case:
+    """One mutated file in the confined process."""
+
+    def __init__(self, kind: Kind, number: int, folder: Path, write: Callable[[bytes], Any], deep: bool) -> None:
+        self._kind, self._number, self._write = kind, number, write
+        self._folder = folder / "case"
+        self._whose = ""
+        self._here = Here(self._folder, self._belongs, deep)
+
+    def judge(self, files: honest.Files, watch: Watch, patience_s: float) -> None:
+        """Open the case and write down what came of it."""
+        self._write(f"{self._number}\n".encode())
+        path = self._placed(files)
+        signal.setitimer(signal.ITIMER_VIRTUAL, patience_s)
+        signal.setitimer(signal.ITIMER_PROF, 2 * patience_s)  # deaf native code ends the process
+        watch.begin()
+        try:
+            outcome, reason = self._outcome(path)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            seen = watch.end()
+        if seen:
+            outcome, reason = "marker", "; ".join(seen[:3])
+        self._write(json.dumps([self._number, outcome, self._whose, reason]).encode() + b"\n")
+
+    def _placed(self, files: honest.Files) -> Path:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        return placed(files, self._folder)
+
+    def _belongs(self, whose: str) -> None:
+        self._whose = whose
+        self._write(f"{whose}\n".encode())
+
+    def _outcome(self, path: Path) -> tuple[str, str]:
+        try:
+            self._kind.rules(path, self._here)
+        except OptimizeError as error:
+            return "refused", reason_class(error.what)
+        except Unlisted as error:
+            return "unlisted", str(error)
+        except MemoryError:
+            return "memory", "MemoryError"
+        except Late as error:
+            return "late", _where(error)
+        except Exception as error:
+            return "traceback" if self._whose == "user" else "unforeseen", f"{type(error).__name__} {_where(error)}"
+        except BaseException as error:  # an exit would end the user's process
+            return "traceback", f"{type(error).__name__} {_where(error)}"
+        return "opened", ""
+
+
+def reason_class(text: str) -> str:
+    """Return a message without what differs from file to file.
+
+    >>> reason_class("'m.pt' has 3 members of 'x'.")
+    "'' has # members of ''."
+    """
+    short = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text.splitlines()[0] if text else "")
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", short)[:70]
+
+
+def _where(error: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/fuzzing/" not in frame.filename]
+    ours = [frame for frame in frames if "/optimize/" in frame.filename][-1:] + frames[-1:]
+    return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours)

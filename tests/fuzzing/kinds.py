@@ -1,0 +1,124 @@
+"""What is mutated how: a kind of file, its mutations, and the rules that open it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzzing import (
+    arrays,
+    bytewise,
+    hostile,
+    jsons,
+    markup,
+    modules,
+    networks,
+    pickled,
+    protobufs,
+    rules,
+    scripts,
+    zips,
+)
+from tests.fuzzing.honest import Files
+
+Change = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        name: What the command line calls it.
+        changes: Mutations of the file that is opened, each as often as it is listed.
+        rules: Opens a mutated file as the product does.
+        door: The command that opens it, with ``{}`` for the file; empty where only Python does.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    rules: Callable[[Path, rules.Here], None]
+    door: str = ""
+
+    def mutated(self, honest: list[Files], seed: int, number: int) -> Files:
+        """Return a mutated file and those beside it; the same for the same numbers."""
+        chance = random.Random(f"{self.name}/{seed}/{number}")  # noqa: S311 - to repeat, not to hide
+        files = dict(chance.choice(honest))
+        names = list(files)
+        chosen = names[0] if len(names) == 1 or chance.random() < 0.8 else chance.choice(names[1:])
+        change = chance.choice(self.changes) if chosen == names[0] else _BESIDE[Path(chosen).suffix]
+        files[chosen] = change(files[chosen], chance)
+        return files
+
+
+def _in_zip(ending: str, change: Change) -> Change:
+    return lambda data, chance: zips.edited(
+        data, chance, lambda name: name.endswith(ending), lambda held: change(held, chance)
+    )
+
+
+def _legacy_pickles(data: bytes, chance: random.Random) -> bytes:
+    return pickled.mutated(data, chance, pickles=5)
+
+
+def _hostile_module(*, zipped: bool) -> Change:
+    def change(data: bytes, chance: random.Random) -> bytes:
+        return modules.mutated(chance.choice(networks.plain()), chance, zipped=zipped)
+
+    return change
+
+
+def _operator(data: bytes, chance: random.Random) -> bytes:
+    """Let a call of an exported graph be of any operator that torch has."""
+    found = json.loads(data)
+    nodes = found["graph_module"]["graph"]["nodes"]
+    chance.choice(nodes)["target"] = hostile.operator(chance)
+    return json.dumps(found).encode()
+
+
+def _value_name(data: bytes, chance: random.Random) -> bytes:
+    """Give a value of an exported graph another name, everywhere."""
+    names = list(json.loads(data)["graph_module"]["graph"]["tensor_values"])
+    return jsons.renamed(data, chance, names, hostile.text(chance, names))
+
+
+def _weight_name(data: bytes, chance: random.Random) -> bytes:
+    """Give a weight of an archive another name, in its table and in the signature."""
+    members = zips.read(data)
+    tables = [member for member in members if member.name.endswith(b"weights_config.json")]
+    names = [name for member in tables for name in json.loads(member.data)["config"]]
+    old, new = chance.choice(names), hostile.text(chance, names)
+    for member in members:
+        if member.name.endswith(b".json"):
+            member.data = member.data.replace(json.dumps(old).encode(), json.dumps(new).encode())
+    return zips.write(members)
+
+
+def _taken_operator(data: bytes, chance: random.Random) -> bytes:
+    found = json.loads(data)
+    chance.choice(found["calls"])["operator"] = hostile.operator(chance).removeprefix("torch.ops.")
+    return json.dumps(found).encode()
+
+
+_PICKLE = _in_zip("data.pkl", pickled.mutated)
+_BESIDE: dict[str, Change] = {".bin": bytewise.mutated, ".safetensors": arrays.mutated_safetensors}
+_STRUCTURE = (bytewise.mutated, zips.mutated, zips.mutated)
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("module", (*_STRUCTURE, _PICKLE, _PICKLE, _hostile_module(zipped=True), _hostile_module(zipped=True)), rules.open_torch, "show {} --text --input-shape 3,8"),
+        Kind("legacy", (bytewise.mutated, _legacy_pickles, _legacy_pickles, _hostile_module(zipped=False)), rules.open_torch, "show {} --text --input-shape 3,8"),
+        Kind("state", (*_STRUCTURE, _PICKLE, _PICKLE), rules.open_torch, "show {} --text --model tests.fuzzing.rules:dense --input-shape 3,8"),
+        Kind("pt2", (*_STRUCTURE, *[_in_zip("models/model.json", jsons.mutated)] * 3, _in_zip("models/model.json", _operator), _in_zip("models/model.json", _value_name), _weight_name, _in_zip("config.json", jsons.mutated), _in_zip("sample_inputs/model.pt", zips.mutated), _in_zip("sample_inputs/model.pt", _PICKLE)), rules.open_torch, "show {} --text"),
+        Kind("torchscript", (*_STRUCTURE, *[scripts.mutated] * 5, _PICKLE), rules.open_torch, "show {} --text --input-shape 3,8"),
+        Kind("safetensors", (arrays.mutated_safetensors,), rules.open_torch, "show {} --text --model tests.fuzzing.rules:dense --input-shape 3,8"),
+        Kind("onnx", (bytewise.mutated, *[protobufs.mutated] * 4), rules.open_onnx, "profile {}"),
+        Kind("openvino", (bytewise.mutated, *[markup.mutated] * 4), rules.open_openvino, "profile {}"),
+        Kind("npy", (arrays.mutated_npy,), rules.open_arrays),
+        Kind("npz", (arrays.mutated_npz,), rules.open_arrays),
+        Kind("taken", (bytewise.mutated, *[jsons.mutated] * 6, _taken_operator), rules.open_taken),
+    )
+}  # fmt: skip

@@ -1,0 +1,70 @@
+"""What mutated files once did beside being refused, and honest ones beside opening."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimize.bench.subjects import Opening
+from optimize.errors import Refused
+from optimize.load import stored
+from optimize.load.identify import Kind
+from optimize.load.taking import take_over
+from optimize.regular import read_bytes
+from tests.fuzzing import honest, networks
+
+
+def taken(tmp_path: Path, name: str, old: bytes, new: bytes) -> Path:
+    """Return what a confined process might leave, one text of one file replaced."""
+    for file, data in honest.make("taken", tmp_path)[0].items():
+        (tmp_path / file).write_bytes(data.replace(old, new) if file == name else data)
+        assert file != name or old in data
+    return tmp_path
+
+
+def test_exported_program_that_takes_a_dict(tmp_path: Path) -> None:
+    module, inputs, _ = networks.exportable()[1]
+    torch.export.save(torch.export.export(module, inputs), tmp_path / "m.pt2")
+    program = take_over(tmp_path / "m.pt2", Kind.EXPORTED, tuple).program
+    assert program is not None
+    found, wanted = program(*inputs), module(*inputs)
+    assert found.keys() == wanted.keys()
+    torch.testing.assert_close(found["top"], wanted["top"])
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("program.safetensors", b"F32", b"F99"),
+        ("program.json", b'"aten.linear.default"', b'"aten.bmm.default"'),
+        ("program.json", b'"tuple"', b'"\\ud800"'),
+    ],
+)
+def test_answer_that_makes_no_program_is_refused(tmp_path: Path, name: str, old: bytes, new: bytes) -> None:
+    with pytest.raises(Refused):
+        stored.restore(taken(tmp_path, name, old, new))
+
+
+def test_a_read_takes_no_more_memory_than_the_file_has(tmp_path: Path) -> None:
+    import tracemalloc
+
+    (tmp_path / "small").write_bytes(b"x" * 10)
+    tracemalloc.start()
+    try:
+        assert read_bytes(tmp_path / "small", most_bytes=2**31) == b"x" * 10
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_description_that_crashes_the_reader_of_openvino(tmp_path: Path) -> None:
+    """A constant that is said to be another layer has no inputs, and the reader looks at them."""
+    pytest.importorskip("openvino")
+    files = honest.make("openvino", tmp_path)[0]
+    text = files["model.xml"].decode()
+    at = text.index('type="Const"')
+    changed = text[:at] + 'type="Broadcast"' + text[at + len('type="Const"') :]
+    (tmp_path / "m.xml").write_text(changed)
+    (tmp_path / "m.bin").write_bytes(files["model.bin"])
+    subject = Opening(tmp_path).open(str(tmp_path / "m.xml"))
+    assert "killed the process" in str(subject.missing)
