@@ -175,7 +175,7 @@ class Program:
 
     @property
     def samples(self) -> int:
-        """The samples in the example inputs: the free batch, or the leading dimension of a fixed one, if there is one."""
+        """The samples in the example inputs: the free batch, or the leading dimension of a fixed one, else 1."""
         leading = [int(tensor.shape[0]) for tensor in self.inputs if tensor.dim()]
         return self.batch or (leading[0] if leading else 1)
 

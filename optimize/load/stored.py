@@ -22,6 +22,7 @@ from optimize.errors import OptimizeError, Refused
 from optimize.load import operators
 from optimize.load.description import NAME, Call, Description, Malformed, build, checked, describe
 from optimize.program import Program
+from optimize.sandbox import left_in
 
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
 
@@ -63,8 +64,8 @@ def restore(folder: Path) -> Program:
         Refused: It is no description.
     """
     try:
-        content = json.loads((folder / _GRAPH_FILE).read_text(encoding="utf-8"))
-        held = load_file(folder / _TENSORS_FILE)
+        content = json.loads(left_in(folder, _GRAPH_FILE).read_text(encoding="utf-8"))
+        held = load_file(left_in(folder, _TENSORS_FILE))
         return _restored(content, held)
     except (Malformed, operators.NotListed) as error:
         raise Refused(f"The model cannot be taken over without trust: {_reason(error)}.") from error

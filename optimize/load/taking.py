@@ -23,7 +23,7 @@ from optimize.frontend import capture, capture_graph, capture_torchscript
 from optimize.load import exported, stored, untrusted, weights
 from optimize.load.identify import Kind
 from optimize.program import Program
-from optimize.sandbox import Limits
+from optimize.sandbox import Limits, left_in
 
 _INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
 _NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
@@ -134,13 +134,17 @@ def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) ->
 
 
 def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
-    held, noun = str(answer.value["held"]), str(answer.value["noun"])
-    warnings = tuple(plain(str(note)) for note in answer.value["warnings"])
+    """Read what a child answered, which may be anything."""
+    try:
+        held, noun = str(answer.value["held"]), plain(str(answer.value["noun"]))
+        warnings = tuple(plain(str(note)) for note in answer.value["warnings"])
+    except (KeyError, TypeError) as error:
+        raise Refused("The process that opened the file gave no answer.") from error
     warnings += tuple(f"The file was opened with {missing}." for missing in answer.missing)
     if held == "needs inputs":
         return Taken(None, None, noun, warnings)
     if held == "state":
-        return Taken(None, load_file(folder / _STATE), noun, warnings)
+        return Taken(None, load_file(left_in(folder, _STATE)), noun, warnings)
     return Taken(stored.restore(folder), None, noun, warnings)
 
 

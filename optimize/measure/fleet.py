@@ -33,6 +33,10 @@ def silent(phase: str, share: float) -> None:
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+#: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
+_WALLS = ("landlock", "pyseccomp")
+
+
 class WorkerFailed(Exception):
     """A worker crashed, hung or refused; its session is closed and says why."""
 
@@ -88,7 +92,7 @@ class Session:
                 stdin=subprocess.PIPE,
                 stderr=errors,
                 variables={**dict.fromkeys(THREAD_VARIABLES, str(threads)), **_temporary(artifact, folder)},
-                search=_search_path(interpreter, folder),
+                search=_search_path(interpreter, folder, artifact),
                 interpreter=interpreter,
                 alone=artifact.untrusted,
             )
@@ -189,7 +193,8 @@ class Session:
     def _last_words(self) -> str:
         code = self._process.wait()
         errors = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace")
-        return f"the worker {'was killed by' if code < 0 else 'ended with'} {describe_end(code, errors)}"
+        verb = "was killed by" if code < 0 else "ended with"
+        return f"the worker {verb} {describe_end(code, errors).removeprefix('signal ')}"
 
 
 def _temporary(artifact: Artifact, folder: Path) -> dict[str, str]:
@@ -277,14 +282,14 @@ class Fleet:
             self._progress("load artifacts", (index + 1) / len(self._artifacts))
 
 
-def _search_path(interpreter: Path | None, folder: Path) -> list[str] | None:
+def _search_path(interpreter: Path | None, folder: Path, artifact: Artifact) -> list[str] | None:
     """Return where a worker finds its modules: in another environment this package, and nothing else of this one."""
     if interpreter is None:
         return None
     alone = folder / "package"
     alone.mkdir()
     homes = {"optimize": Path(__file__).parents[1]}
-    for name in ("landlock", "pyseccomp"):  # what confines a worker; without them it says so
+    for name in _WALLS if artifact.untrusted else ():
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
             homes[name] = Path(found.origin).parent if found.submodule_search_locations else Path(found.origin)

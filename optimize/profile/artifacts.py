@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from optimize import sandbox
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
@@ -83,9 +83,12 @@ def profile_file(
             confined=not trust,
             progress=progress,
         )
-        found = TypeAdapter(Profile).validate_python(answer.value["profile"])
-        inputs = read_arrays(folder / _INPUTS)
-    specs = TypeAdapter(tuple[TensorSpec, ...]).validate_python(answer.value["takes"])
+        try:
+            found = TypeAdapter(Profile).validate_python(answer.value["profile"])
+            specs = TypeAdapter(tuple[TensorSpec, ...]).validate_python(answer.value["takes"])
+            inputs = read_arrays(sandbox.left_in(folder, _INPUTS))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise Refused(f"The process that ran '{path}' gave no profile.") from error
     artifact = _artifact(path, specs, target, untrusted=not trust)
     return dataclasses.replace(found, fresh=fresh_process(artifact, inputs, threads, progress) if fresh else None)
 

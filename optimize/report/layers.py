@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optimize import sandbox
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.files import write_text
 from optimize.measure import layers
 from optimize.measure.feed import Feed, open_feed
@@ -127,7 +127,10 @@ def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
             progress=progress,
         )
     notes = [f"The files were run with {missing}." for missing in answer.missing]
-    record = FileComparison.model_validate(answer.value)
+    try:
+        record = FileComparison.model_validate(answer.value)
+    except ValueError as error:
+        raise Refused("The process that ran the files gave no comparison.") from error
     return record.model_copy(update={"found": replace(record.found, notes=(*record.found.notes, *notes))})
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from optimize.errors import OptimizeError, Refused
+from optimize.escaping import plain
 from optimize.sandbox.limits import Limits
 from optimize.sandbox.process import describe_end, end, start
 
@@ -36,6 +37,23 @@ class Answer:
 
     value: Any
     missing: tuple[str, ...]
+
+
+class Died(Refused):
+    """A child ended without an answer.
+
+    Attributes:
+        code: Its exit code, or the negative number of the signal that ended it.
+        end: How it ended, in words, with the last line it wrote.
+    """
+
+    def __init__(self, about: str, code: int, words: bytes) -> None:
+        self.code, self.end = code, describe_end(code, words)
+        super().__init__(f"{about} killed the process that opened it ({self.end}).", hint=_HINT)
+
+
+class OutOfTime(Refused):
+    """A child was not done in its time."""
 
 
 def call(
@@ -73,15 +91,29 @@ def call(
         "limits": dataclasses.asdict(limits) if confined else None,
     }
     # Its words go to a file outside its folder: a pipe that nobody empties would stop it.
+    variables = _variables(folder) if confined else None
     with tempfile.TemporaryFile() as words:
-        process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=_variables(folder), alone=confined)
+        process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined)
         try:
             return _exchange(process, request, about, limits, progress, words)
         finally:
             end(process)
 
 
+def left_in(folder: Path, name: str) -> Path:
+    """Return a file that a child left in its folder, which it may have made something else of.
+
+    Raises:
+        Refused: It is no regular file: reading it might hang, or lead elsewhere.
+    """
+    path = folder / name
+    if path.is_symlink() or not path.is_file():
+        raise Refused("The process that opened the file left no answer.", hint=_HINT)
+    return path
+
+
 def _variables(folder: Path) -> dict[str, str]:
+    """Return the variables of a confined child: it keeps no byte code, and its temporary files in its folder."""
     return {"PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2", "TMPDIR": str(folder.resolve())}
 
 
@@ -97,15 +129,25 @@ def _exchange(
     assert process.stdin is not None and process.stdout is not None
     _send(process.stdin, request)
     for message in _messages(process.stdout, limits.clock_s, about):
-        if "progress" in message and progress is not None:
-            progress(str(message["progress"][0]), float(message["progress"][1]))
-        elif "answer" in message:
-            return Answer(message["answer"], tuple(map(str, message["missing"])))
-        elif "error" in message:
+        if "answer" in message:
+            return Answer(message["answer"], tuple(plain(str(entry)) for entry in _list(message.get("missing"))))
+        if "error" in message:
             raise _error(message, about)
+        if progress is not None:
+            _tell(progress, _list(message.get("progress")))
     code = process.wait()
     words.seek(0)
     raise _death(code, words.read()[-4000:], about, limits)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _tell(progress: Callable[[str, float], None], said: list[Any]) -> None:
+    """Pass on what a child says of its progress, whatever it is made to say."""
+    if len(said) == 2 and isinstance(said[1], int | float):
+        progress(plain(str(said[0]))[:80], float(said[1]))
 
 
 def _send(pipe: IO[bytes], request: Mapping[str, Any]) -> None:
@@ -153,21 +195,22 @@ def _listen(pipe: IO[bytes], heard: queue.SimpleQueue[bytes]) -> None:
 
 def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     """Return what the child raised; only the errors of ``optimize.errors`` have classes here."""
-    kinds: dict[str, type[OptimizeError]] = {kind.__name__: kind for kind in OptimizeError.__subclasses__()}
-    kind = kinds.get(str(message["error"]), Refused)
-    if message["error"] == "MemoryError":
-        return Refused(f"{about} asks for more memory than it may have here ({message['what']}).", hint=_HINT)
-    raised = kind(str(message["what"]), hint=str(message["hint"]))
-    if message.get("trace"):
-        raised.add_note(str(message["trace"]))
-    return raised
+    name, what, hint = (str(message.get(key, "")) for key in ("error", "what", "hint"))
+    if name == "MemoryError":
+        return Refused(f"{about} asks for more memory than it may have here ({what}).", hint=_HINT)
+    if name == "Unforeseen":
+        raised: OptimizeError = Refused(f"{about} cannot be read: {what}.")
+        raised.add_note(str(message.get("trace", "")))
+        return raised
+    kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__()}
+    return kinds.get(name, Refused)(what, hint=hint)
 
 
 def _death(code: int, words: bytes, about: str, limits: Limits) -> Refused:
     if code in (-signal.SIGXCPU, -signal.SIGKILL) and limits.cpu_s is not None:
         return _out_of_time(about, limits.cpu_s)
-    return Refused(f"{about} killed the process that opened it ({describe_end(code, words)}).", hint=_HINT)
+    return Died(about, code, words)
 
 
 def _out_of_time(about: str, seconds: float) -> Refused:
-    return Refused(f"{about} was still not open after {seconds:.0f} s of computing.", hint=_HINT)
+    return OutOfTime(f"{about} was still not open after {seconds:.0f} s of computing.", hint=_HINT)

@@ -64,8 +64,8 @@ def _answered(
         line = (str(error).strip() or "no message").splitlines()[0][:300]
         if any(text in line.lower() for text in _NO_MEMORY):
             return {"error": "MemoryError", "what": line, "hint": ""}
-        what = f"The file cannot be read: {type(error).__name__}: {line}."
-        return {"error": "Refused", "what": what, "hint": "", "trace": traceback.format_exc()}
+        what = f"{type(error).__name__}: {line}"
+        return {"error": "Unforeseen", "what": what, "hint": "", "trace": traceback.format_exc()}
 
 
 def _say(answers: TextIO, **message: Any) -> None:

@@ -32,6 +32,11 @@ class Limits:
     file_bytes: int
 
     @classmethod
+    def until(cls, seconds: float | None) -> Limits:
+        """Return bounds of work that the user vouches for: the clock's, where there are any."""
+        return cls(None, None, seconds, _ROOM_BYTES)
+
+    @classmethod
     def of(cls, paths: Iterable[Path], *, seconds: float | None = _BASE_S, on_clock: bool = False) -> Limits:
         """Return bounds that suit what is opened: they grow with the files.
 

@@ -66,7 +66,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def describe_end(code: int, errors: bytes | str) -> str:
     """Return how a process ended, with the last line it wrote to its standard error."""
-    how = _signal_name(-code) if code < 0 else f"exit code {code}"
+    how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
     text = errors.decode(errors="replace") if isinstance(errors, bytes) else errors
     last = (text.strip().splitlines() or [""])[-1][:200]
     return f"{how}: {last}" if last else how

@@ -101,7 +101,7 @@ def swell(folder: Path, tell: Tell) -> None:
     bytearray(64 << 30)
 
 
-def abort(folder: Path, tell: Tell) -> None:
+def abort(folder: Path, tell: Tell, **asked: Any) -> None:
     """End as native code ends."""
     os.abort()
 

@@ -61,7 +61,7 @@ def test_errors_arrive_as_they_were_raised(tmp_path: Path) -> None:
     ("task", "match"),
     [
         ("swell", "asks for more memory"),
-        ("abort", r"killed the process that opened it \(SIGABRT"),
+        ("abort", r"killed the process that opened it \(signal SIGABRT"),
         ("babble", "is no answer|killed the process"),
     ],
 )

@@ -275,8 +275,8 @@ def test_without_a_compiler_it_says_what_to_install(floats: Program, monkeypatch
 def test_a_compiler_that_fails_is_a_refusal_and_leaves_no_file(
     floats: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "_CHILD", "json.tool")
-    with pytest.raises(Refused, match=r"Inductor cannot compile the program \(exit code"):
+    monkeypatch.setattr(isolated, "_COMPILE", "tests.sandbox.tasks:abort")
+    with pytest.raises(Refused, match=r"Inductor cannot compile the program \(signal SIGABRT"):
         isolated.compile_package(floats.export(), tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
 

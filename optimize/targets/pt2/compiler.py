@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from optimize.errors import Refused
 from optimize.targets.pt2.lowering import operators
 
 CONFIGURATION = {
@@ -75,20 +78,22 @@ def expect_channels_last() -> None:
     lowering.is_contiguous_storage_and_layout = lambda x: False  # type: ignore[attr-defined]
 
 
-def main(program: Path, package: Path) -> None:
-    """Compile an exported program to an AOTInductor package; exit with the first line of the error where it fails."""
+def compile_here(folder: Path, tell: Callable[[str, float], None], program: str, package: str) -> None:
+    """Compile an exported program to an AOTInductor package, with inductor's cache in ``folder``.
+
+    Raises:
+        Refused: Inductor fails; the first line of its error.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
+    warnings.simplefilter("ignore")
     operators()
     pack_for_one_sample()
     expect_channels_last()
-    exported = torch.export.load(program)
     try:
+        exported = torch.export.load(program)
         with torch.no_grad():  # with gradients inductor does not freeze
             torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(package), inductor_configs=dict(CONFIGURATION)
+                exported, package_path=package, inductor_configs=dict(CONFIGURATION)
             )
     except Exception as error:
-        raise SystemExit((str(error).strip() or type(error).__name__).splitlines()[0]) from error
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+        raise Refused((str(error).strip() or type(error).__name__).splitlines()[0]) from error

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimize import sandbox
 from optimize.errors import Refused
 from optimize.files import whole
+from optimize.sandbox import Died, Limits, OutOfTime
 
 if TYPE_CHECKING:
     import torch
 
-_CHILD = "optimize.targets.pt2.compiler"
+_COMPILE = "optimize.targets.pt2.compiler:compile_here"
 #: The largest networks take a minute; what is not done by then hangs.
 LIMIT_S = 1800.0
 
@@ -34,36 +32,22 @@ def compile_package(exported: torch.export.ExportedProgram, path: Path, *, limit
     """
     import torch
 
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        program, package = Path(folder) / "program.pt2", Path(folder) / "model.pt2"
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+        folder = Path(name)
+        program, package = folder / "program.pt2", folder / "model.pt2"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.export.save(exported, program)
-        try:
-            done = _run(program, package, Path(folder) / "cache", limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise Refused(f"Inductor was still compiling after {limit_s:.0f} s.", hint="Choose onnx.") from error
-        if done.returncode != 0 or not package.exists():
-            raise Refused(f"Inductor cannot compile the program ({_end(done)}).", hint="Choose onnx or torchscript.")
+        _compile(folder, {"program": str(program), "package": str(package)}, limit_s)
         with whole(path) as temporary:
             shutil.copyfile(package, temporary)
 
 
-def _run(program: Path, package: Path, cache: Path, limit_s: float) -> subprocess.CompletedProcess[bytes]:
-    # The child finds the modules this process finds, and none that lie in the current folder by chance (-P).
-    search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.run(  # noqa: S603 - our own module in this interpreter, no shell
-        [sys.executable, "-P", "-W", "ignore", "-m", _CHILD, str(program), str(package)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": search, "TORCHINDUCTOR_CACHE_DIR": str(cache)},
-        timeout=limit_s,
-        check=False,
-    )
-
-
-def _end(done: subprocess.CompletedProcess[bytes]) -> str:
-    code = done.returncode
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1][:200]
-    return f"{how}: {last}" if last else how
+def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:
+    try:
+        sandbox.call(_COMPILE, arguments, folder, about="The program", limits=Limits.until(limit_s), confined=False)
+    except OutOfTime as error:
+        raise Refused(f"Inductor was still compiling after {limit_s:.0f} s.", hint="Choose onnx.") from error
+    except Refused as error:
+        reason = error.end if isinstance(error, Died) else error.what
+        raise Refused(f"Inductor cannot compile the program ({reason}).", hint="Choose onnx or torchscript.") from error

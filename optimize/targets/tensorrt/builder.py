@@ -1,23 +1,19 @@
-"""The process that builds one engine: ``python -m optimize.targets.tensorrt.builder ORDER.json REPLY.json``.
+"""Builds one engine, in a child process (`isolated`): a native abort in TensorRT's parser or builder cannot be caught.
 
-It runs apart from the user's process because a native abort in TensorRT's parser or builder cannot be caught. It does
-not import torch, unless Torch-TensorRT builds. One code serves TensorRT 10, 11 and TensorRT-RTX: networks are strongly
-typed, so precisions are those of the graph. While it works it prints the share that is done, a number a line.
+It does not import torch, unless Torch-TensorRT builds. One code serves TensorRT 10, 11 and TensorRT-RTX: networks are
+strongly typed, so precisions are those of the graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from optimize.errors import OptimizeError, TargetUnavailable
-from optimize.files import whole, write_text
+from optimize.errors import TargetUnavailable
+from optimize.files import whole
 from optimize.targets.base import LayerTypes
 from optimize.targets.tensorrt import log
 from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
@@ -131,22 +127,11 @@ def _inspected(module: Any, logger: Any, engine: Any) -> LayerTypes:
     return inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
 
 
-def main(order_path: str, reply_path: str) -> None:
-    """Carry out one order and write the reply, an error of ours included; anything else ends the process."""
-    content = json.loads(Path(order_path).read_text(encoding="utf-8"))
-    options = content.pop("options")
+def build_here(folder: Path, tell: Callable[[str, float], None], order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one order in this process, which is a child; return what was built as JSON holds it."""
+    options = order.pop("options")
     asked = EngineOptions(**{**options, "compute_capabilities": tuple(options["compute_capabilities"])})
-    order = Order(**content, options=asked)
-    # Native libraries print to file descriptor 1, so progress goes to a private copy of it and the rest to 2.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as progress:
-        os.dup2(2, 1)
-        try:
-            reply: dict[str, Any] = {
-                "built": dataclasses.asdict(_carry_out(order, lambda share: _say(progress, share)))
-            }
-        except OptimizeError as error:
-            reply = {"error": type(error).__name__, "what": error.what, "hint": error.hint}
-    write_text(Path(reply_path), json.dumps(reply))
+    return dataclasses.asdict(_carry_out(Order(**order, options=asked), lambda share: tell("build", share)))
 
 
 def _carry_out(order: Order, tell: Callable[[float], None]) -> Built:
@@ -155,11 +140,3 @@ def _carry_out(order: Order, tell: Callable[[float], None]) -> Built:
     from optimize.targets.tensorrt import torch_builder
 
     return torch_builder.build(order)
-
-
-def _say(progress: Any, share: float) -> None:
-    progress.write(f"{share:.4f}\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
