@@ -1,0 +1,201 @@
+"""Taking over a model from a confined process: what comes back is the program this process would have captured."""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from models import REFERENCES
+from optimize import graph
+from optimize.errors import Refused, UsageError
+from optimize.frontend import capture
+from optimize.job import Job
+from optimize.load import operators, stored
+from optimize.load.description import Malformed, read_argument, write_argument
+from optimize.load.identify import Kind
+from optimize.load.taking import Capturing, take_over
+from optimize.opening import open_program
+from optimize.program import Program
+from optimize.recipe import parse
+from tests.load.files import plain
+
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+
+
+def same(one: Program, other: Program) -> None:
+    first, second = (re.sub(r"\bs\d+\b", "s", program.text()) for program in (one, other))  # symbols have numbers
+    assert first == second and one.dynamic == other.dynamic
+    assert [graph.origin(node) for node in one.graph.nodes] == [graph.origin(node) for node in other.graph.nodes]
+    assert one.in_spec == other.in_spec and one.out_spec == other.out_spec
+    inputs = one.sample(3) if one.batch else one.inputs
+    assert all(torch.equal(want, got) for want, got in zip(one.run(inputs), other.run(inputs), strict=True))
+    other.check()
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_a_program_goes_through_plain_data(name: str, tmp_path: Path) -> None:
+    reference = REFERENCES[name]
+    program = capture(reference.build(), (reference.inputs(),))
+    stored.store(program, tmp_path)
+    restored = stored.restore(tmp_path)
+    same(program, restored)
+    restored.export()
+
+
+class Odd(nn.Module):
+    """Tied weights, a buffer of integers, several inputs by name, a nested answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("shift", torch.tensor([1, 2, 3, 0, 1]))
+
+    def forward(self, ids: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+        x = self.table(ids) * scale
+        return {"logits": self.head(x) + self.shift, "pair": [x.amax(1), (torch.einsum("bij,bij->bi", x, x),)]}
+
+
+def test_tied_weights_types_and_trees_stay(tmp_path: Path) -> None:
+    ids = torch.randint(0, 5, (2, 3), generator=torch.Generator().manual_seed(0))
+    program = capture(Odd().eval(), (ids,), {"scale": torch.ones(2, 3, 4)})
+    stored.store(program, tmp_path)
+    restored = stored.restore(tmp_path)
+    same(program, restored)
+    assert restored.graph_module.state_dict().keys() == program.graph_module.state_dict().keys()
+    assert restored(ids, scale=torch.ones(2, 3, 4)).keys() == {"logits", "pair"}
+
+
+def test_whole_module_and_old_format(tmp_path: Path) -> None:
+    model = plain()
+    torch.save(model, tmp_path / "m.pt", _use_new_zipfile_serialization=False)
+    taken = take_over(tmp_path / "m.pt", Kind.LEGACY, lambda: (X,), Capturing())
+    assert taken.program is not None and taken.noun == "whole module" and taken.warnings == ()
+    same(capture(model, (X,)), taken.program)
+
+
+def test_inputs_are_asked_for_where_they_are_needed(tmp_path: Path) -> None:
+    def unknown() -> tuple[torch.Tensor, ...]:
+        raise UsageError("Nothing says what the model takes.")
+
+    torch.save(plain(), tmp_path / "m.pt")
+    with pytest.raises(UsageError, match="Nothing says"):
+        take_over(tmp_path / "m.pt", Kind.CHECKPOINT, unknown, Capturing())
+    torch.save({"model": plain().state_dict(), "epoch": 1}, tmp_path / "w.pt")
+    taken = take_over(tmp_path / "w.pt", Kind.CHECKPOINT, unknown, Capturing())
+    assert taken.program is None and taken.state is not None and "epoch" in taken.warnings[0]
+    assert taken.state.keys() == plain().state_dict().keys()
+
+
+def test_a_job_opens_state_dict_and_exported_program_alike(tmp_path: Path) -> None:
+    model = REFERENCES["resnet"].build()
+    x = REFERENCES["resnet"].inputs()
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "p.pt2")
+    recipe = parse({"input_shape": "3,32,32"}, source="test")
+    want = capture(model, (x,))
+    for name, factory in (("w.pt", "models.resnet:resnet_tiny"), ("p.pt2", None)):
+        subject = open_program(Job(str(tmp_path / name), recipe, factory=factory))
+        assert subject.sha256 is not None
+        torch.testing.assert_close(subject.program.run((x,)), want.run((x,)))
+
+
+Change = Callable[[dict[str, Any]], None]
+FORGERIES: dict[str, Change] = {
+    "operator": lambda value: value["calls"][0].update(operator="aten.from_file.default"),
+    "python": lambda value: value["calls"][0].update(operator="os.system"),
+    "name": lambda value: value["calls"][0].update(name="a) or __import__('os'"),
+    "weight": lambda value: value["weights"].update({"w": 'a"); import os #'}),
+    "text": lambda value: value["calls"][0].update(arguments=["a'\\\n\""]),
+    "argument": lambda value: value["calls"][0].update(arguments=[{"value": "nowhere"}]),
+    "kind": lambda value: value["calls"][0].update(arguments=[{"code": "1"}]),
+    "dtype": lambda value: value["calls"][0].update(arguments=[{"dtype": "load"}]),
+    "in place": lambda value: value["calls"][0].update(operator="aten.relu_.default", arguments=[{"value": "x"}]),
+    "out": lambda value: value["calls"][0].update(operator="aten.relu.out"),
+    "twice": lambda value: value["calls"].append(dict(value["calls"][0])),
+    "tree": lambda value: value.update(out_tree=["antigravity", "*"]),
+    "size": lambda value: value["dynamic"][0].update({"0": "batch)+__import__('os'"}),
+    "tied": lambda value: value["tied"].update({next(iter(value["tied"])): "/etc/passwd"}),
+    "deep": lambda value: value.update(in_tree=_nested(200_000)),
+    "too many": lambda value: value["calls"][0].update(arguments=[1] * 50),
+    "keyword": lambda value: value["calls"][0].update(keywords={"self": 1, "__class__": 2}),
+}
+
+
+def _nested(depth: int) -> Any:
+    found: Any = "*"
+    for _ in range(depth):
+        found = ["list", found]
+    return found
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_description_is_refused(name: str, tmp_path: Path) -> None:
+    """Whoever takes over the confined process can write anything into its folder."""
+    stored.store(capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval(), (torch.randn(2, 3),)), tmp_path)
+    path = tmp_path / "program.json"
+    content = json.loads(path.read_text())
+    if name == "deep":
+        path.write_text(path.read_text().replace('"in_tree": ', '"in_tree": ' + "[" * 200_000 + '"x": ', 1))
+    else:
+        FORGERIES[name](content)
+        path.write_text(json.dumps(content))
+    with pytest.raises(Refused, match=r"without trust|cannot be read"):
+        stored.restore(tmp_path)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    stored.store(capture(nn.ReLU(), (torch.randn(2, 3),)), tmp_path)
+    (tmp_path / "program.json").rename(tmp_path / "elsewhere.json")
+    (tmp_path / "program.json").symlink_to("elsewhere.json")
+    with pytest.raises(Refused, match="left no answer"):
+        stored.restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, -1.5, float("inf"), float("-inf"), 1j, "bij,bij->bi", [1, [2.0, None]], torch.float16,
+     torch.strided, torch.channels_last, torch.device("cpu"), slice(1, None, 2)],
+    ids=str,
+)  # fmt: skip
+def test_arguments_come_back_as_they_were(value: object) -> None:
+    assert read_argument(json.loads(json.dumps(write_argument(value))), {}) == value
+
+
+def test_trees_come_back_as_they_were() -> None:
+    for value in ((0, [0, {"a": 0, 3: (0,)}]), OrderedDict(b=0, a=[0, None]), 0):
+        spec = pytree.tree_structure(value)
+        assert pytree.tree_structure(stored._of_tree(json.loads(json.dumps(stored._tree(spec))))) == spec
+
+
+def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
+    assert all(hasattr(torch.ops.aten, name) for name in operators.ATEN)
+    for name in ("aten.save.default", "aten.from_file.default", "aten.set_.source_Tensor", "aten._print.default",
+                 "inductor._reinterpret_tensor.default", "prims.add.default", "os.system", "builtins.eval",
+                 "aten.conv2d.nothing", "aten.add.out", "aten.__class__.default"):  # fmt: skip
+        with pytest.raises(operators.NotListed):
+            operators.find(name)
+    assert operators.name_of(operators.find("aten.add_.Tensor")) == "aten.add_.Tensor"
+
+
+def test_weights_of_every_type_and_shape(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(2, 3).t(), "b": torch.ones(4)[1:3], "c": torch.zeros(0, 3), "d": torch.tensor(1.5)}
+    torch.save(tensors, tmp_path / "w.pt")
+    taken = take_over(tmp_path / "w.pt", Kind.CHECKPOINT, lambda: (X,), Capturing())
+    assert taken.state is not None
+    assert all(torch.equal(taken.state[key], value) for key, value in tensors.items())
+    safetensors.torch.save_file(taken.state, tmp_path / "again.safetensors")
+
+
+def test_malformed_is_told_apart() -> None:
+    with pytest.raises(Malformed):
+        write_argument(object())
