@@ -27,6 +27,7 @@ Kind = Literal[
     "provider",
     "clock",
     "outputs",
+    "confinement",
 ]
 #: Changes of the processor's frequency, and of the first file's time from the first to the last third, that matter.
 _DRIFT = 0.05
@@ -72,7 +73,7 @@ def doubts(
     """
     found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
     for track, entry in zip(outcome.tracks, judged, strict=True):
-        found += [*_provider(track, device), *_outputs(track, entry, outcome.tracks[0])]
+        found += [*_provider(track, device), *_confinement(track), *_outputs(track, entry, outcome.tracks[0])]
         found += _one_a_kind(
             doubt
             for figures in entry.scenarios
@@ -142,6 +143,16 @@ def _provider(track: Track, device: str) -> Iterator[Doubt]:
             track.subject.name,
             f"It ran on {', '.join(track.ran_on)}; cuda was asked.",
             "This runtime is used on the CPU here: compare it with a file for the GPU, such as a TensorRT engine.",
+        )
+
+
+def _confinement(track: Track) -> Iterator[Doubt]:
+    for entry in track.missing:
+        yield Doubt(
+            "confinement",
+            track.subject.name,
+            f"It was run with {entry}.",
+            "docs/security.md says what that leaves open; a file of your own is named with --trust.",
         )
 
 

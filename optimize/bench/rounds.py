@@ -97,6 +97,7 @@ class Track:
         starts: One a restart.
         refusals: Why a scenario could not be run, by scenario.
         ran_on: Providers or devices its runtime says it uses.
+        missing: Protection against an untrusted file that this system lacks, in words.
         failure: Why it stopped; None when it did not.
         outputs: Of one run of its first scenario; None where it could not be run.
     """
@@ -106,6 +107,7 @@ class Track:
     starts: list[Start] = field(default_factory=list)
     refusals: dict[Scenario, str] = field(default_factory=dict)
     ran_on: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     failure: str | None = None
     outputs: list[np.ndarray] | None = None
 
@@ -214,6 +216,7 @@ class _Restart:
         except WorkerFailed:
             pass  # the session says why, and it is recorded when the restart ends
         track.ran_on = session.ran_on or track.ran_on
+        track.missing = session.missing or track.missing
         track.starts.append(Start(self.number, session.load_s, warm_ups, session.clock_step_s, None))
         return cells
 

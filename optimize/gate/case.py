@@ -89,6 +89,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
     with start_fleet(state.pair, protocol(case)) as fleet:
+        missing = {entry for session in fleet for entry in session.missing}
+        state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
         state.quality = judge(samples, fleet, seconds=JUDGED_SHARE * case.max_seconds)
         state.findings += findings.of_outputs(case, state.quality)
         state.findings += findings.of_size(case, *(model.artifact.size_bytes for model in state.pair.models))
