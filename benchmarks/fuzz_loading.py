@@ -32,17 +32,16 @@ _REPLAYED = 10
 _DOOR_S = 240.0
 
 
-def run_kind(kind: str, files: Path, given: argparse.Namespace, until: Any) -> campaign.Tally:
-    """Open the cases of a kind, in so many processes at once."""
-    whole = campaign.Tally()
+def run_kind(kind: str, files: Path, given: argparse.Namespace) -> campaign.Tally:
+    """Open the cases of a kind, in so many processes at once, until there is no time left."""
+    end = time.monotonic() + given.seconds
+
+    def run(span: campaign.Span) -> campaign.Tally:
+        over = time.monotonic() > end
+        return campaign.Tally() if over else campaign.drive([span], files, given.seed)[kind]
+
     with ThreadPoolExecutor(given.jobs) as pool:
-        parts = campaign.shares(given.cases, given.jobs)
-        for part in pool.map(lambda numbers: campaign.drive(kind, files, given.seed, numbers, until=until), parts):
-            whole.outcomes += part.outcomes
-            whole.reasons += part.reasons
-            whole.kept += part.kept
-            whole.missing |= part.missing
-    return whole
+        return campaign.Tally().join(pool.map(run, campaign.spans(kind, given.cases)))
 
 
 def through_doors(kind: str, files: Path, seed: int, numbers: Iterable[int]) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def through_doors(kind: str, files: Path, seed: int, numbers: Iterable[int]) -> 
 def judge(kind: str, files: Path, given: argparse.Namespace) -> bool:
     """Try a kind and print its line; return whether every promise was kept."""
     begun = time.monotonic()
-    tally = run_kind(kind, files, given, campaign.seconds(given.seconds))
+    tally = run_kind(kind, files, given)
     took_s = time.monotonic() - begun
     counts = " ".join(f"{tally.outcomes[name]:>10}" for name in _COLUMNS)
     print(f"{kind:<12} {tally.cases:>7} {counts} {took_s:>8.0f} {tally.cases / took_s:>8.0f}", flush=True)
@@ -71,8 +70,6 @@ def judge(kind: str, files: Path, given: argparse.Namespace) -> bool:
         print(
             f"    {sign}{entry.outcome} ({entry.whose}) {entry.reason}\n      {_replay(kind, given.seed, entry.number)}"
         )
-    for layer in sorted(tally.missing):
-        print(f"    This system has {layer}.")
     ended = [entry.number for entry in tally.kept if entry.whose == "confined"][:_REPLAYED]
     return judge_doors(kind, files, given, ended) and not tally.broken
 
@@ -105,8 +102,8 @@ def replay(kind: str, files: Path, given: argparse.Namespace) -> bool:
         given.write.mkdir(parents=True, exist_ok=True)
         for name, data in made.items():
             (given.write / name).write_bytes(data)
-    numbers = range(given.case, given.case + 1)
-    tally = campaign.drive(kind, files, given.seed, numbers, deep=given.case if given.deep and given.case else 0)
+    span = (kind, given.case, given.case + 1)
+    tally = campaign.drive([span], files, given.seed, deep=1 if given.deep else 0)[kind]
     for (outcome, reason), _ in tally.reasons.items():
         print(f"by the rules: {outcome}: {reason}")
     return (

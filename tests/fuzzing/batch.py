@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import resource
 import shutil
 import signal
 import traceback
@@ -40,35 +39,36 @@ def import_libraries() -> None:
 def run(
     folder: Path,
     tell: Any,
-    kind: str,
+    plan: list[tuple[str, int, int]],
     seed: int,
-    first: int,
-    last: int,
     honest_files: str,
     patience_s: float,
     deep: int,
-) -> dict[str, float]:
-    """Open the cases from ``first`` to ``last``, that one left out; every ``deep``-th is captured too."""
+) -> None:
+    """Open the cases of a kind from one number to another, that one left out; every ``deep``-th is captured too."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found, watch = KINDS[kind], Watch(folder)
-    files = honest.read(Path(honest_files), kind)
+    signal.signal(signal.SIGVTALRM, _late)
+    watch = Watch(folder)
     with (folder / JOURNAL).open("ab", buffering=0) as journal:
-        signal.signal(signal.SIGVTALRM, _late)
-        _warm_up(found, files, folder, deep > 0)
-        for number in range(first, last):
-            case = Case(found, number, folder, journal.write, deep > 0 and number % deep == 0)
-            case.judge(found.mutated(files, seed, number), watch, patience_s)
-    return {"memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        for name, first, last in plan:
+            kind, files = KINDS[name], honest.read(Path(honest_files), name)
+            _warm_up(kind, files, folder, deep > 0)
+            for number in range(first, last):
+                case = Case(kind, number, folder, journal.write, deep > 0 and number % deep == 0)
+                case.judge(kind.mutated(files, seed, number), watch, patience_s)
 
 
 def _warm_up(kind: Kind, files: list[honest.Files], folder: Path, deep: bool) -> None:
     """Open the honest files: they must open, and what libraries do once is done before anybody looks."""
     for number, made in enumerate(files):
-        home = folder / f"honest-{number}"
+        home = folder / f"honest-{kind.name}-{number}"
         home.mkdir()
         path = placed(made, home)
-        kind.rules(path, Here(home, lambda whose: None, deep))
+        kind.rules(path, Here(home, lambda whose: None, False))
+        if deep:
+            with contextlib.suppress(OptimizeError):  # what opens cannot always be captured
+                kind.rules(path, Here(home, lambda whose: None, True))
 
 
 def placed(files: honest.Files, folder: Path) -> Path:
@@ -93,7 +93,7 @@ class Case:
 
     def judge(self, files: honest.Files, watch: Watch, patience_s: float) -> None:
         """Open the case and write down what came of it."""
-        self._write(f"{self._number}\n".encode())
+        self._write(f"{self._kind.name} {self._number}\n".encode())
         path = self._placed(files)
         signal.setitimer(signal.ITIMER_VIRTUAL, patience_s)
         signal.setitimer(signal.ITIMER_PROF, 2 * patience_s)  # deaf native code ends the process
@@ -106,7 +106,7 @@ class Case:
             seen = watch.end()
         if seen:
             outcome, reason = "marker", "; ".join(seen[:3])
-        self._write(json.dumps([self._number, outcome, self._whose, reason]).encode() + b"\n")
+        self._write(json.dumps([self._kind.name, self._number, outcome, self._whose, reason]).encode() + b"\n")
 
     def _placed(self, files: honest.Files) -> Path:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -124,8 +124,8 @@ class Case:
             return "refused", reason_class(error.what)
         except Unlisted as error:
             return "unlisted", str(error)
-        except MemoryError:
-            return "memory", "MemoryError"
+        except MemoryError as error:
+            return "memory", _where(error)
         except Late as error:
             return "late", _where(error)
         except Exception as error:

@@ -1,19 +1,20 @@
-"""Many mutated files through the rules, in confined processes; a process that dies is taken up behind the case it died of."""
+"""Many mutated files through the rules, in confined processes; after one that dies, the next goes on behind its case."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import signal
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.sandbox import Limits
+from optimize.sandbox import Died, Limits, OutOfTime
 from tests.fuzzing.batch import DEEP, JOURNAL
 from tests.fuzzing.hostile import MARKER
 
@@ -28,12 +29,15 @@ NEVER = ("marker", "unlisted", "traceback")
 #: Outcomes that only the confined process may have: there they end in a refusal.
 CONFINED_ONLY = ("late", "memory", "crash")
 _MOST_KEPT = 40
+#: A kind, and the numbers of its cases, the last left out.
+Span = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Found:
     """A case to look at: what came of it, and whose process it was."""
 
+    kind: str
     number: int
     outcome: str
     whose: str
@@ -53,13 +57,11 @@ class Tally:
         outcomes: How many opened, were refused, and so on.
         reasons: How many cases of an outcome had a reason, by both.
         kept: Cases to look at, a few of each reason.
-        missing: Layers of protection that this system lacks.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     kept: list[Found] = field(default_factory=list)
-    missing: set[str] = field(default_factory=set)
 
     def add(self, found: Found) -> None:
         """Count a case."""
@@ -68,6 +70,14 @@ class Tally:
         wanted = found.outcome in (*NEVER, *CONFINED_ONLY, "unforeseen")
         if wanted and self.reasons[found.outcome, found.reason] <= 2 and len(self.kept) < _MOST_KEPT:
             self.kept.append(found)
+
+    def join(self, others: Iterable[Tally]) -> Tally:
+        """Return this with what others counted."""
+        for other in others:
+            self.outcomes += other.outcomes
+            self.reasons += other.reasons
+            self.kept += other.kept
+        return self
 
     @property
     def cases(self) -> int:
@@ -91,72 +101,69 @@ def ask(function: str, folder: Path, limits: Limits, *, confined: bool = True, *
 
 
 def drive(
-    kind: str, honest: Path, seed: int, numbers: range, *, deep: int = DEEP, until: Callable[[], bool] = lambda: False
-) -> Tally:
-    """Open the cases of a kind with these numbers, unless ``until`` says before that it is enough."""
-    tally, first = Tally(), numbers.start
-    while first < numbers.stop and not until():
-        last = min(first + BATCH, numbers.stop)
-        first = _batch(kind, honest, seed, range(first, last), deep, tally)
-    return tally
+    plan: Sequence[Span], honest: Path, seed: int, *, deep: int = DEEP, memory_bytes: int = MEMORY_BYTES
+) -> dict[str, Tally]:
+    """Open the cases of a plan, as many in one process as it survives; return what came of each kind."""
+    tallies = {kind: Tally() for kind, _, _ in plan}
+    limits = Limits(memory_bytes, None, 60.0 + sum(last - first for _, first, last in plan), 1 << 26)
+    wanted = {"seed": seed, "honest_files": str(honest), "patience_s": PATIENCE_S, "deep": deep}
+    left = list(plan)
+    while left:
+        for found in _batch(left, limits, wanted):
+            tallies[found.kind].add(found)
+            left = _behind(left, found)
+    return tallies
 
 
-def _batch(kind: str, honest: Path, seed: int, numbers: range, deep: int, tally: Tally) -> int:
-    """Open a batch in one process; return the number of the first case that is still to be tried."""
-    wanted = {"kind": kind, "seed": seed, "first": numbers.start, "last": numbers.stop, "honest_files": str(honest)}
-    limits, end, ended = Limits(MEMORY_BYTES, None, 60.0 + len(numbers), 1 << 26), "", None
+def _behind(plan: list[Span], found: Found) -> list[Span]:
+    """Return what of a plan comes after a case, which is one of its first span that is not empty."""
+    (kind, _, last), *rest = plan
+    if kind != found.kind:
+        return _behind(rest, found)
+    return [(kind, found.number + 1, last), *rest] if found.number + 1 < last else rest
+
+
+def _batch(plan: list[Span], limits: Limits, wanted: dict[str, Any]) -> list[Found]:
+    """Open cases in one process; return those that it came to."""
+    ended: Refused | None = None
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         try:
-            answer = ask("tests.fuzzing.batch:run", folder, limits, **wanted, patience_s=PATIENCE_S, deep=deep)
-            tally.missing |= set(answer.missing)
+            ask("tests.fuzzing.batch:run", folder, limits, plan=plan, **wanted)
         except Refused as error:
-            end, ended = error.what, error
+            ended = error
         found, begun = _read(folder / JOURNAL)
-    for entry in found:
-        tally.add(entry)
-    if begun is not None:
-        tally.add(Found(begun[0], "late" if _is_late(end) else "crash", begun[1], end[:200]))
-    elif end:
-        raise RuntimeError(f"a process ended between cases: {end}") from ended
+    if begun is not None and ended is not None:
+        kind, number, whose = begun
+        found.append(Found(kind, number, "late" if _is_late(ended) else "crash", whose, ended.what[:200]))
+    elif ended is not None:
+        raise RuntimeError(f"a process ended between cases: {ended.what}") from ended
     if MARKER.exists():
-        tally.add(Found(-1, "marker", "", f"{MARKER} was made"))
         MARKER.unlink()
-    return numbers.start + tally_length(found, begun)
+        return [*found[:-1], dataclasses.replace(found[-1], outcome="marker", reason="of this or a case before")]
+    return found
 
 
-def tally_length(found: list[Found], begun: tuple[int, str] | None) -> int:
-    """Return how many cases a process got to, the one included that it ended with."""
-    return len(found) + (begun is not None)
+def _is_late(end: Refused) -> bool:
+    return isinstance(end, OutOfTime) or (isinstance(end, Died) and end.code == -signal.SIGPROF)
 
 
-def _is_late(end: str) -> bool:
-    return "SIGPROF" in end or "still not open" in end
-
-
-def _read(path: Path) -> tuple[list[Found], tuple[int, str] | None]:
+def _read(path: Path) -> tuple[list[Found], tuple[str, int, str] | None]:
     """Return the cases that a process finished, and the one it ended with and whose step that was."""
     found: list[Found] = []
-    begun, whose = None, ""
+    begun: tuple[str, int, str] | None = None
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         if line.startswith("["):
             found.append(Found(*json.loads(line)))
             begun = None
-        elif line.isdecimal():
-            begun, whose = int(line), ""
-        else:
-            whose = line
-    return found, None if begun is None else (begun, whose)
+        elif " " in line:
+            kind, number = line.split()
+            begun = kind, int(number), ""
+        elif begun is not None:
+            begun = *begun[:2], line
+    return found, begun
 
 
-def seconds(limit_s: float) -> Callable[[], bool]:
-    """Return what says whether so many seconds are over."""
-    end = time.monotonic() + limit_s
-    return lambda: time.monotonic() > end
-
-
-def shares(count: int, jobs: int) -> Iterator[range]:
-    """Yield the numbers of each of so many jobs."""
-    step = -(-count // jobs)
-    for first in range(0, count, step):
-        yield range(first, min(first + step, count))
+def spans(kind: str, count: int) -> list[Span]:
+    """Return the cases of a kind in spans of a process each."""
+    return [(kind, first, min(first + BATCH, count)) for first in range(0, count, BATCH)]

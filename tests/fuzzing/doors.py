@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -30,6 +31,8 @@ from tests.fuzzing.watch import Watch
 #: One case in so many goes through the command line.
 _COMMANDS = 5
 _TORCH = ("module", "legacy", "state", "pt2", "torchscript")
+#: What the user's process does to start, to end and to tidy up after a confined one.
+_OWN = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.kill", "os.mkdir", "os.remove", "os.rmdir", "os.putenv")
 _FINE = (0, 1, 2, 4)
 _TRACE = re.compile(r"Traceback|\bDefect\b|This is a defect")
 
@@ -39,7 +42,7 @@ def run(folder: Path, tell: Any, kind: str, seed: int, numbers: list[int], hones
     warnings.simplefilter("ignore")
     files, outcomes, broken = honest.read(Path(honest_files), kind), Counter[str](), []
     begun, longest_s = time.monotonic(), 0.0
-    watch = Watch(Path("/tmp"))  # noqa: S108 - what is written there is looked at by the markers
+    watch = Watch(Path(tempfile.gettempdir()), _OWN)
     for number in numbers:
         started = time.monotonic()
         home = folder / f"case-{number}"
@@ -48,7 +51,7 @@ def run(folder: Path, tell: Any, kind: str, seed: int, numbers: list[int], hones
         before = _listing(folder)
         watch.begin()
         outcome, reason = _tried(kind, path, number)
-        seen = [event for event in watch.end() if not _is_own(event)]
+        seen = watch.end()
         if seen or MARKER.exists() or _listing(folder) != before:
             outcome, reason = "marker", "; ".join(seen[:3]) or "a file appeared or changed"
         outcomes[outcome] += 1
@@ -63,11 +66,6 @@ def run(folder: Path, tell: Any, kind: str, seed: int, numbers: list[int], hones
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
-
-
-def _is_own(event: str) -> bool:
-    """Say whether an event is this package's own way to start a confined process."""
-    return "optimize.sandbox" in event or event.startswith(("os.posix_spawn", "subprocess.Popen"))
 
 
 def _tried(kind: str, path: Path, number: int) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
-from torch import nn
 
 from optimize.load import stored
 from tests.fuzzing import networks

@@ -15,14 +15,21 @@ Change = Callable[[Place, list[Place], random.Random], None]
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
     """Return a JSON text with one to three changes; one in twenty is no longer JSON that others write."""
+    try:
+        return _mutated(data, chance).encode("utf-8", "surrogatepass")
+    except RecursionError:  # deeper than Python itself writes it
+        return b'{"a":' * 50_000
+
+
+def _mutated(data: bytes, chance: random.Random) -> str:
     found = json.loads(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         places = list(_places(found))
         if places:
             chance.choice(_CHANGES)(chance.choice(places), places, chance)
     if chance.random() < 0.05:
-        return _raw(json.dumps(found), chance).encode("utf-8", "surrogatepass")
-    return json.dumps(found).encode("utf-8", "surrogatepass")
+        return _raw(json.dumps(found), chance)
+    return json.dumps(found)
 
 
 def renamed(data: bytes, chance: random.Random, names: list[str], chosen: str) -> bytes:

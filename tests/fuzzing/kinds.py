@@ -45,7 +45,7 @@ class Kind:
 
     def mutated(self, honest: list[Files], seed: int, number: int) -> Files:
         """Return a mutated file and those beside it; the same for the same numbers."""
-        chance = random.Random(f"{self.name}/{seed}/{number}")  # noqa: S311 - to repeat, not to hide
+        chance = random.Random(f"{self.name}/{seed}/{number}")
         files = dict(chance.choice(honest))
         names = list(files)
         chosen = names[0] if len(names) == 1 or chance.random() < 0.8 else chance.choice(names[1:])

@@ -49,7 +49,7 @@ def _walk(module: Any, depth: int) -> list[nn.Module]:
 def _odd(modules: list[nn.Module], chance: random.Random) -> Any:
     """Return a value that a pickle of plain torch objects can hold."""
     return chance.choice((
-        lambda: None, lambda: chance.choice(hostile.NUMBERS), lambda: hostile.text(chance), lambda: [], lambda: {},
+        lambda: None, lambda: chance.choice(hostile.NUMBERS), lambda: hostile.text(chance), list, dict,
         lambda: torch.zeros(2), lambda: nn.Parameter(torch.zeros(2, 2)), lambda: nn.ReLU, lambda: nn.functional.relu,
         lambda: torch.float64, lambda: torch.Size([2]), lambda: chance.choice(modules), lambda: OrderedDict(a=1),
         lambda: {1: torch.zeros(1)}, lambda: {hostile.text(chance): chance.choice(modules)}, lambda: (1, "x"),

@@ -26,10 +26,11 @@ class Watch:
 
     Args:
         folder: Where files may be written.
+        own: Events that the process itself has reason for.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder.resolve())
+    def __init__(self, folder: Path, own: tuple[str, ...] = ()) -> None:
+        self._folder, self._own = str(folder.resolve()), own
         self._armed = False
         self.seen: list[str] = []
         sys.addaudithook(self._note)
@@ -54,6 +55,8 @@ class Watch:
             self._armed = True
 
     def _is_wrong(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        if event in self._own:
+            return False
         if event == "open":
             return self._is_outside(arguments[0]) and (SIGN in str(arguments[0]) or bool((arguments[2] or 0) & _WRITES))
         if event == "compile":
@@ -70,7 +73,7 @@ class Watch:
 
 
 def _is_written(source: Any) -> bool:
-    """Say whether source that is compiled was written by a mutated file: its sign is there, and called is what signs."""
+    """Say whether source that is compiled was written by a mutated file: its sign is in a call."""
     text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
     if not isinstance(text, str) or SIGN not in text:
         return False

@@ -1,0 +1,29 @@
+"""Some hundred mutated files of every kind through the rules that open them, in one confined process."""
+
+import pytest
+
+from tests.fuzzing import campaign
+from tests.fuzzing.kinds import KINDS
+
+CASES = 200
+#: All runtimes are imported in the one process, and take addresses.
+MEMORY_BYTES = 4 << 30
+
+
+@pytest.fixture(scope="module")
+def tallies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, campaign.Tally]:
+    for runtime in ("onnxruntime", "openvino"):
+        pytest.importorskip(runtime)
+    files = tmp_path_factory.mktemp("honest")
+    campaign.prepare(files, list(KINDS))
+    plan = [(kind, 0, CASES) for kind in KINDS]
+    return campaign.drive(plan, files, 0, deep=0, memory_bytes=MEMORY_BYTES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_but_a_refusal_comes_of_a_mutated_file(tallies: dict[str, campaign.Tally], kind: str) -> None:
+    found = tallies[kind]
+    assert found.broken == []
+    assert found.cases == CASES
+    # Mutations that all fail at the first check, or all open, would test nothing.
+    assert found.outcomes["refused"] > CASES / 10 and found.outcomes["opened"] > CASES / 50
