@@ -148,12 +148,6 @@ def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
     return Taken(stored.restore(folder), None, noun, warnings)
 
 
-def import_libraries() -> None:
-    """Import what capturing needs, before memory is limited."""
-    import torch._export.converter
-    import torch.export.exported_program  # noqa: F401
-
-
 def take(
     folder: Path, tell: Tell, path: str, name: str, kind: str, static_batch: bool, dynamic_size: bool
 ) -> dict[str, Any]:

@@ -39,11 +39,8 @@ def main() -> None:
 
 def _find(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    prepare = getattr(sys.modules[module], "import_libraries", None)
-    if prepare is not None:
-        prepare()
-    return function
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def _answered(
