@@ -98,7 +98,7 @@ def test_bad_words_end_in_one_paragraph(folder: Path, tmp_path: Path, typed: Typ
     net = folder / "net.onnx"
     bad = [
         ((), 2, "A [B ...]"),
-        ((net, "--batch", "1,x"), 2, "is not a list of whole numbers"),
+        ((net, "--batch", "1,x"), 2, "is not a whole number"),
         ((net, "--batch", "0"), 2, "holds a number below 1"),
         ((net, "--affinity", "999"), 2, "There is no processor 999 here"),
         ((net, "--seconds", "0"), 2, "--seconds"),

@@ -130,7 +130,8 @@ class Worker:
 
 def confine_for(request: Mapping[str, Any]) -> list[str]:
     """Give up this process's rights before it opens an untrusted file; return what this system lacks for that."""
-    return confine(Limits(**request["limits"])) if request["limits"] else []
+    limits = request.get("limits")
+    return confine(Limits(**limits)) if limits else []
 
 
 def artifact_from(fields: Mapping[str, Any]) -> Artifact:
