@@ -80,7 +80,9 @@ def _problems(infos: list[zipfile.ZipInfo], file_bytes: int) -> Iterator[str]:
             yield f"{count} members are called {folded[:80]!r}"
     for info in infos:
         yield from _oddities(info)
-    total = sum(info.file_size for info in infos)
+    total, packed = sum(info.file_size for info in infos), sum(info.compress_size for info in infos)
+    if packed > file_bytes:
+        yield f"its members take {packed} bytes of a file of {file_bytes}"
     if total > _TIMES_FILE * file_bytes + _SLACK_BYTES:
         yield f"its members have {total} bytes and the file {file_bytes}"
 
@@ -95,3 +97,5 @@ def _oddities(info: zipfile.ZipInfo) -> Iterator[str]:
         yield f"{shown} is compressed as torch never does"
     if info.flag_bits & 0x1:
         yield f"{shown} is encrypted"
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        yield f"{shown} is not compressed and has two sizes"

@@ -8,10 +8,11 @@ import torch
 from optimize.bench.subjects import Opening
 from optimize.errors import Refused
 from optimize.load import stored
+from optimize.load.archive import Archive
 from optimize.load.identify import Kind
 from optimize.load.taking import take_over
 from optimize.regular import read_bytes
-from tests.fuzzing import honest, networks
+from tests.fuzzing import honest, networks, zips
 
 
 def taken(tmp_path: Path, name: str, old: bytes, new: bytes) -> Path:
@@ -68,3 +69,19 @@ def test_description_that_crashes_the_reader_of_openvino(tmp_path: Path) -> None
     (tmp_path / "m.bin").write_bytes(files["model.bin"])
     subject = Opening(tmp_path).open(str(tmp_path / "m.xml"))
     assert "killed the process" in str(subject.missing)
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        ({"method": 8, "packed": 2**31}, "take 21474"),
+        ({"packed": 1, "size": 2}, "has two sizes"),
+    ],
+)
+def test_member_that_says_two_sizes(tmp_path: Path, header: dict[str, int], match: str) -> None:
+    """zipfile asks for the memory that a header states, and two readers of one header may read two things."""
+    members = zips.read(honest.make("pt2", tmp_path)[0]["model.pt2"])
+    members[-1].central |= header
+    (tmp_path / "m.pt2").write_bytes(zips.write(members))
+    with pytest.raises(Refused, match=match):
+        Archive(tmp_path / "m.pt2", "m.pt2")
