@@ -1,4 +1,4 @@
-"""Many mutated files through the rules, in confined processes; after one that dies, the next goes on behind its case."""
+"""Many mutated files through the rules, in confined processes; behind a case that ends one, the next goes on."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.fuzzing import honest
 from tests.fuzzing.batch import placed, reason_class
 from tests.fuzzing.hostile import MARKER
 from tests.fuzzing.kinds import KINDS
-from tests.fuzzing.rules import open_arrays, open_taken
+from tests.fuzzing.rules import Here, open_arrays, open_taken
 from tests.fuzzing.watch import Watch
 
 #: One case in so many goes through the command line.
@@ -83,32 +83,21 @@ def _tried(kind: str, path: Path, number: int) -> tuple[str, str]:
 
 
 def _opened(kind: str, path: Path) -> None:
+    here = Here(path.parent, lambda whose: None, deep=False)
     if kind in _TORCH:
         found = identify(path)
         if found is not Kind.SAFETENSORS:
             take_over(path, found, lambda: (torch.ones(honest.INPUTS),))
     elif kind == "taken":
-        open_taken(path, _Nowhere(path.parent))
+        open_taken(path, here)
     elif kind in ("npy", "npz"):
-        open_arrays(path, _Nowhere(path.parent))
+        open_arrays(path, here)
     else:
         ended, reason = _commanded(KINDS[kind].door, path)
         if ended == "refused":
             raise OptimizeError(reason)
         if ended != "opened":
             raise RuntimeError(reason)
-
-
-class _Nowhere:
-    """A place for rules that all belong to this process."""
-
-    deep = False
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def belongs(self, whose: str) -> None:
-        """Take no note of it."""
 
 
 def _commanded(door: str, path: Path) -> tuple[str, str]:

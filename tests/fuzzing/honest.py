@@ -24,13 +24,15 @@ small (float[N,3] x) => (float[N,3] y, int64[2] place)
 <float[3,3] w = {1,0,0,0,1,0,0,0,1}, float[3] b = {1,2,3}, int64 turns = {3}, bool go = {1}, int64[2] shape = {2,3}> {
     a = MatMul(x, w)
     c = own.add(a, b)
-    last, kept = Loop (turns, go, c) <body = inner (int64 i, bool on, float[N,3] v) => (bool off, float[N,3] w2, float[N,3] w3) {
+    last, kept = Loop (turns, go, c) <body = inner (int64 i, bool on, float[N,3] v)
+            => (bool off, float[N,3] w2, float[N,3] w3) {
         off = Identity(on)
         w2 = Relu(v)
         w3 = Identity(w2)
     }>
     grown = Expand(last, shape)
-    y = If (go) <then_branch = yes () => (float[N,3] t) { t = Relu(last) }, else_branch = no () => (float[N,3] e) { e = Neg(last) }>
+    y = If (go) <then_branch = yes () => (float[N,3] t) { t = Relu(last) },
+        else_branch = no () => (float[N,3] e) { e = Neg(last) }>
     size = Constant <value = int64[1] {2}>()
     place = ConstantOfShape <value = int64[1] {1}>(size)
 }

@@ -56,13 +56,13 @@ TEXTS = (
     f"'+{_COMMAND}+'", f'"+{_COMMAND}+"', f'"""+{_COMMAND}+"""', f"#\n{_OPEN}\n#", f"# {_OPEN}", f"x\r{_OPEN}",
     f"x\f{_OPEN}", f"x\u2028{_OPEN}", f"x;{_OPEN}", f"a.b if {_OPEN} else c", f"[{_OPEN} for _ in [1]]",
     f"{{{_OPEN}}}", f"${{{_OPEN}}}", f"f'{{{_OPEN}}}'", f"lambda: {_OPEN}", str(MARKER), f"../../../..{MARKER}",
-    f"file://{MARKER}", "", " ", ".", "..", "../x", "/etc/passwd", "/dev/zero", "/dev/stdin", "con", "a/b", "a\\b", "a\0b",
-    "\ud800", "\U0001f600", "e\u0301", "\u202eabc", "K", "ſ", "class", "def", "None", "True", "self", "__class__",
-    "__dict__", "__init__", "__getattr__", "__setstate__", "__reduce__", "_modules", "_parameters", "_buffers", "forward",
-    "training", "weight", "bias", "x", "0", "-0", "1e999", "9" * 30, "nan", "Infinity", "-Infinity", "9**9**9**9",
-    "a" * 300, "a" * 70_000, "a." * 2000 + "a", "%s%n", "{0.__class__}", "<!DOCTYPE x>", "&amp;", "]]>", "\x1b[2J", "::error::x",
-    "aten.from_file.default", "torch.ops.aten.save", "aten::save", "cuda:0", "meta", "torch.os.system",
-    "builtins.eval", "os.system",
+    f"file://{MARKER}", "", " ", ".", "..", "../x", "/etc/passwd", "/dev/zero", "/dev/stdin", "con", "a/b", "a\\b",
+    "a\0b", "\ud800", "\U0001f600", "e\u0301", "\u202eabc", "\u212a", "\u017f", "class", "def", "None", "True", "self",
+    "__class__", "__dict__", "__init__", "__getattr__", "__setstate__", "__reduce__", "_modules", "_parameters",
+    "_buffers", "forward", "training", "weight", "bias", "x", "0", "-0", "1e999", "9" * 30, "nan", "Infinity",
+    "-Infinity", "9**9**9**9", "a" * 300, "a" * 70_000, "a." * 2000 + "a", "%s%n", "{0.__class__}", "<!DOCTYPE x>",
+    "&amp;", "]]>", "\x1b[2J", "::error::x", "aten.from_file.default", "torch.ops.aten.save", "aten::save", "cuda:0",
+    "meta", "torch.os.system", "builtins.eval", "os.system",
 )  # fmt: skip
 
 

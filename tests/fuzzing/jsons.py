@@ -124,7 +124,9 @@ def _wrap(place: Place, places: list[Place], chance: random.Random) -> None:
         holder[key] = chance.choice(([holder[key]], {"type": "builtins.tuple", "children_spec": [holder[key]]}))
 
 
-_CHANGES: tuple[Change, ...] = (_replace, _replace_leaf, _replace_leaf, _alike, _alike, _text, _text, _number, _drop, _double, _rename, _wrap)  # fmt: skip
+_CHANGES: tuple[Change, ...] = (
+    _replace, _replace_leaf, _replace_leaf, _alike, _alike, _text, _text, _number, _drop, _double, _rename, _wrap,
+)  # fmt: skip
 
 
 def _raw(text: str, chance: random.Random) -> str:

@@ -104,21 +104,29 @@ def _taken_operator(data: bytes, chance: random.Random) -> bytes:
 
 
 _PICKLE = _in_zip("data.pkl", pickled.mutated)
+_GRAPH, _EXAMPLE = "models/model.json", "sample_inputs/model.pt"
 _BESIDE: dict[str, Change] = {".bin": bytewise.mutated, ".safetensors": arrays.mutated_safetensors}
 _STRUCTURE = (bytewise.mutated, zips.mutated, zips.mutated)
+_MODULE, _OLD_MODULE = (_hostile_module(zipped=zipped) for zipped in (True, False))
+_EXPORTED = (
+    *[_in_zip(_GRAPH, jsons.mutated)] * 3, _in_zip(_GRAPH, _operator), _in_zip(_GRAPH, _value_name), _weight_name,
+    _in_zip("config.json", jsons.mutated), _in_zip(_EXAMPLE, zips.mutated), _in_zip(_EXAMPLE, _PICKLE),
+)  # fmt: skip
+_SHOW, _SHAPE = "show {} --text", "--input-shape 3,8"
+_WEIGHTS = f"{_SHOW} --model tests.fuzzing.rules:dense {_SHAPE}"
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("module", (*_STRUCTURE, _PICKLE, _PICKLE, _hostile_module(zipped=True), _hostile_module(zipped=True)), rules.open_torch, "show {} --text --input-shape 3,8"),
-        Kind("legacy", (bytewise.mutated, _legacy_pickles, _legacy_pickles, _hostile_module(zipped=False)), rules.open_torch, "show {} --text --input-shape 3,8"),
-        Kind("state", (*_STRUCTURE, _PICKLE, _PICKLE), rules.open_torch, "show {} --text --model tests.fuzzing.rules:dense --input-shape 3,8"),
-        Kind("pt2", (*_STRUCTURE, *[_in_zip("models/model.json", jsons.mutated)] * 3, _in_zip("models/model.json", _operator), _in_zip("models/model.json", _value_name), _weight_name, _in_zip("config.json", jsons.mutated), _in_zip("sample_inputs/model.pt", zips.mutated), _in_zip("sample_inputs/model.pt", _PICKLE)), rules.open_torch, "show {} --text"),
-        Kind("torchscript", (*_STRUCTURE, *[scripts.mutated] * 5, _PICKLE), rules.open_torch, "show {} --text --input-shape 3,8"),
-        Kind("safetensors", (arrays.mutated_safetensors,), rules.open_torch, "show {} --text --model tests.fuzzing.rules:dense --input-shape 3,8"),
+        Kind("module", (*_STRUCTURE, *[_PICKLE, _MODULE] * 2), rules.open_torch, f"{_SHOW} {_SHAPE}"),
+        Kind("legacy", (bytewise.mutated, *[_legacy_pickles] * 2, _OLD_MODULE), rules.open_torch, f"{_SHOW} {_SHAPE}"),
+        Kind("state", (*_STRUCTURE, *[_PICKLE] * 2), rules.open_torch, _WEIGHTS),
+        Kind("pt2", (*_STRUCTURE, *_EXPORTED), rules.open_torch, _SHOW),
+        Kind("torchscript", (*_STRUCTURE, *[scripts.mutated] * 5, _PICKLE), rules.open_torch, f"{_SHOW} {_SHAPE}"),
+        Kind("safetensors", (arrays.mutated_safetensors,), rules.open_torch, _WEIGHTS),
         Kind("onnx", (bytewise.mutated, *[protobufs.mutated] * 4), rules.open_onnx, "profile {}"),
         Kind("openvino", (bytewise.mutated, *[markup.mutated] * 4), rules.open_openvino, "profile {}"),
         Kind("npy", (arrays.mutated_npy,), rules.open_arrays),
         Kind("npz", (arrays.mutated_npz,), rules.open_arrays),
         Kind("taken", (bytewise.mutated, *[jsons.mutated] * 6, _taken_operator), rules.open_taken),
     )
-}  # fmt: skip
+}

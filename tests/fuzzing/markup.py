@@ -7,7 +7,10 @@ import xml.etree.ElementTree as ElementTree
 
 from tests.fuzzing import hostile
 
-_KINDS = ("Const", "Loop", "TensorIterator", "If", "Broadcast", "Tile", "Range", "Reshape", "Result", "Parameter", "ReadValue", "Convert", "Pad", "Interpolate", "OneHot", "Assign", "MatMul", "NonZero", "Eye", "StridedSlice")  # fmt: skip
+_KINDS = (
+    "Const", "Loop", "TensorIterator", "If", "Broadcast", "Tile", "Range", "Reshape", "Result", "Parameter",
+    "ReadValue", "Convert", "Pad", "Interpolate", "OneHot", "Assign", "MatMul", "NonZero", "Eye", "StridedSlice",
+)  # fmt: skip
 _TYPES = ("f32", "f16", "i64", "i4", "u1", "boolean", "string", "undefined", "dynamic", "bf16", "nf4", "x")
 _FORMS = (
     '<!DOCTYPE net [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]>',

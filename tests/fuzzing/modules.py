@@ -18,6 +18,15 @@ from tests.fuzzing import hostile
 # The format before 1.6 reads the source of each class again for each file.
 torch.serialization.get_source_lines_and_file = functools.cache(torch.serialization.get_source_lines_and_file)
 
+_METHODS = (
+    "forward", "_forward_hooks", "_call_impl", "__call__", "extra_repr", "__class__", "_get_name", "state_dict", "eval",
+    "named_parameters", "modules", "_apply", "train", "to",
+)  # fmt: skip
+_CLASSES = (
+    nn.Linear, nn.LSTM, nn.ModuleList, nn.Dropout, nn.MultiheadAttention, nn.Module, nn.ParameterList, nn.LazyLinear,
+    nn.Flatten, nn.Upsample, nn.Unfold, nn.SyncBatchNorm, nn.CrossMapLRN2d,
+)  # fmt: skip
+
 
 def mutated(module: nn.Module, chance: random.Random, *, zipped: bool) -> bytes:
     """Return a file of a module with one to four changes; of those that no file can hold, another."""
@@ -64,7 +73,7 @@ def _attribute(module: nn.Module, modules: list[nn.Module], chance: random.Rando
 
 
 def _new_attribute(module: nn.Module, modules: list[nn.Module], chance: random.Random) -> None:
-    names = ("forward", "_forward_hooks", "_call_impl", "__call__", "extra_repr", "__class__", "_get_name", "state_dict", "eval", "named_parameters", "modules", "_apply", "train", "to", hostile.text(chance))  # fmt: skip
+    names = (*_METHODS, hostile.text(chance))
     module.__dict__[chance.choice(names)] = _odd(modules, chance)
 
 
@@ -84,8 +93,7 @@ def _rename(module: nn.Module, modules: list[nn.Module], chance: random.Random) 
 
 def _class(module: nn.Module, modules: list[nn.Module], chance: random.Random) -> None:
     """Let a module be of another class of torch.nn."""
-    classes = (nn.Linear, nn.LSTM, nn.ModuleList, nn.Dropout, nn.MultiheadAttention, nn.Module, nn.ParameterList, nn.LazyLinear, nn.Flatten, nn.Upsample, nn.Unfold, nn.SyncBatchNorm, nn.CrossMapLRN2d)  # fmt: skip
-    object.__setattr__(module, "__class__", chance.choice(classes))
+    object.__setattr__(module, "__class__", chance.choice(_CLASSES))
 
 
 def _number(module: nn.Module, modules: list[nn.Module], chance: random.Random) -> None:

@@ -41,7 +41,8 @@ def _written(name: str, chance: random.Random) -> str:
         "Tensor": "VALUE", "Optional[Tensor]": chance.choice(("VALUE", "None")), "int": number, "SymInt": number,
         "float": "0.5", "bool": chance.choice(("True", "False")), "number": number, "Scalar": number,
         "str": repr(chance.choice((marker, "x", "mean"))).replace("'", '"'), "List[Tensor]": "[VALUE, VALUE]",
-        "List[int]": "[0, 1]", "Device": 'torch.device("cpu")', "t": "VALUE", "List[t]": "[VALUE]", "AnyListType": "[1]",
+        "List[int]": "[0, 1]", "Device": 'torch.device("cpu")', "t": "VALUE", "List[t]": "[VALUE]",
+        "AnyListType": "[1]",
     }  # fmt: skip
     return known.get(name, "None" if name.startswith("Optional") else "VALUE")
 

@@ -12,8 +12,8 @@ from tests.fuzzing.hostile import CALLED, SIGN
 
 _NEVER = (
     "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile", "subprocess.Popen",
-    "pty.spawn", "socket.", "urllib.Request", "webbrowser.open", "smtplib.", "ftplib.", "os.kill", "os.putenv", "os.chmod",
-    "os.chown", "os.link", "os.symlink", "pickle.find_class", "shutil.chown", "code.__new__",
+    "pty.spawn", "socket.", "urllib.Request", "webbrowser.open", "smtplib.", "ftplib.", "os.kill", "os.putenv",
+    "os.chmod", "os.chown", "os.link", "os.symlink", "pickle.find_class", "shutil.chown", "code.__new__",
 )  # fmt: skip
 _MOVES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.")
 #: What `ast.parse` calls source that is read, and not run.

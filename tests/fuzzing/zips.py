@@ -114,9 +114,9 @@ def _rename(members: Members, end: dict, chance: random.Random) -> None:
     root, _, rest = member.name.partition(b"/")
     word = hostile.text(chance)[:60_000].encode("utf-8", "surrogatepass")
     member.name = chance.choice((
-        member.name.upper(), member.name.swapcase(), word, root + b"/" + word, rest, b"/" + member.name, b"../" + member.name,
-        member.name.replace(b"/", b"\\"), member.name + b"/", member.name + b"\0.txt", chance.choice(members).name,
-        root + b"//" + rest, root + b"/./" + rest, member.name + b" ",
+        member.name.upper(), member.name.swapcase(), word, root + b"/" + word, rest, b"/" + member.name,
+        b"../" + member.name, member.name.replace(b"/", b"\\"), member.name + b"/", member.name + b"\0.txt",
+        chance.choice(members).name, root + b"//" + rest, root + b"/./" + rest, member.name + b" ",
     ))  # fmt: skip
 
 
