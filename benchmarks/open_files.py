@@ -1,7 +1,7 @@
 """Honest files open without trust: timm networks as ``.pt2``, TorchScript and state dict, and how long that takes.
 
     pip install --no-deps torchvision==0.28.0 timm==1.0.31
-    python -m benchmarks.open_files [--networks N] [--kinds pt2,torchscript,state_dict]
+    python -m benchmarks.open_files [--networks NAME,...] [--kinds pt2,torchscript,state_dict]
 
 Random weights. Each file is opened as every command opens it, and the captured program is compared with the network on
 a batch it was not captured with. Seconds are those of opening alone, in a process that has imported torch. The exit code
@@ -94,7 +94,7 @@ def opened(path: Path, kind: str, size: int, network: torch.nn.Module) -> tuple[
 def main() -> int:
     """Print a line a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", type=int, default=len(NETWORKS), help="how many, from the first on")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="timm's names")
     parser.add_argument("--kinds", default=",".join(KINDS))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def main() -> int:
 
     sys.modules["benchmarks.open_files"] = sys.modules["__main__"]
     failures, total_s = 0, 0.0
-    for name in NETWORKS[: given.networks]:
+    for name in given.networks.split(","):
         size = SIZES.get(name, 224)
         network = timm.create_model(name, pretrained=False).eval()
         _built.clear()

@@ -99,7 +99,7 @@ def test_bad_words_end_in_one_paragraph(folder: Path, tmp_path: Path, typed: Typ
     bad = [
         ((), 2, "A [B ...]"),
         ((net, "--batch", "1,x"), 2, "is not a whole number"),
-        ((net, "--batch", "0"), 2, "holds a number below 1"),
+        ((net, "--batch", "0"), 2, "0 is out of range"),
         ((net, "--affinity", "999"), 2, "There is no processor 999 here"),
         ((net, "--seconds", "0"), 2, "--seconds"),
         ((tmp_path / "none.onnx",), 1, "There is no file"),
