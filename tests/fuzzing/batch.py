@@ -66,7 +66,7 @@ def _warm_up(kind: Kind, files: list[honest.Files], folder: Path, deep: bool) ->
         home.mkdir()
         path = placed(made, home)
         kind.rules(path, Here(home, lambda whose: None, False))
-        if deep:
+        if deep and not number:
             with contextlib.suppress(OptimizeError):  # what opens cannot always be captured
                 kind.rules(path, Here(home, lambda whose: None, True))
 

@@ -1,5 +1,6 @@
 """What mutated files once did beside being refused, and honest ones beside opening."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from optimize.load.archive import Archive
 from optimize.load.identify import Kind
 from optimize.load.taking import take_over
 from optimize.regular import read_bytes
+from optimize.targets.onnx.reading import read_checked
+from optimize.targets.openvino.reading import inputs_here
 from tests.fuzzing import honest, networks, zips
 
 
@@ -85,3 +88,22 @@ def test_member_that_says_two_sizes(tmp_path: Path, header: dict[str, int], matc
     (tmp_path / "m.pt2").write_bytes(zips.write(members))
     with pytest.raises(Refused, match=match):
         Archive(tmp_path / "m.pt2", "m.pt2")
+
+
+@pytest.mark.parametrize("name", [b"weights.bin", b"place", b"turns"])
+def test_name_in_an_onnx_file_that_is_no_text(tmp_path: Path, name: bytes) -> None:
+    """Protobuf hands it on as bytes, where a path or a name is expected."""
+    for file, data in honest.make("onnx", tmp_path)[1].items():
+        (tmp_path / file).write_bytes(data.replace(name, b"\xff" + name[1:]))
+    with pytest.raises(Refused, match="is not UTF-8"):
+        read_checked(tmp_path / "model.onnx")
+
+
+def test_description_whose_input_has_no_name(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    files = honest.make("openvino", tmp_path)[0]
+    text = re.sub(r' names="[^"]*"', "", files["model.xml"].decode())
+    (tmp_path / "m.xml").write_text(text)
+    (tmp_path / "m.bin").write_bytes(files["model.bin"])
+    with pytest.raises(Refused, match="OpenVINO cannot tell what"):
+        inputs_here(tmp_path / "m.xml")

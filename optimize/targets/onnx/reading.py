@@ -14,6 +14,7 @@ from optimize.regular import read_bytes, require_file, shown
 from optimize.targets.onnx.untrusted.calls import check_calls
 from optimize.targets.onnx.untrusted.survey import check_work
 from optimize.targets.onnx.untrusted.tensors import check_tensors
+from optimize.targets.onnx.untrusted.texts import check_texts
 
 #: One protobuf message.
 MOST_BYTES = 2**31 - 1
@@ -44,6 +45,7 @@ def files_of(path: Path, *, trust: bool = False) -> tuple[onnx.ModelProto, tuple
 
 def _checked(path: Path, trust: bool) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
     model = _parsed(path)
+    check_texts(model, path)
     outside = check_tensors(model, path)
     try:
         check_calls(model, path)

@@ -93,8 +93,17 @@ def read_inputs(folder: Path, tell: Any, path: str) -> list[tuple[Any, ...]]:
 
 
 def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
-    """Return what a description takes, read in this process; a free size is ``?``."""
-    return tuple(_spec(port) for port in read_model(path).inputs)
+    """Return what a description takes, read in this process; a free size is ``?``.
+
+    Raises:
+        TargetUnavailable: OpenVINO is not installed.
+        Refused: OpenVINO cannot read it, or an input of it has no name or no type that arrays have.
+    """
+    from optimize.targets.openvino.runner import refusing
+
+    model = read_model(path)
+    with refusing(f"tell what '{path.name}' takes"):
+        return tuple(_spec(port) for port in model.inputs)
 
 
 def _spec(port: Any) -> TensorSpec:
