@@ -18,7 +18,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
@@ -28,16 +28,13 @@ from torch.utils import _pytree as pytree
 from optimize.errors import Refused
 from optimize.load import names, operators
 from optimize.load.archive import Archive
-from optimize.load.description import NAME, Call, Description, Malformed, build
+from optimize.load.description import Malformed, build
+from optimize.load.graph_json import GraphReading
 from optimize.load.pickles import wanted_globals
-from optimize.load.raw_tensors import DTYPES, LAYOUTS, read_tensors
+from optimize.load.raw_tensors import read_tensors
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
 _SCHEMA = 8
-_GROUPS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
-_MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
-_PLAIN = ("as_int", "as_float", "as_bool", "as_string", "as_ints", "as_floats", "as_bools", "as_strings")
-_NO_GRAD = "torch.ops.higher_order.wrap_with_set_grad_enabled"
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def _read(archive: Archive, name: str) -> Exported:
         **read_tensors(archive, "constants", f"data/constants/{model}_constants_config.json"),
     }
     graph_module = content["graph_module"]
-    reading = _Reading(names.identifiers_of_paths(tensors))
+    reading = GraphReading(names.identifiers_of_paths(tensors))
     found = reading.read(graph_module["graph"], graph_module["signature"])
     module = build(found, {reading.paths[path]: tensor for path, tensor in tensors.items()}, functional=False)
     root = next(entry["signature"] for entry in graph_module["module_call_graph"] if entry["fqn"] == "")
@@ -110,225 +107,6 @@ def _read(archive: Archive, name: str) -> Exported:
         tuple(_free(graph_module["graph"]["tensor_values"], found.inputs)),
         (names.told(rewritten),) if rewritten else (),
     )
-
-
-@dataclass
-class _Reading:
-    """Translates one graph; weights by the identifier paths they get."""
-
-    paths: Mapping[str, str]
-    calls: list[Call] = field(default_factory=list)
-    #: What a value is called in the description, where an inlined graph calls it otherwise.
-    known: dict[str, Any] = field(default_factory=dict)
-    made: set[str] = field(default_factory=set)
-
-    def read(self, graph: Mapping[str, Any], signature: Mapping[str, Any]) -> Description:
-        inputs, weights = [], {}
-        for entry in signature["input_specs"]:
-            ((kind, spec),) = entry.items()
-            if kind in _GROUPS:
-                self._declare(spec["arg"]["name"])
-                weights[spec["arg"]["name"]] = self.paths[spec[_GROUPS[kind]]]
-            elif kind == "user_input":
-                inputs.append(self._declare(spec["arg"]["as_tensor"]["name"]))
-            else:
-                raise Malformed(f"an input is a {kind}")
-        for node in graph["nodes"]:
-            self._read_node(node)
-        return Description(inputs, weights, self.calls, self._outputs(signature))
-
-    def _outputs(self, signature: Mapping[str, Any]) -> list[str]:
-        """Return what the caller gets; a buffer that gets a new value is written to, as in the module."""
-        outputs = []
-        buffers = {spec["buffer"]["buffer_name"]: spec["buffer"]["arg"]["name"]
-                   for spec in signature["input_specs"] if "buffer" in spec}  # fmt: skip
-        for place, entry in enumerate(signature["output_specs"]):
-            ((kind, spec),) = entry.items()
-            if kind == "user_output" and "as_tensor" in spec["arg"]:
-                outputs.append(self._value(spec["arg"]["as_tensor"]["name"]))
-            elif kind == "buffer_mutation":
-                arguments = [{"value": buffers[spec["buffer_name"]]}, {"value": self._value(spec["arg"]["name"])}]
-                self.calls.append(Call(self._declare(f"mutation_{place}"), "aten.copy_.default", arguments))
-            else:
-                held = next(iter(spec["arg"])) if kind == "user_output" else kind
-                raise Refused(
-                    f"Output {place} of the exported program is {held.removeprefix('as_')}, not a tensor; "
-                    "a deployed file returns tensors only.",
-                    hint="Wrap the module so that it returns its tensors alone.",
-                )
-        return outputs
-
-    def _read_node(self, node: Mapping[str, Any]) -> None:
-        target = node["target"]
-        if target == _NO_GRAD:
-            self._inline(node)
-            return
-        operator = target.removeprefix("torch.ops.") if target.startswith("torch.ops.") else target
-        if operator.startswith("aten.") and operator.split(".")[1] in operators.ASSERTIONS:
-            return
-        function = operators.find(operator)
-        positional = [self._argument(entry["arg"]) for entry in node["inputs"] if entry.get("kind") != 2]
-        keywords = {entry["name"]: self._argument(entry["arg"]) for entry in node["inputs"] if entry.get("kind") == 2}
-        if isinstance(function, torch._ops.OpOverload):
-            positional, keywords = _by_schema(function, node["inputs"], self._argument)
-        self._call(node, operator, positional, keywords, _returns_several(function))
-
-    def _call(
-        self, node: Mapping[str, Any], operator: str, positional: list[Any], keywords: dict[str, Any], several: bool
-    ) -> None:
-        """Add a call, and a call each for the parts of a result that is several values."""
-        outputs, modules = node["outputs"], _modules(node.get("metadata", {}))
-        parts = outputs[0]["as_tensors"] if len(outputs) == 1 and "as_tensors" in outputs[0] else None
-        if parts is None and not several:
-            if outputs:
-                self.calls.append(
-                    Call(self._declare(_output_name(outputs[0])), operator, positional, keywords, modules)
-                )
-            return
-        whole = self._declare(self._free_name(node.get("name") or "result"))
-        self.calls.append(Call(whole, operator, positional, keywords, modules))
-        for place, part in enumerate(outputs if parts is None else [{"as_tensor": entry} for entry in parts]):
-            if "as_none" in part:
-                continue
-            self.calls.append(
-                Call(self._declare(_output_name(part)), "_operator.getitem", [{"value": whole}, place], {}, modules)
-            )
-
-    def _inline(self, node: Mapping[str, Any]) -> None:
-        """Read the body of a region without gradients in its place: an inference graph has none anyway."""
-        _, body, *arguments = (entry["arg"] for entry in node["inputs"])
-        inner = body["as_graph"]["graph"]
-        given = [self._argument(entry) for entry in arguments]
-        outer, self.known = self.known, dict(self.known)
-        for entry, value in zip(inner["inputs"], given, strict=True):
-            self.known[_output_name(entry)] = value
-        for entry in inner["nodes"]:
-            self._read_node(entry)
-        results = [self._argument(entry) for entry in inner["outputs"]]
-        self.known = outer
-        for entry, value in zip(_flat_outputs(node["outputs"]), results, strict=True):
-            self.known[_output_name(entry)] = value
-
-    def _argument(self, entry: Mapping[str, Any]) -> Any:
-        """Return one argument in the form of a description."""
-        ((kind, held),) = entry.items()
-        if kind == "as_none":
-            return None
-        if kind in _PLAIN:
-            return _number(held)
-        if kind in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
-            return self._reference(held)
-        if kind in ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
-            return [self._reference(part) for part in held]
-        if kind in ("as_optional_tensors", "as_optional_tensor"):
-            return [self._argument(part) for part in held] if isinstance(held, list) else self._argument(held)
-        if kind in ("as_int_lists", "as_float_lists"):
-            return [list(part) for part in held]
-        if kind == "as_complex":
-            return {"complex": [held["real"], held["imag"]]}
-        if kind == "as_device":
-            return {"device": held["type"]}
-        for name, table in (("scalar_type", DTYPES), ("memory_format", _MEMORY_FORMATS), ("layout", LAYOUTS)):
-            if kind == f"as_{name}":
-                return {"dtype" if name == "scalar_type" else name: table[held]}
-        raise Malformed(f"an argument is {kind.removeprefix('as_')}")
-
-    def _reference(self, held: Mapping[str, Any]) -> Any:
-        """Return a value by its name, or the number that stands in its place."""
-        for key in ("as_int", "as_float", "as_bool"):
-            if key in held:
-                return _number(held[key])
-        name = held["name"] if "name" in held else held["as_name"]
-        return self.known.get(name, {"value": name})
-
-    def _value(self, name: str) -> str:
-        found = self.known.get(name, {"value": name})
-        if not isinstance(found, dict) or "value" not in found:
-            raise Malformed(f"'{name[:80]}' is returned and is no value")
-        return str(found["value"])
-
-    def _declare(self, name: str) -> str:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise Malformed(f"{str(name)[:80]!r} is no name")
-        if name in self.made:  # a region has names of its own, which may be those of the graph around it
-            fresh = self._free_name(name)
-            self.known[name] = {"value": fresh}
-            name = fresh
-        self.made.add(name)
-        return name
-
-    def _free_name(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
-        number, found = 0, base
-        while found in self.made:
-            number += 1
-            found = f"{base}_{number}"
-        return found
-
-
-def _by_schema(function: torch._ops.OpOverload, entries: Sequence[Mapping[str, Any]], argument: Any) -> Any:
-    """Return the arguments of an operator by their places in its schema, whatever the file says of them."""
-    places = {entry.name: entry for entry in function._schema.arguments}
-    given: dict[str, Any] = {}
-    for entry in entries:
-        if entry["name"] not in places or entry["name"] in given:
-            raise Malformed(f"{function} has no argument '{str(entry['name'])[:80]}', or has it twice")
-        given[entry["name"]] = argument(entry["arg"])
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    contiguous = True
-    for name, place in places.items():
-        if name not in given:
-            contiguous = False
-        elif contiguous and not place.kwarg_only:
-            positional.append(given[name])
-        else:
-            keywords[name] = given[name]
-    return positional, keywords
-
-
-def _returns_several(function: Any) -> bool:
-    """Say whether an operator returns a tuple or a list, of which the parts are named."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return False
-    returns = function._schema.returns
-    return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
-
-
-def _flat_outputs(outputs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if len(outputs) == 1 and "as_tensors" in outputs[0]:
-        return [{"as_tensor": entry} for entry in outputs[0]["as_tensors"]]
-    return list(outputs)
-
-
-def _output_name(entry: Mapping[str, Any]) -> str:
-    ((_, held),) = entry.items()
-    return held["name"] if "name" in held else held["as_name"]
-
-
-def _number(value: Any) -> Any:
-    """Return a number, text or list of them; numbers that JSON has no word for come as texts."""
-    if isinstance(value, list):
-        return [_number(entry) for entry in value]
-    if isinstance(value, float) and value != value:
-        return {"float": "nan"}
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return {"float": "inf" if value > 0 else "-inf"}
-    if isinstance(value, str) and value in ("Infinity", "-Infinity", "NaN"):
-        return {"float": {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}[value]}
-    return value
-
-
-def _modules(metadata: Mapping[str, Any]) -> list[list[str]]:
-    """Return where a call came from, of ``key,path,class;...``; what is no plain path is left out."""
-    entries = [entry.split(",") for entry in str(metadata.get("nn_module_stack", "")).split(";")]
-    plain = r"[\w.@]*"
-    return [
-        [entry[1], entry[2]]
-        for entry in entries
-        if len(entry) == 3 and all(re.fullmatch(plain, part, re.ASCII) for part in entry[1:])
-        and not entry[1].startswith("_empty_nn_module_stack")
-    ]  # fmt: skip
 
 
 def _free(values: Mapping[str, Any], inputs: Sequence[str]) -> Iterator[str]:
