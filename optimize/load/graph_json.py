@@ -31,6 +31,13 @@ class GraphReading:
     made: set[str] = field(default_factory=set)
 
     def read(self, graph: Mapping[str, Any], signature: Mapping[str, Any]) -> Description:
+        """Return the description of a graph.
+
+        Raises:
+            Malformed: It holds something that a description does not.
+            operators.NotListed: It calls an operator that is not in the table.
+            Refused: It returns something that is no tensor.
+        """
         inputs, weights = [], {}
         for entry in signature["input_specs"]:
             ((kind, spec),) = entry.items()
