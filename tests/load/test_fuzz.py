@@ -1,9 +1,12 @@
 """Some hundred mutated files of every kind through the rules that open them, in one confined process."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.fuzzing import campaign
+from tests.fuzzing import campaign, hostile
 from tests.fuzzing.kinds import KINDS
+from tests.fuzzing.watch import Watch
 
 CASES = 200
 #: All runtimes are imported in the one process, and take addresses.
@@ -27,3 +30,20 @@ def test_nothing_but_a_refusal_comes_of_a_mutated_file(tallies: dict[str, campai
     assert found.cases == CASES
     # Mutations that all fail at the first check, or all open, would test nothing.
     assert found.outcomes["refused"] > CASES / 10 and found.outcomes["opened"] > CASES / 50
+
+
+def test_code_of_a_file_would_be_seen(tmp_path: Path) -> None:
+    watch = Watch(tmp_path)
+    watch.begin()
+    for text in (text for text in hostile.TEXTS if hostile.SIGN in text):
+        try:
+            compile(text, "<string>", "exec")
+        except (SyntaxError, ValueError):
+            continue
+    assert len(watch.end()) > 10
+    watch.begin()
+    with pytest.raises(FileNotFoundError):
+        (tmp_path.parent / "none" / hostile.SIGN).read_text()
+    (tmp_path / "own").write_text("x")
+    (seen,) = watch.end()
+    assert hostile.SIGN in seen
