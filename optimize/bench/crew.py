@@ -13,6 +13,7 @@ import numpy as np
 
 from optimize.bench.plan import Plan, Scenario
 from optimize.bench.subjects import MODULE, Subject
+from optimize.escaping import plain
 from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.worker import write_arrays
 from optimize.registry import find_target
@@ -52,10 +53,10 @@ class BenchSession(Session):
         asked |= {"affinity": self.affinity, "limits": self.limits}
         try:
             reply = self.ask("open", artifact=fields, module=module, **asked)
+            self._loaded(reply)
         except WorkerFailed:
             return
-        self._loaded(reply)
-        self.clock_step_s, self.ran_on = reply["clock_step_s"], tuple(reply["ran_on"])
+        self.clock_step_s, self.ran_on = reply.get("clock_step_s", 0.0), tuple(map(plain, reply.get("ran_on", ())))
 
     def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
         """Give the worker what a scenario runs on.

@@ -7,6 +7,7 @@ not matter who wrote it: a confined child that captured a model (`stored`), or a
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -24,6 +25,9 @@ PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", re.ASCII)
 _WORD = re.compile(r"[\w .+\-/]*", re.ASCII)
 #: A text among arguments, such as the equation of an einsum: what is seen, without quotes and backslashes.
 _TEXT = re.compile(r"[ !#-&(-\[\]-~]+", re.ASCII)
+_MOST_EXPONENT = 8
+#: What a number in torch holds.
+_MOST = 1 << 63
 _ENUMERATIONS = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -103,6 +107,8 @@ def _build_call(built: fx.Graph, call: Call, values: Mapping[str, fx.Node], func
     target = operators.find(call.operator)
     arguments = [read_argument(entry, values) for entry in call.arguments]
     keywords = {checked(NAME, key): read_argument(entry, values) for key, entry in call.keywords.items()}
+    if call.operator.endswith(".pow") and not isinstance(target, torch._ops.OpOverload):
+        _refuse_tower(call.name, arguments)
     if isinstance(target, torch._ops.OpOverload):
         schema = target._schema
         if functional and schema.is_mutable:
@@ -122,9 +128,20 @@ def checked(pattern: re.Pattern[str], text: Any) -> str:
     Raises:
         Malformed: It is not.
     """
-    if not isinstance(text, str) or not pattern.fullmatch(text) or len(text) > 1000:
+    reserved = pattern is NAME and (keyword.iskeyword(text) or text == "self")
+    if not isinstance(text, str) or len(text) > 1000 or not pattern.fullmatch(text) or reserved:
         raise Malformed(f"{str(text)[:80]!r} is no name")
     return text
+
+
+def _refuse_tower(name: str, arguments: list[Any]) -> None:
+    """Refuse powers of sizes whose exponents are no small numbers: their digits would fill the memory.
+
+    Raises:
+        Malformed: One is not.
+    """
+    if len(arguments) != 2 or type(arguments[1]) not in (int, float) or abs(arguments[1]) > _MOST_EXPONENT:
+        raise Malformed(f"'{name}' is a power with an exponent that is no small number")
 
 
 def _known(values: Mapping[str, fx.Node], name: Any) -> fx.Node:
@@ -165,7 +182,11 @@ def read_argument(entry: Any, values: Mapping[str, fx.Node]) -> Any:
     Raises:
         Malformed: It is nothing that `write_argument` writes.
     """
-    if entry is None or isinstance(entry, bool | int | float):
+    if entry is None or isinstance(entry, bool | float):
+        return entry
+    if isinstance(entry, int):
+        if abs(entry) > _MOST:
+            raise Malformed("a number has more than 64 bits")
         return entry
     if isinstance(entry, str):
         return checked(_TEXT, entry) if entry else entry

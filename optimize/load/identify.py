@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from optimize.errors import Refused
+from optimize.load.directory import refuse_directory
 
 
 class Kind(enum.Enum):
@@ -27,6 +28,9 @@ _GIVE_ORIGINAL = (
 )
 _NOT_A_MODEL = "Give a file written by torch.save, torch.export.save, torch.jit.save or safetensors."
 _LFS_HINT = "Fetch the real file with 'git lfs pull'."
+
+#: Of a safetensors file: 10,000 tensors have 2 MB of names.
+_HEADER_BYTES = 25_000_000
 
 _ARTIFACTS = (
     (b"vtrt", "a TensorRT-RTX engine"),
@@ -62,7 +66,7 @@ def identify(path: Path) -> Kind:
         return _zip_kind(path, size)
     if _LEGACY_MAGIC in head[:32]:
         return Kind.LEGACY
-    if head[8:9] == b"{" and (length := int.from_bytes(head[:8], "little")) < 100_000_000:
+    if head[8:9] == b"{" and (length := int.from_bytes(head[:8], "little")) < _HEADER_BYTES:
         if 8 + length > size:
             raise Refused(f"'{path}' is a safetensors file that is cut off.", hint="Download the file again.")
         return Kind.SAFETENSORS
@@ -86,6 +90,7 @@ def _head(path: Path) -> tuple[int, bytes]:
 
 
 def _zip_kind(path: Path, size: int) -> Kind:
+    refuse_directory(path)
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import fx
 from torch._dynamo.source import ConstantSource
@@ -25,6 +27,10 @@ from optimize.program import Program
 from optimize.sandbox import left_in
 
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
+#: A graph of 10,000 calls takes 5 MB.
+_GRAPH_BYTES = 128 << 20
+#: Values in one tensor that a graph computes on its examples, 8 GiB in float32.
+_MOST_VALUES = 1 << 31
 
 
 def store(program: Program, folder: Path) -> None:
@@ -64,15 +70,42 @@ def restore(folder: Path) -> Program:
         Refused: It is no description.
     """
     try:
-        content = json.loads(left_in(folder, _GRAPH_FILE).read_text(encoding="utf-8"))
-        held = load_file(left_in(folder, _TENSORS_FILE))
-        return _restored(content, held)
+        with left_in(folder, _GRAPH_FILE, most_bytes=_GRAPH_BYTES) as file:
+            content = json.load(file)
+        return _restored(content, load_left(folder, _TENSORS_FILE))
     except (Malformed, operators.NotListed) as error:
         raise Refused(f"The model cannot be taken over without trust: {_reason(error)}.") from error
     except (OptimizeError, MemoryError):
         raise
     except Exception as error:  # the readers of torch and safetensors, and every operator's own rule of shapes
         raise Refused(f"The captured model cannot be read: {type(error).__name__}.") from error
+
+
+def load_left(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors that a child left in its folder.
+
+    Raises:
+        Refused: They are none.
+    """
+    left_in(folder, name).close()
+    try:
+        return load_file(folder / name)
+    except (SafetensorError, ValueError, OSError) as error:
+        raise Refused("The process that opened the file left tensors that cannot be read.") from error
+
+
+def _refuse_large(program: Program) -> None:
+    """Refuse a program that computes more at once than a machine holds.
+
+    Raises:
+        Malformed: It does.
+    """
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            count = math.prod(size if isinstance(size, int) else size.node.hint or 1 for size in value.shape)
+            if count > _MOST_VALUES:
+                raise Malformed(f"'{node.name}' has {count} values")
 
 
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
@@ -91,6 +124,7 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     in_spec, out_spec = (pytree.tree_structure(_of_tree(content[key])) for key in ("in_tree", "out_tree"))
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
     program.refresh()
+    _refuse_large(program)
     return program
 
 

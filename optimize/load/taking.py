@@ -23,7 +23,7 @@ from optimize.frontend import capture, capture_graph, capture_torchscript
 from optimize.load import exported, stored, untrusted, weights
 from optimize.load.identify import Kind
 from optimize.program import Program
-from optimize.sandbox import Limits, left_in
+from optimize.sandbox import Limits
 
 _INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
 _NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
@@ -144,7 +144,7 @@ def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
     if held == "needs inputs":
         return Taken(None, None, noun, warnings)
     if held == "state":
-        return Taken(None, load_file(left_in(folder, _STATE)), noun, warnings)
+        return Taken(None, stored.load_left(folder, _STATE), noun, warnings)
     return Taken(stored.restore(folder), None, noun, warnings)
 
 

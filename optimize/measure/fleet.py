@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import queue
 import subprocess
 import tempfile
@@ -16,10 +17,13 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from optimize.measure.worker import read_arrays, write_arrays
+from optimize.errors import Refused
+from optimize.escaping import plain
+from optimize.measure.worker import read_answer, write_arrays
 from optimize.registry import find_target
 from optimize.sandbox import Limits, start
-from optimize.sandbox.process import describe_end, end
+from optimize.sandbox.call import ended, read_tail
+from optimize.sandbox.process import confined_variables, describe_end, end
 from optimize.targets.base import Artifact
 
 #: Told the name of a phase and how much of it is done, from 0 to 1.
@@ -33,6 +37,8 @@ def silent(phase: str, share: float) -> None:
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+#: Of a reply, and how many may wait: a block of a benchmark has some thousand samples.
+_LINE_BYTES, _LINES = 64 << 20, 16
 #: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
 _WALLS = ("landlock", "pyseccomp")
 
@@ -81,21 +87,25 @@ class Session:
         self.missing: tuple[str, ...] = ()
         self._folder = folder
         self._patience_s = patience_s
-        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
-        folder.mkdir()
-        command = [self.program]
+        self._asked = 0
+        self._replies: queue.Queue[bytes] = queue.Queue(_LINES)
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # What this process writes lies outside the folder of the worker, which could make something else of it.
+        self._own = folder / "own"
+        self._own.mkdir(parents=True)
+        command, variables = [self.program], dict.fromkeys(THREAD_VARIABLES, str(threads))
         if artifact.untrusted:
-            command = ["optimize.sandbox.launch", str(folder.resolve()), self.program]
-        with (folder / "stderr").open("wb") as errors:
-            self._process = start(
-                *command,
-                stdin=subprocess.PIPE,
-                stderr=errors,
-                variables={**dict.fromkeys(THREAD_VARIABLES, str(threads)), **_temporary(artifact, folder)},
-                search=_search_path(interpreter, folder, artifact),
-                interpreter=interpreter,
-                alone=artifact.untrusted,
-            )
+            command = ["optimize.sandbox.launch", str(self._own.resolve()), self.program]
+            variables |= confined_variables(self._own)
+        self._process = start(
+            *command,
+            stdin=subprocess.PIPE,
+            stderr=self._words,
+            variables=variables,
+            search=_search_path(interpreter, folder, artifact),
+            interpreter=interpreter,
+            alone=artifact.untrusted,
+        )
         threading.Thread(target=self._listen, daemon=True).start()
 
     def load(self) -> None:
@@ -123,7 +133,9 @@ class Session:
         return dataclasses.asdict(dataclasses.replace(found, memory_bytes=None) if self.on_gpu else found)
 
     def _loaded(self, reply: Mapping[str, Any]) -> None:
-        self.load_s, self.missing = reply["load_s"], tuple(reply["missing"])
+        if not {"load_s", "missing"} <= reply.keys():
+            raise self._fail("load: the worker answered with what is no answer")
+        self.load_s, self.missing = reply["load_s"], tuple(plain(entry) for entry in reply["missing"])
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.
@@ -144,10 +156,13 @@ class Session:
         Raises:
             WorkerFailed: The artifact cannot run it.
         """
-        asked, answered = self._folder / "inputs.npz", self._folder / "outputs.npz"
+        asked, answered = self._folder / "inputs.npz", self._own / "outputs.npz"
         write_arrays(asked, list(inputs))
         self.ask("run", inputs=str(asked), outputs=str(answered))
-        return read_arrays(answered)
+        try:
+            return read_answer(self._own, answered.name)
+        except Refused as error:
+            raise self._fail(f"run: {error.what}") from error
 
     def peak_memory_bytes(self) -> int | None:
         """Return the largest resident memory of the process so far, None where the system does not say."""
@@ -161,19 +176,23 @@ class Session:
     def close(self) -> None:
         """End the process."""
         end(self._process)
+        self._words.close()
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._asked += 1
         try:
-            _pipe(self._process.stdin).write((json.dumps(request) + "\n").encode())
+            _pipe(self._process.stdin).write((json.dumps({**request, "number": self._asked}) + "\n").encode())
             _pipe(self._process.stdin).flush()
             line = self._replies.get(timeout=self._patience_s)
         except queue.Empty:
             raise self._fail(f"{request['do']}: no answer within {self._patience_s:g} s") from None
         except OSError:
-            line = ""
+            line = b""
         if not line:
             raise self._fail(f"{request['do']}: {self._last_words()}")
-        reply: dict[str, Any] = json.loads(line)
+        reply = read_reply(line, self._asked)
+        if reply is None:
+            raise self._fail(f"{request['do']}: the worker answered with what is no answer")
         return reply
 
     def _fail(self, reason: str) -> WorkerFailed:
@@ -182,24 +201,49 @@ class Session:
         return WorkerFailed(reason)
 
     def _listen(self) -> None:
-        """Move replies from the pipe to the queue; an empty one marks the end of the process."""
+        """Move replies from the pipe to the queue, which holds up a worker that says too much; an empty one ends it."""
         try:
-            for line in _pipe(self._process.stdout):
-                self._replies.put(line.decode())
+            while line := _pipe(self._process.stdout).readline(_LINE_BYTES):
+                self._replies.put(line)
         except (OSError, ValueError):  # closed by the parent while waiting
             pass
-        self._replies.put("")
+        self._replies.put(b"")
 
     def _last_words(self) -> str:
-        code = self._process.wait()
-        errors = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace")
+        code = ended(self._process)
         verb = "was killed by" if code < 0 else "ended with"
-        return f"the worker {verb} {describe_end(code, errors).removeprefix('signal ')}"
+        return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
 
 
-def _temporary(artifact: Artifact, folder: Path) -> dict[str, str]:
-    """Return the variables of a worker that may write in its own folder alone."""
-    return {"TMPDIR": str(folder.resolve()), "PYTHONDONTWRITEBYTECODE": "1"} if artifact.untrusted else {}
+def read_reply(line: bytes, number: int) -> dict[str, Any] | None:
+    """Return the reply to a request by its number; None of what is none.
+
+    Every figure in one is a finite number, none, or a list of them, whatever the worker was made to say.
+
+    >>> read_reply(b'{"ok": true, "number": 1, "load_s": 0.5, "missing": []}', 1)["load_s"]
+    0.5
+    >>> read_reply(b'{"ok": true, "number": 1, "load_s": "soon", "missing": []}', 1) is None
+    True
+    """
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(reply, dict) or reply.get("number") != number or not isinstance(reply.get("ok"), bool):
+        return None
+    if not reply["ok"]:
+        return reply if isinstance(reply.get("error"), str) else None
+    texts = all(isinstance(entry, str) for key in ("missing", "ran_on") for entry in _list(reply.get(key)))
+    figures = all(_is_figure(value) for key, value in reply.items() if key not in ("missing", "ran_on"))
+    return reply if texts and figures else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value is not None else []
+
+
+def _is_figure(value: Any) -> bool:
+    return all(isinstance(entry, int | float) and math.isfinite(entry) for entry in _list(value))
 
 
 class Fleet:

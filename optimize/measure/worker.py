@@ -14,13 +14,15 @@ import json
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optimize.errors import OptimizeError
+from optimize.errors import OptimizeError, Refused
+from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
 from optimize.sandbox.limits import Limits
 from optimize.targets.arrays import fitted, storable
@@ -151,6 +153,24 @@ def read_arrays(path: Path) -> list[np.ndarray]:
         return [archive[f"arr_{index}"] for index in range(len(archive.files))]
 
 
+def read_answer(folder: Path, name: str) -> list[np.ndarray]:
+    """Read the arrays that another process left in its folder, which it may have made something else of.
+
+    Raises:
+        Refused: They are not a regular file of uncompressed arrays.
+    """
+    with left_in(folder, name) as file:
+        try:
+            stored = all(info.compress_type == zipfile.ZIP_STORED for info in zipfile.ZipFile(file).infolist())
+            if not stored:
+                raise ValueError("it is compressed")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return [archive[f"arr_{index}"] for index in range(len(archive.files))]
+        except (ValueError, KeyError, EOFError, OSError, MemoryError, zipfile.BadZipFile) as error:
+            raise Refused(f"The process that ran the file left outputs that cannot be read: {error}.") from error
+
+
 def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
     """Write arrays to an uncompressed ``.npz``, in order; bfloat16 as float32 (see ``fitted``)."""
     with path.open("wb") as file:
@@ -175,7 +195,8 @@ def serve(worker: Worker) -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         for line in sys.stdin:
-            replies.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+            request = json.loads(line)
+            replies.write(json.dumps({**worker.answer(request), "number": request.get("number")}) + "\n")
             replies.flush()
 
 

@@ -20,7 +20,7 @@ from optimize.errors import Refused, UsageError
 from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
-from optimize.measure.worker import read_arrays, write_arrays
+from optimize.measure.worker import read_answer, write_arrays
 from optimize.profile.costs import Costs
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import Limits, measure_limits
@@ -86,7 +86,7 @@ def profile_file(
         try:
             found = TypeAdapter(Profile).validate_python(answer.value["profile"])
             specs = TypeAdapter(tuple[TensorSpec, ...]).validate_python(answer.value["takes"])
-            inputs = read_arrays(sandbox.left_in(folder, _INPUTS))
+            inputs = read_answer(folder, _INPUTS)
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise Refused(f"The process that ran '{path}' gave no profile.") from error
     artifact = _artifact(path, specs, target, untrusted=not trust)
@@ -108,7 +108,7 @@ def profile_here(
     target = RUNTIMES[file.suffix.lower()]
     side = open_side(path, trust=trust) if target == "onnx" else _openvino_side(file)
     inputs = _inputs(side, input_shape, batch)
-    times, costs = (_onnx if target == "onnx" else _openvino)(file, inputs, threads, tell)
+    times, costs = (_onnx if target == "onnx" else _openvino)(file, inputs, threads, tell, folder)
     machine = TypeAdapter(Limits).validate_python(limits)
     found = join(times, costs, {}, machine, target=target, batch=len(inputs[0]))
     write_arrays(folder / _INPUTS, inputs)
@@ -140,17 +140,20 @@ def _inputs(side: Side, input_shape: str | None, batch: int) -> list[np.ndarray]
     return arrays
 
 
-def _onnx(path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> tuple[Times, Costs]:
+def _onnx(
+    path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress, folder: Path
+) -> tuple[Times, Costs]:
     from optimize.profile.names import onnx_names
     from optimize.profile.onnx_costs import onnx_costs
     from optimize.profile.onnx_runtime import OnnxProbe
 
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        probe = OnnxProbe(path, inputs, onnx_names(path), Path(folder), threads=threads)
-        return take_times(probe, progress=progress), onnx_costs(path, inputs)
+    probe = OnnxProbe(path, inputs, onnx_names(path), folder, threads=threads)
+    return take_times(probe, progress=progress), onnx_costs(path, inputs)
 
 
-def _openvino(path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> tuple[Times, Costs]:
+def _openvino(
+    path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress, folder: Path
+) -> tuple[Times, Costs]:
     from optimize.profile.openvino_runtime import OpenVinoProbe
 
     probe = OpenVinoProbe(path, inputs, None, threads=threads)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import queue
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -18,11 +20,13 @@ from typing import IO, Any
 from optimize.errors import OptimizeError, Refused
 from optimize.escaping import plain
 from optimize.sandbox.limits import Limits
-from optimize.sandbox.process import describe_end, end, start
+from optimize.sandbox.process import confined_variables, describe_end, end, start
 
 _CHILD = "optimize.sandbox.child"
-#: What a child may say in one line; an honest answer has some kB, a whole graph some MB.
-_LINE_BYTES = 256 << 20
+#: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.
+_LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 64, 4096
+#: A child that closed its pipe and does not end by itself within this time is ended.
+_ENDING_S = 10.0
 _HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
 
 
@@ -91,7 +95,7 @@ def call(
         "limits": dataclasses.asdict(limits) if confined else None,
     }
     # Its words go to a file outside its folder: a pipe that nobody empties would stop it.
-    variables = _variables(folder) if confined else None
+    variables = confined_variables(folder) if confined else None
     with tempfile.TemporaryFile() as words:
         process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined)
         try:
@@ -100,21 +104,22 @@ def call(
             end(process)
 
 
-def left_in(folder: Path, name: str) -> Path:
-    """Return a file that a child left in its folder, which it may have made something else of.
+def left_in(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[bytes]:
+    """Open a file that a child left in its folder, which it may have made something else of.
 
     Raises:
-        Refused: It is no regular file: reading it might hang, or lead elsewhere.
+        Refused: It is no regular file (reading it might hang, or lead elsewhere), or larger than is read.
     """
-    path = folder / name
-    if path.is_symlink() or not path.is_file():
-        raise Refused("The process that opened the file left no answer.", hint=_HINT)
-    return path
-
-
-def _variables(folder: Path) -> dict[str, str]:
-    """Return the variables of a confined child: it keeps no byte code, and its temporary files in its folder."""
-    return {"PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2", "TMPDIR": str(folder.resolve())}
+    try:
+        handle = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise Refused("The process that opened the file left no answer.", hint=_HINT) from error
+    file = os.fdopen(handle, "rb")
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or (most_bytes is not None and status.st_size > most_bytes):
+        file.close()
+        raise Refused("The process that opened the file left an answer that is not read.", hint=_HINT)
+    return file
 
 
 def _exchange(
@@ -135,9 +140,23 @@ def _exchange(
             raise _error(message, about)
         if progress is not None:
             _tell(progress, _list(message.get("progress")))
-    code = process.wait()
-    words.seek(0)
-    raise _death(code, words.read()[-4000:], about, limits)
+    raise _death(ended(process), read_tail(words), about, limits)
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """Return how a process ended that has said its last word; one that goes on is ended."""
+    try:
+        return process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def read_tail(words: IO[bytes]) -> bytes:
+    """Return the end of what a child wrote to its standard error, however much that is."""
+    length = words.seek(0, os.SEEK_END)
+    words.seek(max(0, length - _WORDS_BYTES))
+    return words.read(_WORDS_BYTES)
 
 
 def _list(value: Any) -> list[Any]:
@@ -164,18 +183,21 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
     Raises:
         Refused: Its time is over, or what it says is no message.
     """
-    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    heard: queue.Queue[bytes] = queue.Queue(_LINES)
     threading.Thread(target=_listen, args=(pipe, heard), daemon=True).start()
     until = None if clock_s is None else time.monotonic() + clock_s
     while True:
+        left_s = None if until is None else until - time.monotonic()
         try:
-            line = heard.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            if left_s is not None and left_s <= 0:  # also of a child that never stops talking
+                raise queue.Empty
+            line = heard.get(timeout=left_s)
         except queue.Empty:
             raise _out_of_time(about, clock_s or 0.0) from None
         if not line:
             return
         try:
-            message = json.loads(line)
+            message = json.loads(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
@@ -183,8 +205,12 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
         yield message
 
 
-def _listen(pipe: IO[bytes], heard: queue.SimpleQueue[bytes]) -> None:
-    """Move lines from the pipe to the queue; an empty one marks the end."""
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _listen(pipe: IO[bytes], heard: queue.Queue[bytes]) -> None:
+    """Move lines from the pipe to the queue, which holds up a child that says too much; an empty one marks the end."""
     try:
         while line := pipe.readline(_LINE_BYTES):
             heard.put(line)

@@ -1,40 +1,28 @@
 """The child's side: a process takes its own rights away, for good.
 
-Three layers, each of the kernel's own: resource limits (hard ones), Landlock (no file is opened for writing, made,
-moved or removed outside one folder), and a seccomp filter (no network, no other process, no change of modes, owners
-or limits). Nothing of it can be undone from inside. Where the kernel or the system lacks a layer, that is returned, and
-the user is told.
+Four layers, each of the kernel's own: capabilities (none but that of reading), Landlock (no file is opened for writing,
+made, moved or removed outside one folder, and there nothing but plain files), a seccomp filter (`system_calls`: no
+network, no other process, no change of modes, owners or limits), and hard resource limits. Nothing of it can be undone
+from inside. Where the kernel or the system lacks a layer, that is returned, and the user is told.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import ctypes
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from optimize.sandbox.limits import Limits
+from optimize.sandbox.system_calls import filter_calls
 
-#: Calls that end with EPERM. What only reads, computes, allocates or starts a thread is left.
-_DENIED = """
-    socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg execve execveat fork vfork ptrace
-    process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kcmp unshare setns
-    chroot pivot_root mount umount2 open_tree move_mount fsopen fsconfig fsmount chmod fchmod fchmodat fchmodat2
-    chown fchown lchown fchownat utime utimes utimensat futimesat setxattr lsetxattr fsetxattr removexattr
-    lremovexattr fremovexattr setxattrat removexattrat setrlimit setpriority sched_setscheduler setuid setgid
-    setreuid setregid setresuid setresgid setgroups setfsuid setfsgid capset sethostname setdomainname
-    settimeofday clock_settime clock_adjtime adjtimex reboot kexec_load kexec_file_load init_module finit_module
-    delete_module swapon swapoff acct quotactl bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
-    io_uring_register keyctl add_key request_key shmget shmat shmctl semget semop semctl msgget msgsnd msgrcv
-    msgctl mq_open mq_unlink fanotify_init inotify_init inotify_init1 name_to_handle_at open_by_handle_at
-    personality ioperm iopl modify_ldt vhangup syslog lookup_dcookie nfsservctl
-"""
-_CLONE_THREAD = 0x00010000
 #: Devices that a runtime opens for writing; none of them keeps anything.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 _GPU_DEVICES = ("nvidia*", "nvidia-caps", "dri", "kfd")
+_PR_CAPBSET_DROP, _CAPABILITY_VERSION, _CAPABILITIES = 24, 0x20080522, 64
+#: CAP_DAC_READ_SEARCH: files that only the superuser may read can be opened as they were.
+_READ_SEARCH = 2
 #: What this system lacked when this process confined itself, in words.
 missing_layers: list[str] = []
 _confined = False
@@ -54,11 +42,12 @@ def is_write_protected() -> bool:
 def confine_files(folder: Path) -> None:
     """Let this process write in one folder and nowhere else; to be called while it has one thread."""
     global _write_protected
+    _drop_capabilities()
     try:
         import landlock
 
         rules = landlock.Ruleset(restrict_rules=_writing(landlock.FSAccess))
-        rules.allow(str(folder))
+        rules.allow(str(folder), rules=_plain_files(landlock.FSAccess))
         devices = [*map(Path, _DEVICES), *(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))]
         on_device = rules.restrict_rules & landlock.FSAccess.all_file()
         for device in devices:
@@ -78,7 +67,7 @@ def confine(limits: Limits) -> list[str]:
         What is missing of this and of `confine_files`, nothing where all of it holds.
     """
     global _confined
-    missing_layers.extend([*_limit(limits), *_filter_calls()])
+    missing_layers.extend([*_limit(limits), *filter_calls()])
     _confined = True
     return list(missing_layers)
 
@@ -89,8 +78,6 @@ def end_with_parent() -> None:
 
     if not sys.platform.startswith("linux"):
         return
-    import ctypes
-
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
@@ -100,6 +87,28 @@ def _writing(access: type) -> int:
     everything = access.all()  # type: ignore[attr-defined]
     reading = access.EXECUTE | access.READ_FILE | access.READ_DIR  # type: ignore[attr-defined]
     return everything & ~reading
+
+
+def _plain_files(access: type) -> int:
+    """Return the rights that writing plain files takes: no folders, links, pipes, sockets or devices are made."""
+    found = access.WRITE_FILE | access.REMOVE_FILE | access.MAKE_REG  # type: ignore[attr-defined]
+    return found | (access.all() & access.TRUNCATE)  # type: ignore[attr-defined]
+
+
+def _drop_capabilities() -> None:
+    """Give up what a superuser may beyond others, but for reading files; nothing to do for anybody else (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in range(_CAPABILITIES):
+        if number != _READ_SEARCH:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    held = (ctypes.c_uint32 * 6)()
+    libc.capget(header, held)
+    keeps = 1 << _READ_SEARCH
+    libc.capset(header, (ctypes.c_uint32 * 6)(held[0] & keeps, held[1] & keeps, 0, 0, 0, 0))
+    ctypes.set_errno(0)  # of capabilities this kernel does not know: landlock takes an error that is left for its own
 
 
 def _limit(limits: Limits) -> list[str]:
@@ -130,43 +139,5 @@ def _address_space_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _filter_calls() -> list[str]:
-    try:
-        import pyseccomp
-
-        rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-        rules.set_attr(pyseccomp.Attr.CTL_TSYNC, 1)
-        denied = pyseccomp.ERRNO(errno.EPERM)
-        for name in _DENIED.split():
-            _deny(rules, denied, name)
-        _deny_with_arguments(pyseccomp, rules, denied)
-        rules.load()
-    except Exception as error:  # no package, no library, no kernel support
-        return [f"no protection against the network and other processes ({_reason(error)})"]
-    return []
-
-
-def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
-    """Deny what is harmless in one form: threads stay, processes go; reading limits stays, raising them goes."""
-    arg, equal, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "EQ", "NE", "MASKED_EQ"))
-    _deny(rules, denied, "clone", arg(0, masked, _CLONE_THREAD, 0))
-    # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
-    _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
-    _deny(rules, denied, "prlimit64", arg(2, unequal, 0))
-    for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-        if name != "tkill":
-            _deny(rules, denied, name, arg(0, unequal, os.getpid()))
-    _deny(rules, denied, "tkill")
-    for request in (0x5412, 0x541C):  # TIOCSTI and TIOCLINUX type into the user's terminal
-        _deny(rules, denied, "ioctl", arg(1, equal, request))
-
-
-def _deny(rules: object, denied: int, name: str, *arguments: object) -> None:
-    """Add one rule; a call that this kind of machine does not have needs none."""
-    with contextlib.suppress(OSError, ValueError):
-        rules.add_rule(denied, name, *arguments)  # type: ignore[attr-defined]
-
-
 def _reason(error: Exception) -> str:
-    line: Sequence[str] = str(error).strip().splitlines() or [type(error).__name__]
-    return line[0][:120]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -43,8 +43,20 @@ def start(
     # -P: a module that lies in the current folder by chance is not found.
     command = [str(interpreter or sys.executable), "-P", *options, "-m", module, *arguments]
     return subprocess.Popen(  # noqa: S603 - our own module, no shell
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=kept | dict(variables or {})
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=kept | dict(variables or {}),
+        start_new_session=alone,  # without the user's terminal, into which it could type
     )
+
+
+def confined_variables(folder: Path) -> dict[str, str]:
+    """Return the variables of a process that may write plain files in one folder, and make no folders in it."""
+    home = str(folder.resolve())
+    caches = dict.fromkeys(("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), home)
+    return {**caches, "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 def module_path() -> list[str]:

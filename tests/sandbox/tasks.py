@@ -1,10 +1,12 @@
 """What a confined child is asked to try: each returns what came of it."""
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -51,6 +53,20 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str
         "raise a limit": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1)),
         "raise a limit of the parent": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)),
         "namespace": lambda: _call(272, 0x10000000),
+        "folder": lambda: (folder / "sub").mkdir(),
+        "symlink": lambda: (folder / "link").symlink_to(there / "kept"),
+        "fifo": lambda: os.mkfifo(folder / "fifo"),
+        "device": lambda: os.mknod(folder / "device", 0o600 | stat.S_IFBLK, os.makedev(7, 0)),
+        "signal by the kernel": lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, victim),
+        "outlive the parent": lambda: _prctl(1, 0),
+        "pin the parent": lambda: os.sched_setaffinity(os.getppid(), {0}),
+        "schedule": lambda: os.sched_setparam(victim, os.sched_param(0)),
+        "acl": lambda: _call(463, -100, 0, 0, 0, 0, 0),
+        "flags": lambda: fcntl.ioctl(os.open(there / "kept", os.O_RDONLY), 0x40086602, b"\0" * 8),
+        "type": lambda: fcntl.ioctl(0, 0x5412, b"Z"),
+        "type in other words": lambda: _call(16, 0, 0x100005412, 0),
+        "hidden memory": lambda: os.memfd_create("m"),
+        "capability": lambda: _held_capabilities(),
         "io_uring": lambda: _call(425, 1, 0),
         "mount": lambda: _call(165, 0, 0, 0, 0, 0),
         "memory": lambda: torch.empty(64 << 30, dtype=torch.uint8).numel(),
@@ -66,6 +82,25 @@ def _call(*arguments: int) -> int:
     return found
 
 
+def _prctl(*arguments: int) -> int:
+    if ctypes.CDLL(None, use_errno=True).prctl(*arguments, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return 0
+
+
+def _held_capabilities() -> str:
+    """Return what is held beyond reading.
+
+    Raises:
+        OSError: Nothing is.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    held = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16) & ~(1 << 2)
+    if not held:
+        raise OSError("none")
+    return hex(held)
+
+
 def _large(path: Path) -> int:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with path.open("wb") as file:
@@ -74,8 +109,7 @@ def _large(path: Path) -> int:
 
 def work(folder: Path, tell: Tell) -> dict[str, Any]:
     """Do what honest work needs: threads, arithmetic, reading, its own folder."""
-    (folder / "own").mkdir()
-    (folder / "own" / "result").write_text("x")
+    (folder / "result").write_text("x")
     found: list[float] = []
     thread = threading.Thread(
         target=lambda: found.append(float(torch.ones(300, 300).matmul(torch.ones(300, 300)).sum()))
