@@ -4,8 +4,8 @@
     python -m benchmarks.open_files [--networks NAME,...] [--kinds pt2,torchscript,state_dict]
 
 Random weights. Each file is opened as every command opens it, and the captured program is compared with the network on
-a batch it was not captured with. Seconds are those of opening alone, in a process that has imported torch. The exit code
-is 1 where a file is refused or answers otherwise. To compare with another version of the package, run the same script
+a batch it was not captured with. Seconds are those of opening alone, in a process that has imported torch. The exit
+code is 1 where a file is refused or answers otherwise. To compare with another version of the package, run the same script
 in its checkout: it uses nothing but ``opening.open_program``.
 """
 

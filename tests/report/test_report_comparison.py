@@ -128,7 +128,7 @@ def test_written_as_json_or_markdown(report: Report, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"kind": "bench"}', "{}"])
 def test_what_is_no_report_is_a_usage_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(UsageError, match="of this version|is not JSON"):
+    with pytest.raises(UsageError, match=r"of this version|is not JSON"):
         shown.read_any(tmp_path / "x.json")
     with pytest.raises(UsageError, match="cannot be read"):
         shown.read_any(tmp_path / "none.json")

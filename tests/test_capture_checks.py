@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
+from optimize.capture_checks import check_sizes
 from optimize.errors import Refused, UsageError
 from optimize.opening import open_program
 from optimize.recipe import parse
-from optimize.capture_checks import check_sizes
 from optimize.workflow import Job
 
 FRESH = """
