@@ -5,8 +5,8 @@
 
 Random weights. Each file is opened as every command opens it, and the captured program is compared with the network on
 a batch it was not captured with. Seconds are those of opening alone, in a process that has imported torch. The exit
-code is 1 where a file is refused or answers otherwise. To compare with another version of the package, run the same script
-in its checkout: it uses nothing but ``opening.open_program``.
+code is 1 where a file is refused or answers otherwise. To compare with another version of the package, run the same
+script in its checkout: it uses nothing but ``opening.open_program``.
 """
 
 from __future__ import annotations
