@@ -120,7 +120,7 @@ def _ended(debug: bool) -> int | str | None:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Interrupted: nothing was written.", err=True)
+        click.echo("Interrupted: what was there before is there still, or the new result, whole.", err=True)
         return INTERRUPTED
     except Exception as error:
         return failures.tell(error, debug=debug)
