@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-#: What a confined process sees of the user's environment: no tokens, no passwords.
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES")
+#: What a confined process sees of the user's environment: what programs and numeric libraries go by, no tokens.
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES")
+_KEPT_PREFIXES = (
+    "LC_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "ORT_", "OV_", "CUDA_", "MALLOC_",
+)  # fmt: skip
 
 
 def start(
@@ -38,7 +41,7 @@ def start(
         interpreter: Another Python; None runs this one.
         alone: Keep the user's environment away from it, but for the few variables that programs need.
     """
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} if alone else dict(os.environ)
+    kept = {name: value for name, value in os.environ.items() if not alone or _is_kept(name)}
     kept["PYTHONPATH"] = os.pathsep.join(module_path() if search is None else search)
     # -P: a module that lies in the current folder by chance is not found.
     command = [str(interpreter or sys.executable), "-P", *options, "-m", module, *arguments]
@@ -50,6 +53,10 @@ def start(
         env=kept | dict(variables or {}),
         start_new_session=alone,  # without the user's terminal, into which it could type
     )
+
+
+def _is_kept(name: str) -> bool:
+    return name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
 
 
 def confined_variables(folder: Path) -> dict[str, str]:
