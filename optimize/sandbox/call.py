@@ -95,7 +95,8 @@ def call(
         "limits": dataclasses.asdict(limits) if confined else None,
     }
     # Its words go to a file outside its folder: a pipe that nobody empties would stop it.
-    variables = confined_variables(folder) if confined else None
+    # Two arenas of memory: each reserves addresses, which the limit counts.
+    variables = {**confined_variables(folder), "MALLOC_ARENA_MAX": "2"} if confined else None
     with tempfile.TemporaryFile() as words:
         process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined)
         try:

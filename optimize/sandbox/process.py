@@ -23,7 +23,6 @@ def start(
     stdin: int | IO[bytes],
     stderr: int | IO[bytes],
     variables: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
     search: Sequence[str] | None = None,
     interpreter: Path | None = None,
     alone: bool = False,
@@ -36,7 +35,6 @@ def start(
         stdin: As for ``subprocess.Popen``.
         stderr: As for ``subprocess.Popen``.
         variables: Set in its environment.
-        options: Of the interpreter.
         search: Where it finds modules; where this process does by default.
         interpreter: Another Python; None runs this one.
         alone: Keep the user's environment away from it, but for the few variables that programs need.
@@ -44,7 +42,7 @@ def start(
     kept = {name: value for name, value in os.environ.items() if not alone or _is_kept(name)}
     kept["PYTHONPATH"] = os.pathsep.join(module_path() if search is None else search)
     # -P: a module that lies in the current folder by chance is not found.
-    command = [str(interpreter or sys.executable), "-P", *options, "-m", module, *arguments]
+    command = [str(interpreter or sys.executable), "-P", "-m", module, *arguments]
     return subprocess.Popen(  # noqa: S603 - our own module, no shell
         command,
         stdin=stdin,
@@ -63,7 +61,7 @@ def confined_variables(folder: Path) -> dict[str, str]:
     """Return the variables of a process that may write plain files in one folder, and make no folders in it."""
     home = str(folder.resolve())
     caches = dict.fromkeys(("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), home)
-    return {**caches, "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "2"}
+    return {**caches, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def module_path() -> list[str]:
