@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import signal
 import traceback
 import warnings
@@ -22,18 +21,14 @@ from tests.fuzzing.rules import Here, Unlisted
 from tests.fuzzing.watch import Watch
 
 JOURNAL = "journal"
+#: The folder of one case, in that of the process; who starts it makes it, for a confined process makes none.
+CASE = "case"
 #: One case in so many is captured and run too.
 DEEP = 40
 
 
 class Late(BaseException):
     """A case that takes too long; no rule catches it."""
-
-
-def import_libraries() -> None:
-    """Import what opening needs, before memory is limited."""
-    import torch._export.converter
-    import torch.export.exported_program  # noqa: F401
 
 
 def run(
@@ -61,9 +56,8 @@ def run(
 
 def _warm_up(kind: Kind, files: list[honest.Files], folder: Path, deep: bool) -> None:
     """Open the honest files: they must open, and what libraries do once is done before anybody looks."""
+    home = folder / CASE
     for number, made in enumerate(files):
-        home = folder / f"honest-{kind.name}-{number}"
-        home.mkdir()
         path = placed(made, home)
         kind.rules(path, Here(home, lambda whose: None, False))
         if deep and not number:
@@ -72,7 +66,9 @@ def _warm_up(kind: Kind, files: list[honest.Files], folder: Path, deep: bool) ->
 
 
 def placed(files: honest.Files, folder: Path) -> Path:
-    """Write files into a folder; return the one that is opened."""
+    """Write files into a folder, in place of what is there; return the one that is opened."""
+    for old in folder.iterdir():
+        old.unlink()
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return folder / next(iter(files))
@@ -87,14 +83,14 @@ class Case:
 
     def __init__(self, kind: Kind, number: int, folder: Path, write: Callable[[bytes], Any], deep: bool) -> None:
         self._kind, self._number, self._write = kind, number, write
-        self._folder = folder / "case"
+        self._folder = folder / CASE
         self._whose = ""
         self._here = Here(self._folder, self._belongs, deep)
 
     def judge(self, files: honest.Files, watch: Watch, patience_s: float) -> None:
         """Open the case and write down what came of it."""
         self._write(f"{self._kind.name} {self._number}\n".encode())
-        path = self._placed(files)
+        path = placed(files, self._folder)
         signal.setitimer(signal.ITIMER_VIRTUAL, patience_s)
         signal.setitimer(signal.ITIMER_PROF, 2 * patience_s)  # deaf native code ends the process
         watch.begin()
@@ -107,11 +103,6 @@ class Case:
         if seen:
             outcome, reason = "marker", "; ".join(seen[:3])
         self._write(json.dumps([self._kind.name, self._number, outcome, self._whose, reason]).encode() + b"\n")
-
-    def _placed(self, files: honest.Files) -> Path:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
-        return placed(files, self._folder)
 
     def _belongs(self, whose: str) -> None:
         self._whose = whose

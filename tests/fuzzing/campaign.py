@@ -15,7 +15,7 @@ from typing import Any
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.sandbox import Died, Limits, OutOfTime
-from tests.fuzzing.batch import DEEP, JOURNAL
+from tests.fuzzing.batch import CASE, DEEP, JOURNAL
 from tests.fuzzing.hostile import MARKER
 
 #: Cases of one process: memory that a library loses does not add up for longer.
@@ -128,6 +128,7 @@ def _batch(plan: list[Span], limits: Limits, wanted: dict[str, Any]) -> list[Fou
     ended: Refused | None = None
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
+        (folder / CASE).mkdir()
         try:
             ask("tests.fuzzing.batch:run", folder, limits, plan=plan, **wanted)
         except Refused as error:
