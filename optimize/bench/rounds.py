@@ -97,9 +97,9 @@ class Track:
         starts: One a restart.
         refusals: Why a scenario could not be run, by scenario.
         ran_on: Providers or devices its runtime says it uses.
-        missing: Protection against an untrusted file that this system lacks, in words.
         failure: Why it stopped; None when it did not.
         outputs: Of one run of its first scenario; None where it could not be run.
+        missing: Protection against an untrusted file that this system lacks, in words.
     """
 
     subject: Subject
@@ -107,9 +107,9 @@ class Track:
     starts: list[Start] = field(default_factory=list)
     refusals: dict[Scenario, str] = field(default_factory=dict)
     ran_on: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     failure: str | None = None
     outputs: list[np.ndarray] | None = None
+    missing: tuple[str, ...] = ()
 
 
 @dataclass

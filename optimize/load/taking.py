@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from optimize import sandbox
@@ -129,7 +130,13 @@ def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) ->
     except UsageError as error:
         return error
     tensors = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(found)}
-    save_file(tensors, folder / _INPUTS)
+    try:
+        save_file(tensors, folder / _INPUTS)
+    except SafetensorError as error:
+        raise Refused(
+            f"The example inputs cannot be written into the temporary folder: {error}.",
+            hint="Free space there, or choose another with TMPDIR.",
+        ) from error
     return None
 
 

@@ -6,9 +6,20 @@ or signal another process, and its memory, time and files are limited. Whatever 
 there; the user's process reads nothing of it but data.
 """
 
-from optimize.sandbox.call import Answer, Died, OutOfTime, call, left_in
+from optimize.sandbox.call import Answer, Died, OutOfTime, Unforeseen, call, left_in
 from optimize.sandbox.confine import is_confined, is_write_protected
 from optimize.sandbox.limits import Limits
 from optimize.sandbox.process import start
 
-__all__ = ["Answer", "Died", "Limits", "OutOfTime", "call", "is_confined", "is_write_protected", "left_in", "start"]
+__all__ = [
+    "Answer",
+    "Died",
+    "Limits",
+    "OutOfTime",
+    "Unforeseen",
+    "call",
+    "is_confined",
+    "is_write_protected",
+    "left_in",
+    "start",
+]

@@ -56,6 +56,18 @@ class Died(Refused):
         super().__init__(f"{about} killed the process that opened it ({self.end}).", hint=_HINT)
 
 
+class Unforeseen(Refused):
+    """A child raised what nobody foresaw.
+
+    Attributes:
+        reason: What it raised, in a line.
+    """
+
+    def __init__(self, about: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{about} cannot be read: {reason}.")
+
+
 class OutOfTime(Refused):
     """A child was not done in its time."""
 
@@ -226,7 +238,7 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     if name == "MemoryError":
         return Refused(f"{about} asks for more memory than it may have here ({what}).", hint=_HINT)
     if name == "Unforeseen":
-        raised: OptimizeError = Refused(f"{about} cannot be read: {what}.")
+        raised = Unforeseen(about, what)
         raised.add_note(str(message.get("trace", "")))
         return raised
     kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.files import whole
-from optimize.sandbox import Died, Limits, OutOfTime
+from optimize.sandbox import Died, Limits, OutOfTime, Unforeseen
 
 if TYPE_CHECKING:
     import torch
@@ -49,5 +49,6 @@ def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:
     except OutOfTime as error:
         raise Refused(f"Inductor was still compiling after {limit_s:.0f} s.", hint="Choose onnx.") from error
     except Refused as error:
-        reason = error.end if isinstance(error, Died) else error.what
+        ends = {Died: "end", Unforeseen: "reason"}
+        reason = getattr(error, ends.get(type(error), "what"))
         raise Refused(f"Inductor cannot compile the program ({reason}).", hint="Choose onnx or torchscript.") from error

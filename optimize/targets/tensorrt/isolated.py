@@ -11,7 +11,7 @@ from typing import Any
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.sandbox import Died, Limits
+from optimize.sandbox import Died, Limits, Unforeseen
 from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt.layers import Layer
 from optimize.targets.tensorrt.order import Built, Order
@@ -41,7 +41,7 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
                 confined=False,
                 progress=lambda phase, share: tell(share),
             )
-        except Died as error:
+        except (Died, Unforeseen) as error:
             raise _crash(order, error) from error
     return _built(answer.value)
 
@@ -59,8 +59,9 @@ def _built(reply: dict[str, Any]) -> Built:
     )
 
 
-def _crash(order: Order, error: Died) -> Refused:
+def _crash(order: Order, error: Died | Unforeseen) -> Refused:
     hint = "Try another version of it, or another target."
-    if error.code == -signal.SIGKILL:
+    how = error.reason if isinstance(error, Unforeseen) else error.end
+    if isinstance(error, Died) and error.code == -signal.SIGKILL:
         hint = "The system ends processes so when it runs out of memory: lower max_batch, or free memory."
-    return Refused(f"{order.title} crashed while building the engine ({error.end}).", hint=hint)
+    return Refused(f"{order.title} crashed while building the engine ({how}).", hint=hint)
