@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from optimize.capture_checks import check_capture, check_sizes, vary_tokens
+from optimize.capture_checks import check_capture
 from optimize.datasets import example_inputs
 from optimize.errors import UsageError
-from optimize.frontend import capture, capture_torchscript
 from optimize.job import Job, Subject
 from optimize.load import Loaded, Source, load_state, load_trusted
-from optimize.load.taking import Capturing, take_over
+from optimize.load.capturing import Capturing, capture_model, capture_module
+from optimize.load.taking import take_over
 from optimize.measure.fleet import Progress, silent
-from optimize.program import Program
 
 
 def open_program(job: Job, progress: Progress | None = None) -> Subject:
@@ -32,7 +31,7 @@ def open_program(job: Job, progress: Progress | None = None) -> Subject:
     if isinstance(job.source, torch.nn.Module):
         if job.inputs is None:
             raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")
-        program = _capture_module(job, job.source, job.inputs)
+        program = capture_module(job.source, job.inputs, _how(job))
         check_capture(program)
         return Subject(program, type(job.source).__name__)
     source = Source.of(job.source, model=job.factory)
@@ -45,8 +44,7 @@ def open_program(job: Job, progress: Progress | None = None) -> Subject:
 def _taken(job: Job, source: Source, tell: Progress) -> Subject:
     """Open an untrusted file in a confined process."""
     assert source.kind is not None and source.path is not None
-    how = Capturing(static_batch=job.static_batch is not None, dynamic_size=job.dynamic_size)
-    taken = take_over(source.path, source.kind, lambda: _inputs(job), how, progress=tell)
+    taken = take_over(source.path, source.kind, lambda: _inputs(job), _how(job), progress=tell)
     if taken.state is not None:
         return _captured(job, load_state(source, taken.state, taken.warnings), tell)
     assert taken.program is not None
@@ -56,33 +54,15 @@ def _taken(job: Job, source: Source, tell: Progress) -> Subject:
 
 def _captured(job: Job, loaded: Loaded, tell: Progress) -> Subject:
     tell("capture", 0.0)
-    program = vary_tokens(_capture_loaded(job, loaded))
-    check_capture(program)
+    held = loaded.module if loaded.exported is None else loaded.exported
+    program = capture_model(held, lambda: _inputs(job), _how(job))
     tell("capture", 1.0)
     return Subject(program, loaded.source, loaded.sha256, loaded.warnings)
 
 
+def _how(job: Job) -> Capturing:
+    return Capturing(static_batch=job.static_batch is not None, dynamic_size=job.dynamic_size)
+
+
 def _inputs(job: Job) -> Sequence[Any]:
     return job.inputs if job.inputs is not None else example_inputs(job.recipe, job.static_batch, job.preprocessing)
-
-
-def _capture_module(job: Job, module: torch.nn.Module, inputs: Sequence[Any]) -> Program:
-    program = capture(module, inputs, dynamic_batch=job.static_batch is None, dynamic_size=job.dynamic_size)
-    if job.dynamic_size:
-        check_sizes(program)
-    return program
-
-
-def _capture_loaded(job: Job, loaded: Loaded) -> Program:
-    dynamic, is_script = job.static_batch is None, isinstance(loaded.module, torch.jit.ScriptModule)
-    if job.dynamic_size and (loaded.exported is not None or is_script):
-        raise UsageError(
-            "Height and width are left free in eager modules only; this file holds a graph.",
-            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
-        )
-    if (program := loaded.captured(dynamic_batch=dynamic)) is not None:
-        return program
-    inputs = _inputs(job)
-    if isinstance(loaded.module, torch.jit.ScriptModule):
-        return capture_torchscript(loaded.module, inputs, dynamic_batch=dynamic)
-    return _capture_module(job, loaded.module, inputs)

@@ -92,22 +92,15 @@ class Loaded:
     sha256: str | None
     warnings: tuple[str, ...] = ()
 
-    def captured(self, *, dynamic_batch: bool = True) -> Program | None:
+    def captured(self) -> Program | None:
         """Return the program of a ``.pt2``, its batch free where its graph allows that; None of anything else.
 
         Raises:
             Refused: It holds no example inputs.
         """
-        from optimize.frontend import capture_exported, capture_graph
+        from optimize.load.capturing import capture_program
 
-        held = self.exported
-        if held is None:
-            return None
-        if isinstance(held, torch.export.ExportedProgram):
-            return capture_exported(held, dynamic_batch=dynamic_batch)
-        return capture_graph(
-            held.module, held.inputs, held.in_spec, held.out_spec, free=held.free, dynamic_batch=dynamic_batch
-        )
+        return None if self.exported is None else capture_program(self.exported)
 
 
 def load_trusted(source: Source) -> Loaded:

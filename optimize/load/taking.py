@@ -17,11 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from optimize import sandbox
-from optimize.capture_checks import check_capture, check_sizes, vary_tokens
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.escaping import plain
-from optimize.frontend import capture, capture_graph, capture_torchscript
-from optimize.load import exported, stored, untrusted, weights
+from optimize.load import stored, untrusted, weights
+from optimize.load.capturing import Capturing, capture_model
 from optimize.load.identify import Kind
 from optimize.program import Program
 from optimize.sandbox import Limits
@@ -48,24 +47,11 @@ class Taken:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Capturing:
-    """How a model is to be captured.
-
-    Attributes:
-        static_batch: Fix the batch to the example's.
-        dynamic_size: Leave height and width of images free.
-    """
-
-    static_batch: bool = False
-    dynamic_size: bool = False
-
-
 def take_over(
     path: Path,
     kind: Kind,
     inputs: Callable[[], Sequence[torch.Tensor]],
-    how: Capturing = Capturing(),
+    how: Capturing,
     *,
     progress: Tell | None = None,
 ) -> Taken:
@@ -177,11 +163,8 @@ def take(
     if not given.exists() and Kind[kind] is not Kind.EXPORTED:
         return {"held": "needs inputs", "noun": noun, "warnings": notes}
     tell("capture", 0.0)
-    inputs = _read_inputs(given) if given.exists() else None
-    program = vary_tokens(_captured(held, inputs, not static_batch, dynamic_size))
+    program = capture_model(held, lambda: _read_inputs(given), Capturing(static_batch, dynamic_size))
     tell("capture", 1.0)
-    with untrusted.readable(Kind[kind], name):
-        check_capture(program)
     stored.store(program, folder)
     return {"held": "model", "noun": noun, "warnings": notes}
 
@@ -189,27 +172,6 @@ def take(
 def _read_inputs(path: Path) -> tuple[torch.Tensor, ...]:
     found = load_file(path)
     return tuple(found[str(place)] for place in range(len(found)))
-
-
-def _captured(held: Any, inputs: tuple[torch.Tensor, ...] | None, dynamic_batch: bool, dynamic_size: bool) -> Program:
-    is_script = isinstance(held, torch.jit.ScriptModule)
-    if dynamic_size and (is_script or isinstance(held, exported.Exported)):
-        raise UsageError(
-            "Height and width are left free in eager modules only; this file holds a graph.",
-            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
-        )
-    if isinstance(held, exported.Exported):
-        given = held.inputs if held.inputs is not None else inputs
-        return capture_graph(
-            held.module, given, held.in_spec, held.out_spec, free=held.free, dynamic_batch=dynamic_batch
-        )
-    assert inputs is not None
-    if is_script:
-        return capture_torchscript(held, inputs, dynamic_batch=dynamic_batch)
-    program = capture(held, inputs, dynamic_batch=dynamic_batch, dynamic_size=dynamic_size)
-    if dynamic_size:
-        check_sizes(program)
-    return program
 
 
 def _write_state(folder: Path, state: weights.StateDict, name: str) -> list[str]:

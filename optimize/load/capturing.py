@@ -1,0 +1,85 @@
+"""From what a file held to a captured program, in whichever process it was opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimize.capture_checks import check_capture, check_sizes, vary_tokens
+from optimize.errors import UsageError
+from optimize.frontend import capture, capture_exported, capture_graph, capture_torchscript
+from optimize.load.exported import Exported
+from optimize.program import Program
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """How a model is to be captured.
+
+    Attributes:
+        static_batch: Fix the batch to the example's.
+        dynamic_size: Leave height and width of images free.
+    """
+
+    static_batch: bool = False
+    dynamic_size: bool = False
+
+
+def capture_model(
+    held: torch.nn.Module | torch.export.ExportedProgram | Exported,
+    inputs: Callable[[], Sequence[Any]],
+    how: Capturing,
+) -> Program:
+    """Capture an eager module, TorchScript or an exported program, and check it against the module it came from.
+
+    Args:
+        held: The model.
+        inputs: Returns example inputs; not asked of an exported program, which has its own.
+        how: How to capture.
+
+    Raises:
+        OptimizeError: It cannot be captured so, or its inputs are not known.
+    """
+    is_eager = isinstance(held, torch.nn.Module) and not isinstance(held, torch.jit.ScriptModule)
+    if how.dynamic_size and not is_eager:
+        raise UsageError(
+            "Height and width are left free in eager modules only; this file holds a graph.",
+            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
+        )
+    if not isinstance(held, torch.nn.Module):
+        program = capture_program(held, dynamic_batch=not how.static_batch)
+    elif isinstance(held, torch.jit.ScriptModule):
+        program = capture_torchscript(held, inputs(), dynamic_batch=not how.static_batch)
+    else:
+        program = capture_module(held, inputs(), how)
+    program = vary_tokens(program)
+    check_capture(program)
+    return program
+
+
+def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:
+    """Capture an eager module, at another height and width too where those are to be free.
+
+    Raises:
+        Refused: It cannot be captured so.
+    """
+    program = capture(module, inputs, dynamic_batch=not how.static_batch, dynamic_size=how.dynamic_size)
+    if how.dynamic_size:
+        check_sizes(program)
+    return program
+
+
+def capture_program(held: torch.export.ExportedProgram | Exported, *, dynamic_batch: bool = True) -> Program:
+    """Capture what a ``.pt2`` held, its batch free where its graph allows that.
+
+    Raises:
+        Refused: It holds no example inputs.
+    """
+    if isinstance(held, torch.export.ExportedProgram):
+        return capture_exported(held, dynamic_batch=dynamic_batch)
+    return capture_graph(
+        held.module, held.inputs, held.in_spec, held.out_spec, free=held.free, dynamic_batch=dynamic_batch
+    )
