@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from optimize.sandbox import Limits
+from optimize.sandbox import ChildLimits
 from tests.fuzzing import campaign, honest
 from tests.fuzzing.kinds import KINDS
 
@@ -47,7 +47,7 @@ def run_kind(kind: str, files: Path, given: argparse.Namespace) -> campaign.Tall
 def through_doors(kind: str, files: Path, seed: int, numbers: Iterable[int]) -> dict[str, Any]:
     """Open cases as a user does, in a process of their own that is not confined."""
     chosen = list(numbers)
-    limits = Limits(None, None, 60.0 + _DOOR_S * len(chosen), 1 << 30)
+    limits = ChildLimits(None, None, 60.0 + _DOOR_S * len(chosen), 1 << 30)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         wanted = {"kind": kind, "seed": seed, "numbers": chosen, "honest_files": str(files)}
         found: dict[str, Any] = campaign.ask(

@@ -19,7 +19,7 @@ _DIGITS = 20
 
 
 @dataclass(frozen=True)
-class Bound:
+class CountRange:
     """The range of one count.
 
     Attributes:
@@ -38,7 +38,7 @@ class Bound:
         Raises:
             ValueError: It is out of range.
 
-        >>> Bound("samples in one run", 1, 4096)(5000)
+        >>> CountRange("samples in one run", 1, 4096)(5000)
         Traceback (most recent call last):
         ValueError: 5000 is out of range: samples in one run may be 1 to 4096
         """
@@ -52,7 +52,7 @@ class Bound:
         Raises:
             ValueError: It is no whole number, or out of range.
 
-        >>> Bound("restarts", 1, 1000).read(" 12 ")
+        >>> CountRange("restarts", 1, 1000).read(" 12 ")
         12
         """
         digits = text.strip()
@@ -68,17 +68,17 @@ class Bound:
 
 #: 4 for each processor, and 64 anywhere: more only wait for each other, and take the machine's process ids.
 _AT_ONCE = max(64, 4 * (os.cpu_count() or 1))
-THREADS = Bound("threads", 1, _AT_ONCE)
-STREAMS = Bound("callers at the same time", 1, _AT_ONCE)
+THREADS = CountRange("threads", 1, _AT_ONCE)
+STREAMS = CountRange("callers at the same time", 1, _AT_ONCE)
 #: The largest is that of a graph with a free batch (``program.MAX_BATCH``).
-BATCH = Bound("samples in one run", 1, 4096)
-RESTARTS = Bound("restarts", 1, 1000)
-RUNS = Bound("timed runs", 1, 1_000_000)
+BATCH = CountRange("samples in one run", 1, 4096)
+RESTARTS = CountRange("restarts", 1, 1000)
+RUNS = CountRange("timed runs", 1, 1_000_000)
 #: What every generator of random numbers takes.
-SEED = Bound("the seed", 0, 2**32 - 1)
-PROCESSOR = Bound("a processor's number", 0, 8191)
+SEED = CountRange("the seed", 0, 2**32 - 1)
+PROCESSOR = CountRange("a processor's number", 0, 8191)
 #: A whole size; the values of all sizes together are bounded too.
-SIZE = Bound("a size", 1, MAX_VALUES)
+SIZE = CountRange("a size", 1, MAX_VALUES)
 
 
 def sizes(shape: Sequence[int]) -> tuple[int, ...]:

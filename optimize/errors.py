@@ -53,6 +53,29 @@ class Defect(OptimizeError):
     exit_code = 70
 
 
+#: How native libraries say that they got no memory.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to allocate",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "bad allocation",
+)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Say whether an error means that there was no memory, in whichever library's words.
+
+    >>> lacks_memory(MemoryError()), lacks_memory(RuntimeError("DefaultCPUAllocator: not enough memory: ..."))
+    (True, True)
+    >>> lacks_memory(RuntimeError("shapes do not fit"))
+    False
+    """
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known name, or all of them.
 

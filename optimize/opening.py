@@ -15,7 +15,7 @@ from optimize.capture_checks import check_capture
 from optimize.datasets import example_inputs
 from optimize.errors import UsageError
 from optimize.job import Job, Subject
-from optimize.load import Loaded, Source, load_state, load_trusted
+from optimize.load import Loaded, ModelSource, load_state, load_trusted
 from optimize.load.capturing import Capturing, capture_model, capture_module
 from optimize.load.taking import take_over
 from optimize.measure.fleet import Progress, silent
@@ -34,14 +34,14 @@ def open_program(job: Job, progress: Progress | None = None) -> Subject:
         program = capture_module(job.source, job.inputs, _how(job))
         check_capture(program)
         return Subject(program, type(job.source).__name__)
-    source = Source.of(job.source, model=job.factory)
+    source = ModelSource.of(job.source, model=job.factory)
     if source.kind is None or job.trust or source.is_plain:
         tell("load", 0.0)
         return _captured(job, load_trusted(source), tell)
     return _taken(job, source, tell)
 
 
-def _taken(job: Job, source: Source, tell: Progress) -> Subject:
+def _taken(job: Job, source: ModelSource, tell: Progress) -> Subject:
     """Open an untrusted file in a confined process."""
     assert source.kind is not None and source.path is not None
     taken = take_over(source.path, source.kind, lambda: _inputs(job), _how(job), progress=tell)

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimize.errors import TargetUnavailable
-from optimize.load import Source, load_confined, load_trusted
+from optimize.load import ModelSource, load_confined, load_trusted
 from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
 
@@ -71,6 +71,6 @@ def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) ->
     if device == "cuda" and not torch.cuda.is_available():
         raise TargetUnavailable("Torch finds no GPU on this machine.", hint="Leave out --device cuda.")
     torch.set_num_threads(threads)
-    source = Source.of(loading["source"], model=loading["factory"])
+    source = ModelSource.of(loading["source"], model=loading["factory"])
     module = (load_confined(source) if artifact.untrusted else load_trusted(source)).module
     return ModuleRunner(artifact, module.eval().to(device), device)

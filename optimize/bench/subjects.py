@@ -13,7 +13,7 @@ from optimize.regular import find, require_file
 from optimize.targets.base import Artifact, TensorSpec, file_digest
 
 if TYPE_CHECKING:
-    from optimize.load import Source
+    from optimize.load import ModelSource
     from optimize.program import Program
 
 #: The target of a subject that is run as the user's own Python module; it belongs to benchmarks alone.
@@ -110,9 +110,9 @@ class Opening:
 
     def _open_torch(self, source: str) -> Subject:
         """Open a torch file or factory once, by the rules of ``optimize.load``, to learn what it is."""
-        from optimize.load import Source, load_trusted
+        from optimize.load import ModelSource, load_trusted
 
-        named = Source.of(source, model=self.factory)
+        named = ModelSource.of(source, model=self.factory)
         if named.kind is not None and not self.trust and not named.is_plain:
             return self._open_untrusted(named)
         loaded, path = load_trusted(named), Path(source)
@@ -127,7 +127,7 @@ class Opening:
         kind = "TorchScript" if loaded.kind == "torchscript" else "eager module"
         return replace(_described(MODULE, path, kind, (), [path]), loading={**loading, "source": str(path.resolve())})
 
-    def _open_untrusted(self, named: Source) -> Subject:
+    def _open_untrusted(self, named: ModelSource) -> Subject:
         """Learn what an untrusted file is in a confined process; a state dict and a graph become data there."""
         from optimize.load import load_state
         from optimize.load.taking import look

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from optimize.errors import Defect, OptimizeError, Refused, UsageError
+from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory
 from optimize.escaping import plain, plain_lines, shortened
 
 DEBUG = "--debug"
@@ -44,7 +44,6 @@ _STEPS = {
     "files": "writing a file",
 }
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
 
 
 def explained(error: BaseException) -> OptimizeError:
@@ -54,7 +53,7 @@ def explained(error: BaseException) -> OptimizeError:
     for kind, explain in _KINDS:
         if isinstance(error, kind):
             return explain(error)
-    if any(text in str(error) for text in _NO_MEMORY):
+    if lacks_memory(error):
         return _memory(error)
     if "can't start new thread" in str(error):
         return _os(OSError(errno.EAGAIN, ""))

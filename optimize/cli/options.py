@@ -23,7 +23,7 @@ class Count(click.ParamType):
 
     name = "N"
 
-    def __init__(self, bound: bounds.Bound) -> None:
+    def __init__(self, bound: bounds.CountRange) -> None:
         self.bound = bound
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

@@ -25,7 +25,7 @@ ModelKind = Literal["module", "state_dict", "exported_program", "torchscript", "
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """What the user named, looked at and not opened.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
     model: str | None
 
     @classmethod
-    def of(cls, source: str | Path, *, model: str | None = None) -> Source:
+    def of(cls, source: str | Path, *, model: str | None = None) -> ModelSource:
         """Look at a file or the name of a factory.
 
         Raises:
@@ -103,7 +103,7 @@ class Loaded:
         return None if self.exported is None else capture_program(self.exported)
 
 
-def load_trusted(source: Source) -> Loaded:
+def load_trusted(source: ModelSource) -> Loaded:
     """Load what the user vouches for in this process: a factory, safetensors, or a file whose code may run.
 
     Raises:
@@ -114,7 +114,7 @@ def load_trusted(source: Source) -> Loaded:
     return _loaded(_open_trusted(source.path, source.kind), source)
 
 
-def load_state(source: Source, state: weights.StateDict, notes: tuple[str, ...] = ()) -> Loaded:
+def load_state(source: ModelSource, state: weights.StateDict, notes: tuple[str, ...] = ()) -> Loaded:
     """Return the module of the user's factory with the tensors of a state dict.
 
     Raises:
@@ -130,7 +130,7 @@ def load_state(source: Source, state: weights.StateDict, notes: tuple[str, ...] 
     )
 
 
-def load_confined(source: Source) -> Loaded:
+def load_confined(source: ModelSource) -> Loaded:
     """Load an untrusted file as a module in this process, which has confined itself.
 
     Raises:
@@ -183,7 +183,7 @@ def _read_safetensors(path: Path) -> weights.StateDict:
         raise Refused(f"'{path}' is a damaged safetensors file: {error}.", hint="Download the file again.") from error
 
 
-def _loaded(held: Any, source: Source) -> Loaded:
+def _loaded(held: Any, source: ModelSource) -> Loaded:
     """Return the module in what a file held."""
     path, digest, unused = source.path, source.sha256, source.unused_model
     if isinstance(held, torch.export.ExportedProgram):

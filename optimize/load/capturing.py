@@ -28,6 +28,10 @@ class Capturing:
     dynamic_size: bool = False
 
 
+#: With a free batch and the example's size.
+AS_USUAL = Capturing()
+
+
 def capture_model(
     held: torch.nn.Module | torch.export.ExportedProgram | Exported,
     inputs: Callable[[], Sequence[Any]],

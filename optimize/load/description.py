@@ -36,7 +36,7 @@ _ENUMERATIONS = {
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call: the value it makes, the operator by name, its arguments in the form of `write_argument`."""
 
     name: str
@@ -60,7 +60,7 @@ class Description:
 
     inputs: list[str]
     weights: dict[str, str]
-    calls: list[Call]
+    calls: list[OperatorCall]
     outputs: list[str]
 
 
@@ -103,7 +103,7 @@ def _add(values: dict[str, fx.Node], name: str, node: fx.Node) -> None:
     values[name] = node
 
 
-def _build_call(built: fx.Graph, call: Call, values: Mapping[str, fx.Node], functional: bool) -> fx.Node:
+def _build_call(built: fx.Graph, call: OperatorCall, values: Mapping[str, fx.Node], functional: bool) -> fx.Node:
     target = operators.find(call.operator)
     arguments = [read_argument(entry, values) for entry in call.arguments]
     keywords = {checked(NAME, key): read_argument(entry, values) for key, entry in call.keywords.items()}
@@ -250,7 +250,7 @@ def describe(module: fx.GraphModule) -> Description:
     """
     inputs: list[str] = []
     weights: dict[str, str] = {}
-    calls: list[Call] = []
+    calls: list[OperatorCall] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             inputs.append(node.name)
@@ -259,7 +259,7 @@ def describe(module: fx.GraphModule) -> Description:
         elif node.op == "call_function":
             arguments = [write_argument(value) for value in node.args]
             keywords = {key: write_argument(value) for key, value in node.kwargs.items()}
-            calls.append(Call(node.name, operators.name_of(node.target), arguments, keywords, _modules(node)))
+            calls.append(OperatorCall(node.name, operators.name_of(node.target), arguments, keywords, _modules(node)))
         elif node.op != "output":
             raise Malformed(f"'{node.name}' is a {node.op}")
     outputs: Any = module.graph.output_node().args[0]

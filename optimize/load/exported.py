@@ -16,7 +16,6 @@ import logging
 import pickle
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -32,9 +31,17 @@ from optimize.load.description import Malformed, build
 from optimize.load.graph_json import GraphReading
 from optimize.load.pickles import wanted_globals
 from optimize.load.raw_tensors import read_tensors
+from optimize.load.trees import read_tree
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
 _SCHEMA = 8
+#: Torch's names of what arranges values, and ours.
+_TREES = {
+    "builtins.tuple": "tuple",
+    "builtins.list": "list",
+    "builtins.dict": "dict",
+    "collections.OrderedDict": "ordered",
+}
 
 
 @dataclass(frozen=True)
@@ -152,22 +159,16 @@ def _spec(text: str) -> pytree.TreeSpec:
     if not text:
         raise Malformed("nothing says how inputs and outputs are arranged")
     _, tree = json.loads(text)
-    return pytree.tree_structure(_arranged(tree))
+    return read_tree(_plain_tree(tree))
 
 
-def _arranged(node: Mapping[str, Any]) -> Any:
-    kind, children = node["type"], [_arranged(child) for child in node["children_spec"]]
+def _plain_tree(node: Mapping[str, Any]) -> Any:
+    """Return torch's form of an arrangement in ours."""
+    kind, children = node["type"], [_plain_tree(child) for child in node["children_spec"]]
     if kind is None:
-        return 0
-    if kind in ("builtins.tuple", "builtins.list"):
-        return tuple(children) if kind == "builtins.tuple" else children
-    if kind in ("builtins.dict", "collections.OrderedDict"):
-        keys = json.loads(node["context"])
-        if not all(isinstance(key, str | int) for key in keys):
-            raise Malformed("a key is neither a text nor a number")
-        pairs = zip(keys, children, strict=True)
-        return dict(pairs) if kind == "builtins.dict" else OrderedDict(pairs)
-    raise Malformed(f"a {str(kind)[:80]} arranges inputs or outputs")
+        return "*"
+    name = _TREES.get(kind, kind)
+    return [name, json.loads(node["context"]), *children] if name in ("dict", "ordered") else [name, *children]
 
 
 def read_trusted(file: IO[bytes]) -> torch.export.ExportedProgram:

@@ -11,7 +11,7 @@ import torch
 
 from optimize.errors import Refused
 from optimize.load import operators
-from optimize.load.description import NAME, Call, Description, Malformed
+from optimize.load.description import NAME, Description, Malformed, OperatorCall
 from optimize.load.raw_tensors import DTYPES, LAYOUTS
 
 _GROUPS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
@@ -25,7 +25,7 @@ class GraphReading:
     """Translates one graph; weights by the identifier paths they get."""
 
     paths: Mapping[str, str]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
     #: What a value is called in the description, where an inlined graph calls it otherwise.
     known: dict[str, Any] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ class GraphReading:
                 outputs.append(self._value(spec["arg"]["as_tensor"]["name"]))
             elif kind == "buffer_mutation":
                 arguments = [{"value": buffers[spec["buffer_name"]]}, {"value": self._value(spec["arg"]["name"])}]
-                self.calls.append(Call(self._declare(f"mutation_{place}"), "aten.copy_.default", arguments))
+                self.calls.append(OperatorCall(self._declare(f"mutation_{place}"), "aten.copy_.default", arguments))
             else:
                 held = next(iter(spec["arg"])) if kind == "user_output" else kind
                 raise Refused(
@@ -97,16 +97,18 @@ class GraphReading:
         if parts is None and not several:
             if outputs:
                 self.calls.append(
-                    Call(self._declare(_output_name(outputs[0])), operator, positional, keywords, modules)
+                    OperatorCall(self._declare(_output_name(outputs[0])), operator, positional, keywords, modules)
                 )
             return
         whole = self._declare(self._free_name(node.get("name") or "result"))
-        self.calls.append(Call(whole, operator, positional, keywords, modules))
+        self.calls.append(OperatorCall(whole, operator, positional, keywords, modules))
         for place, part in enumerate(outputs if parts is None else [{"as_tensor": entry} for entry in parts]):
             if "as_none" in part:
                 continue
             self.calls.append(
-                Call(self._declare(_output_name(part)), "_operator.getitem", [{"value": whole}, place], {}, modules)
+                OperatorCall(
+                    self._declare(_output_name(part)), "_operator.getitem", [{"value": whole}, place], {}, modules
+                )
             )
 
     def _inline(self, node: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +16,12 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils import _pytree as pytree
 
 from optimize import graph
 from optimize.errors import OptimizeError, Refused
 from optimize.load import operators
-from optimize.load.description import NAME, Call, Description, Malformed, build, checked, describe
+from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
+from optimize.load.trees import read_tree, write_tree
 from optimize.program import Program
 from optimize.sandbox import left_in
 
@@ -50,7 +49,7 @@ def store(program: Program, folder: Path) -> None:
     kept = {id(tensor): path for path, tensor in reversed(paths.items())}
     tensors = {path: tensor.detach().contiguous() for path, tensor in paths.items() if kept[id(tensor)] == path}
     examples = {f"input:{place}": tensor.contiguous().clone() for place, tensor in enumerate(program.inputs)}
-    in_tree, out_tree = _tree(program.in_spec), _tree(program.out_spec)
+    in_tree, out_tree = write_tree(program.in_spec), write_tree(program.out_spec)
     content = {
         **asdict(found),
         "tied": {path: kept[id(tensor)] for path, tensor in paths.items()},
@@ -109,7 +108,7 @@ def _refuse_large(program: Program) -> None:
 
 
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
-    calls = [Call(**entry) for entry in content["calls"]]
+    calls = [OperatorCall(**entry) for entry in content["calls"]]
     found = Description(content["inputs"], content["weights"], calls, content["outputs"])
     owned = {
         path: torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
@@ -121,7 +120,7 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     dynamic = tuple({int(dim): checked(NAME, name) for dim, name in dims.items()} for dims in content["dynamic"])
     module = build(found, tensors, functional=True)
     _give_shapes(module, inputs, dynamic)
-    in_spec, out_spec = (pytree.tree_structure(_of_tree(content[key])) for key in ("in_tree", "out_tree"))
+    in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
     program.refresh()
     _refuse_large(program)
@@ -143,49 +142,6 @@ def _give_shapes(module: fx.GraphModule, inputs: Sequence[torch.Tensor], dynamic
         sizes = [symbols[dims[dim]] if dim in dims else size for dim, size in enumerate(tensor.shape)]
         with mode:
             node.meta["val"] = torch.empty(sizes, dtype=tensor.dtype)
-
-
-def _tree(spec: pytree.TreeSpec) -> Any:
-    """Return how values are arranged as nested lists: ``["tuple", ...]``, ``["dict", [key, ...], ...]``, ``"*"``.
-
-    What has no plain form (a class of the model's own) becomes a flat tuple of its values.
-    """
-    arranged = pytree.tree_unflatten([0] * spec.num_leaves, spec)
-    try:
-        return _write_tree(arranged)
-    except Malformed:
-        return ["tuple", *["*"] * spec.num_leaves]
-
-
-def _write_tree(value: Any) -> Any:
-    kinds: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict", OrderedDict: "ordered"}
-    if type(value) in (tuple, list):
-        return [kinds[type(value)], *map(_write_tree, value)]
-    if type(value) in (dict, OrderedDict):
-        if not all(isinstance(key, str | int) for key in value):
-            raise Malformed("a key is neither a text nor a number")
-        return [kinds[type(value)], list(value), *map(_write_tree, value.values())]
-    if value is None:
-        return None
-    if type(value) is int:
-        return "*"
-    raise Malformed(f"a {type(value).__name__} arranges the values")
-
-
-def _of_tree(entry: Any) -> Any:
-    if entry is None:
-        return None
-    if entry == "*":
-        return 0
-    kind, *parts = entry
-    if kind in ("dict", "ordered"):
-        keys, *values = parts
-        pairs = zip(keys, map(_of_tree, values), strict=True)
-        return dict(pairs) if kind == "dict" else OrderedDict(pairs)
-    if kind not in ("tuple", "list"):
-        raise Malformed(f"'{str(kind)[:80]}' arranges no values")
-    arranged = [_of_tree(part) for part in parts]
-    return tuple(arranged) if kind == "tuple" else arranged
 
 
 def _reason(error: Exception) -> str:

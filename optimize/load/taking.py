@@ -20,10 +20,10 @@ from optimize import sandbox
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.escaping import plain
 from optimize.load import stored, untrusted, weights
-from optimize.load.capturing import Capturing, capture_model
+from optimize.load.capturing import AS_USUAL, Capturing, capture_model
 from optimize.load.identify import Kind
 from optimize.program import Program
-from optimize.sandbox import Limits
+from optimize.sandbox import ChildLimits
 
 _INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
 _NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
@@ -51,7 +51,7 @@ def take_over(
     path: Path,
     kind: Kind,
     inputs: Callable[[], Sequence[torch.Tensor]],
-    how: Capturing,
+    how: Capturing = AS_USUAL,
     *,
     progress: Tell | None = None,
 ) -> Taken:
@@ -87,7 +87,7 @@ def look(path: Path, kind: Kind) -> Taken:
         OptimizeError: The file is refused.
     """
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
-        return _ask(path, kind, Capturing(), Path(name), None)
+        return _ask(path, kind, AS_USUAL, Path(name), None)
 
 
 def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Tell | None) -> Taken:
@@ -103,7 +103,7 @@ def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Tell | 
         arguments,
         folder,
         about=f"'{path}'",
-        limits=Limits.of([path]),
+        limits=ChildLimits.of([path]),
         progress=progress,
     )
     return _taken(folder, answer)

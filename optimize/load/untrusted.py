@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, lacks_memory
 from optimize.load import exported, names, pickles, script
 from optimize.load.archive import Archive
 from optimize.load.identify import Kind
@@ -19,7 +19,6 @@ _VIEW_SLACK_BYTES = 64 * 2**20
 #: Modules in modules, deeper than any network, so that no walk through them overflows.
 _MOST_DEPTH = 60
 _MOST_MODULES = 100_000
-NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
 
 
 def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
@@ -109,7 +108,7 @@ def readable(kind: Kind, name: str) -> Iterator[None]:
     except (OptimizeError, MemoryError):
         raise
     except Exception as error:
-        if any(text in str(error).lower() for text in NO_MEMORY):
+        if lacks_memory(error):
             raise MemoryError(str(error)) from error
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise Refused(

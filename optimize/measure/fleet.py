@@ -6,10 +6,8 @@ import dataclasses
 import importlib.util
 import json
 import math
-import queue
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +19,9 @@ from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.measure.worker import read_answer, write_arrays
 from optimize.registry import find_target
-from optimize.sandbox import Limits, start
+from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
+from optimize.sandbox.lines import Lines, read_object
 from optimize.sandbox.process import confined_variables, describe_end, end
 from optimize.targets.base import Artifact
 
@@ -35,8 +34,6 @@ def silent(phase: str, share: float) -> None:
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples.
 _LINE_BYTES, _LINES = 64 << 20, 16
 #: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
@@ -88,7 +85,6 @@ class Session:
         self._folder = folder
         self._patience_s = patience_s
         self._asked = 0
-        self._replies: queue.Queue[bytes] = queue.Queue(_LINES)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         # What this process writes lies outside the folder of the worker, which could make something else of it.
         self._own = folder / "own"
@@ -106,7 +102,7 @@ class Session:
             interpreter=interpreter,
             alone=artifact.untrusted,
         )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._replies = Lines(_pipe(self._process.stdout), most_bytes=_LINE_BYTES, most_waiting=_LINES)
 
     def load(self) -> None:
         """Load the artifact in the worker; a failure is recorded, not raised."""
@@ -129,7 +125,7 @@ class Session:
         """What the worker may use, where its file is untrusted: memory, and as much time as the caller has."""
         if not self.artifact.untrusted:
             return None
-        found = Limits.of([self.artifact.path], seconds=None)
+        found = ChildLimits.of([self.artifact.path], seconds=None)
         return dataclasses.asdict(dataclasses.replace(found, memory_bytes=None) if self.on_gpu else found)
 
     def _loaded(self, reply: Mapping[str, Any]) -> None:
@@ -183,8 +179,8 @@ class Session:
         try:
             _pipe(self._process.stdin).write((json.dumps({**request, "number": self._asked}) + "\n").encode())
             _pipe(self._process.stdin).flush()
-            line = self._replies.get(timeout=self._patience_s)
-        except queue.Empty:
+            line = self._replies.read(self._patience_s)
+        except TimeoutError:
             raise self._fail(f"{request['do']}: no answer within {self._patience_s:g} s") from None
         except OSError:
             line = b""
@@ -199,15 +195,6 @@ class Session:
         self.failure = reason
         self.close()
         return WorkerFailed(reason)
-
-    def _listen(self) -> None:
-        """Move replies from the pipe to the queue, which holds up a worker that says too much; an empty one ends it."""
-        try:
-            while line := _pipe(self._process.stdout).readline(_LINE_BYTES):
-                self._replies.put(line)
-        except (OSError, ValueError):  # closed by the parent while waiting
-            pass
-        self._replies.put(b"")
 
     def _last_words(self) -> str:
         code = ended(self._process)
@@ -225,11 +212,8 @@ def read_reply(line: bytes, number: int) -> dict[str, Any] | None:
     >>> read_reply(b'{"ok": true, "number": 1, "load_s": "soon", "missing": []}', 1) is None
     True
     """
-    try:
-        reply = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(reply, dict) or reply.get("number") != number or not isinstance(reply.get("ok"), bool):
+    reply = read_object(line)
+    if reply is None or reply.get("number") != number or not isinstance(reply.get("ok"), bool):
         return None
     if not reply["ok"]:
         return reply if isinstance(reply.get("error"), str) else None

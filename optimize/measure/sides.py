@@ -210,10 +210,10 @@ def _spec(entry: Any, path: Path) -> TensorSpec:
 def _open_torch(path: Path, trust: bool) -> TorchSide:
     from torch.utils import _pytree as pytree
 
-    from optimize.load import Source, load_confined, load_trusted
+    from optimize.load import ModelSource, load_confined, load_trusted
     from optimize.targets.packaging import input_specs
 
-    source = Source.of(path)
+    source = ModelSource.of(path)
     loaded = load_trusted(source) if trust else load_confined(source)
     module, noun = loaded.module, loaded.kind.replace("_", " ").replace("torchscript", "TorchScript")
     if (program := loaded.captured()) is not None:

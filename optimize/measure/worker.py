@@ -24,7 +24,7 @@ import numpy as np
 from optimize.errors import OptimizeError, Refused
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
-from optimize.sandbox.limits import Limits
+from optimize.sandbox.limits import ChildLimits
 from optimize.targets.arrays import fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
@@ -133,7 +133,7 @@ class Worker:
 def confine_for(request: Mapping[str, Any]) -> list[str]:
     """Give up this process's rights before it opens an untrusted file; return what this system lacks for that."""
     limits = request.get("limits")
-    return confine(Limits(**limits)) if limits else []
+    return confine(ChildLimits(**limits)) if limits else []
 
 
 def artifact_from(fields: Mapping[str, Any]) -> Artifact:

@@ -79,7 +79,7 @@ def profile_file(
             {**asked, "limits": asdict(machine)},
             folder,
             about=f"'{path}'",
-            limits=sandbox.Limits.of([path], seconds=_PROFILING_S, on_clock=True),
+            limits=sandbox.ChildLimits.of([path], seconds=_PROFILING_S, on_clock=True),
             confined=not trust,
             progress=progress,
         )

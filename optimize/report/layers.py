@@ -24,7 +24,7 @@ from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.layer_plot import level, plot
 from optimize.report.model import Document, Record, now
-from optimize.sandbox import Limits
+from optimize.sandbox import ChildLimits
 
 #: Processor time for two files and their samples; large networks on real data take minutes.
 _COMPARING_S = 3600.0
@@ -122,7 +122,7 @@ def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
             {"asked": asdict(asked)},
             Path(folder),
             about=f"'{asked.first}' or '{asked.second}'",
-            limits=Limits.of(paths, seconds=_COMPARING_S),
+            limits=ChildLimits.of(paths, seconds=_COMPARING_S),
             confined=not asked.trust,
             progress=progress,
         )

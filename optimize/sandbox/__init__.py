@@ -8,13 +8,13 @@ there; the user's process reads nothing of it but data.
 
 from optimize.sandbox.call import Answer, Died, OutOfTime, Unforeseen, call, left_in
 from optimize.sandbox.confine import is_confined, is_write_protected
-from optimize.sandbox.limits import Limits
+from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.process import start
 
 __all__ = [
     "Answer",
+    "ChildLimits",
     "Died",
-    "Limits",
     "OutOfTime",
     "Unforeseen",
     "call",

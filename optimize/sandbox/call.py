@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import queue
 import signal
 import stat
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from typing import IO, Any
 
 from optimize.errors import OptimizeError, Refused
 from optimize.escaping import plain
-from optimize.sandbox.limits import Limits
+from optimize.sandbox.limits import ChildLimits
+from optimize.sandbox.lines import Lines, read_object
 from optimize.sandbox.process import confined_variables, describe_end, end, start
 
 _CHILD = "optimize.sandbox.child"
@@ -78,7 +77,7 @@ def call(
     folder: Path,
     *,
     about: str,
-    limits: Limits,
+    limits: ChildLimits,
     confined: bool = True,
     progress: Callable[[str, float], None] | None = None,
 ) -> Answer:
@@ -139,7 +138,7 @@ def _exchange(
     process: subprocess.Popen[bytes],
     request: Mapping[str, Any],
     about: str,
-    limits: Limits,
+    limits: ChildLimits,
     progress: Callable[[str, float], None] | None,
     words: IO[bytes],
 ) -> Answer:
@@ -196,40 +195,22 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
     Raises:
         Refused: Its time is over, or what it says is no message.
     """
-    heard: queue.Queue[bytes] = queue.Queue(_LINES)
-    threading.Thread(target=_listen, args=(pipe, heard), daemon=True).start()
+    lines = Lines(pipe, most_bytes=_LINE_BYTES, most_waiting=_LINES)
     until = None if clock_s is None else time.monotonic() + clock_s
     while True:
         left_s = None if until is None else until - time.monotonic()
         try:
             if left_s is not None and left_s <= 0:  # also of a child that never stops talking
-                raise queue.Empty
-            line = heard.get(timeout=left_s)
-        except queue.Empty:
+                raise TimeoutError
+            line = lines.read(left_s)
+        except TimeoutError:
             raise _out_of_time(about, clock_s or 0.0) from None
         if not line:
             return
-        try:
-            message = json.loads(line, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
+        message = read_object(line)
+        if message is None:
             raise Refused(f"{about} made the process that opened it say something that is no answer.", hint=_HINT)
         yield message
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _listen(pipe: IO[bytes], heard: queue.Queue[bytes]) -> None:
-    """Move lines from the pipe to the queue, which holds up a child that says too much; an empty one marks the end."""
-    try:
-        while line := pipe.readline(_LINE_BYTES):
-            heard.put(line)
-    except (OSError, ValueError):  # closed by the parent while waiting
-        pass
-    heard.put(b"")
 
 
 def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
@@ -245,7 +226,7 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     return kinds.get(name, Refused)(what, hint=hint)
 
 
-def _death(code: int, words: bytes, about: str, limits: Limits) -> Refused:
+def _death(code: int, words: bytes, about: str, limits: ChildLimits) -> Refused:
     if code in (-signal.SIGXCPU, -signal.SIGKILL) and limits.cpu_s is not None:
         return _out_of_time(about, limits.cpu_s)
     return Died(about, code, words)

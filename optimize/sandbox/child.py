@@ -14,12 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from optimize.errors import OptimizeError
+from optimize.errors import OptimizeError, lacks_memory
 from optimize.sandbox.confine import confine, confine_files, end_with_parent
-from optimize.sandbox.limits import Limits
-
-#: How native libraries say that they got no memory.
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc", "failed to allocate")
+from optimize.sandbox.limits import ChildLimits
 
 
 def main() -> None:
@@ -33,7 +30,7 @@ def main() -> None:
         if limits:
             confine_files(folder)
         function = _find(request["function"])  # what it imports comes before the limits, so that they measure the work
-        missing = confine(Limits(**limits)) if limits else []
+        missing = confine(ChildLimits(**limits)) if limits else []
         _say(answers, **_answered(function, folder, request["arguments"], missing, answers))
 
 
@@ -53,13 +50,11 @@ def _answered(
         return {"answer": function(folder=folder, tell=tell, **arguments), "missing": missing}
     except OptimizeError as error:
         return {"error": type(error).__name__, "what": error.what, "hint": error.hint}
-    except MemoryError as error:
-        return {"error": "MemoryError", "what": str(error).splitlines()[0][:200] if str(error) else "", "hint": ""}
     except RecursionError:
         return {"error": "Refused", "what": "The file is nested too deeply to be read.", "hint": ""}
     except Exception as error:  # a file that the function did not foresee
         line = (str(error).strip() or "no message").splitlines()[0][:300]
-        if any(text in line.lower() for text in _NO_MEMORY):
+        if lacks_memory(error):
             return {"error": "MemoryError", "what": line, "hint": ""}
         what = f"{type(error).__name__}: {line}"
         return {"error": "Unforeseen", "what": what, "hint": "", "trace": traceback.format_exc()}

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from optimize.sandbox.limits import Limits
+from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.system_calls import filter_calls
 
 #: Devices that a runtime opens for writing; none of them keeps anything.
@@ -60,7 +60,7 @@ def confine_files(folder: Path) -> None:
     _write_protected = True
 
 
-def confine(limits: Limits) -> list[str]:
+def confine(limits: ChildLimits) -> list[str]:
     """Take the rest away: network, other processes, memory, time; to be called when the libraries are imported.
 
     Returns:
@@ -111,7 +111,7 @@ def _drop_capabilities() -> None:
     ctypes.set_errno(0)  # of capabilities this kernel does not know: landlock takes an error that is left for its own
 
 
-def _limit(limits: Limits) -> list[str]:
+def _limit(limits: ChildLimits) -> list[str]:
     """Set hard limits; what the system already limits harder stays."""
     try:
         import resource

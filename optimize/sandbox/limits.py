@@ -15,7 +15,7 @@ _BYTES_PER_S = 20_000_000
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """Bounds of one child process.
 
     Attributes:
@@ -32,12 +32,12 @@ class Limits:
     file_bytes: int
 
     @classmethod
-    def until(cls, seconds: float | None) -> Limits:
+    def until(cls, seconds: float | None) -> ChildLimits:
         """Return bounds of work that the user vouches for: the clock's, where there are any."""
         return cls(None, None, seconds, _ROOM_BYTES)
 
     @classmethod
-    def of(cls, paths: Iterable[Path], *, seconds: float | None = _BASE_S, on_clock: bool = False) -> Limits:
+    def of(cls, paths: Iterable[Path], *, seconds: float | None = _BASE_S, on_clock: bool = False) -> ChildLimits:
         """Return bounds that suit what is opened: they grow with the files.
 
         Args:

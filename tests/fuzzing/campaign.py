@@ -14,7 +14,7 @@ from typing import Any
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.sandbox import Died, Limits, OutOfTime
+from optimize.sandbox import ChildLimits, Died, OutOfTime
 from tests.fuzzing.batch import CASE, DEEP, JOURNAL
 from tests.fuzzing.hostile import MARKER
 
@@ -92,10 +92,10 @@ class Tally:
 
 def prepare(folder: Path, kinds: list[str]) -> None:
     """Write honest files of some kinds, in another process: making them takes memory."""
-    ask("tests.fuzzing.honest:build", folder, Limits(None, None, 600.0, 1 << 30), confined=False, kinds=kinds)
+    ask("tests.fuzzing.honest:build", folder, ChildLimits(None, None, 600.0, 1 << 30), confined=False, kinds=kinds)
 
 
-def ask(function: str, folder: Path, limits: Limits, *, confined: bool = True, **arguments: Any) -> sandbox.Answer:
+def ask(function: str, folder: Path, limits: ChildLimits, *, confined: bool = True, **arguments: Any) -> sandbox.Answer:
     """Call a function of this package in a child."""
     return sandbox.call(function, arguments, folder, about="the file", limits=limits, confined=confined)
 
@@ -105,7 +105,7 @@ def drive(
 ) -> dict[str, Tally]:
     """Open the cases of a plan, as many in one process as it survives; return what came of each kind."""
     tallies = {kind: Tally() for kind, _, _ in plan}
-    limits = Limits(memory_bytes, None, 60.0 + sum(last - first for _, first, last in plan), 1 << 26)
+    limits = ChildLimits(memory_bytes, None, 60.0 + sum(last - first for _, first, last in plan), 1 << 26)
     wanted = {"seed": seed, "honest_files": str(honest), "patience_s": PATIENCE_S, "deep": deep}
     left = list(plan)
     while left:
@@ -123,7 +123,7 @@ def _behind(plan: list[Span], found: Found) -> list[Span]:
     return [(kind, found.number + 1, last), *rest] if found.number + 1 < last else rest
 
 
-def _batch(plan: list[Span], limits: Limits, wanted: dict[str, Any]) -> list[Found]:
+def _batch(plan: list[Span], limits: ChildLimits, wanted: dict[str, Any]) -> list[Found]:
     """Open cases in one process; return those that it came to."""
     ended: Refused | None = None
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import fx, nn
 
 from optimize.errors import OptimizeError
-from optimize.load import Source, exported, load_trusted, operators, stored, taking, untrusted
+from optimize.load import ModelSource, exported, load_trusted, operators, stored, taking, untrusted
 from optimize.load.identify import Kind, identify
 from tests.fuzzing import networks
 from tests.fuzzing.honest import INPUTS
@@ -60,7 +60,7 @@ def open_torch(path: Path, here: Here) -> None:
     here.belongs("user")
     kind = identify(path)
     if kind is Kind.SAFETENSORS:
-        load_trusted(Source.of(path, model=_FACTORY))
+        load_trusted(ModelSource.of(path, model=_FACTORY))
         return
     here.belongs("confined")
     if here.deep or kind in (Kind.CHECKPOINT, Kind.LEGACY):

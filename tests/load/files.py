@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimize.load import Loaded, Source, load_confined, load_trusted
+from optimize.load import Loaded, ModelSource, load_confined, load_trusted
 
 
 class Net(nn.Module):
@@ -90,5 +90,5 @@ def saved(value: Any) -> bytes:
 
 def load(source: str | Path, *, model: str | None = None, trust: bool = False) -> Loaded:
     """Open a source in this process: by the rules of a confined one, or with trust."""
-    named = Source.of(source, model=model)
+    named = ModelSource.of(source, model=model)
     return load_trusted(named) if trust else load_confined(named)

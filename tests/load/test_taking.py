@@ -22,6 +22,7 @@ from optimize.load import operators, stored
 from optimize.load.description import Malformed, read_argument, write_argument
 from optimize.load.identify import Kind
 from optimize.load.taking import Capturing, take_over
+from optimize.load.trees import read_tree, write_tree
 from optimize.opening import open_program
 from optimize.program import Program
 from optimize.recipe import parse
@@ -174,7 +175,7 @@ def test_arguments_come_back_as_they_were(value: object) -> None:
 def test_trees_come_back_as_they_were() -> None:
     for value in ((0, [0, {"a": 0, 3: (0,)}]), OrderedDict(b=0, a=[0, None]), 0):
         spec = pytree.tree_structure(value)
-        assert pytree.tree_structure(stored._of_tree(json.loads(json.dumps(stored._tree(spec))))) == spec
+        assert read_tree(json.loads(json.dumps(write_tree(spec)))) == spec
 
 
 def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:

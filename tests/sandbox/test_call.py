@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from optimize.errors import Refused, UsageError
-from optimize.sandbox import Limits, call
+from optimize.sandbox import ChildLimits, call
 
-LIMITS = Limits(2 << 30, 60.0, 120.0, 1 << 20)
+LIMITS = ChildLimits(2 << 30, 60.0, 120.0, 1 << 20)
 TASKS = "tests.sandbox.tasks"
 
 
-def ask(name: str, folder: Path, limits: Limits = LIMITS, progress: Any = None, **arguments: Any) -> Any:
+def ask(name: str, folder: Path, limits: ChildLimits = LIMITS, progress: Any = None, **arguments: Any) -> Any:
     return call(f"{TASKS}:{name}", arguments, folder, about="'m.pt'", limits=limits, progress=progress)
 
 
@@ -74,10 +74,12 @@ def test_bad_ends_are_refusals(tmp_path: Path, task: str, match: str) -> None:
 def test_time_ends_on_both_clocks(tmp_path: Path) -> None:
     pids: list[int] = []
     with pytest.raises(Refused, match="still not open after 2 s"):
-        ask("spin", tmp_path, Limits(2 << 30, 2.0, 120.0, 1), progress=lambda phase, share: pids.append(int(share)))
+        ask(
+            "spin", tmp_path, ChildLimits(2 << 30, 2.0, 120.0, 1), progress=lambda phase, share: pids.append(int(share))
+        )
     assert not _is_alive(pids[0])
     with pytest.raises(Refused, match="still not open"):
-        ask("sleep", tmp_path, Limits(2 << 30, None, 0.5, 1))
+        ask("sleep", tmp_path, ChildLimits(2 << 30, None, 0.5, 1))
 
 
 def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _HINT = "Write it again with openvino.save_model."
 
 
 @dataclass
-class Layer:
+class IrLayer:
     """One layer.
 
     Attributes:
@@ -47,10 +47,10 @@ class Body:
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
     """
 
-    layers: dict[str, Layer] = field(default_factory=dict)
+    layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def source(self, number: str, place: int) -> Layer | None:
+    def source(self, number: str, place: int) -> IrLayer | None:
         """Return the layer that feeds an input, counted from 0."""
         ports = self.layers[number].ports
         port = ports[place] if place < len(ports) else str(place)
@@ -84,7 +84,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.net, self._path = Body(), path
         self._bodies: list[Body] = []
-        self._layers: list[tuple[str, Layer]] = []
+        self._layers: list[tuple[str, IrLayer]] = []
         self._open: list[str] = []
         self._count = 0
 
@@ -126,7 +126,7 @@ class _Reader:
         self._bodies.append(body)
 
     def _begin_layer(self, attributes: Mapping[str, str]) -> None:
-        number, layer = attributes.get("id", ""), Layer(attributes.get("name", ""), attributes.get("type", ""))
+        number, layer = attributes.get("id", ""), IrLayer(attributes.get("name", ""), attributes.get("type", ""))
         self._count += 1
         if self._count > MOST_LAYERS:
             self._refuse(f"it has more than {MOST_LAYERS} layers")

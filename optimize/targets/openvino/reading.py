@@ -19,7 +19,7 @@ from optimize import sandbox
 from optimize.errors import Refused
 from optimize.regular import find, require_file, shown
 from optimize.targets.base import TensorSpec
-from optimize.targets.openvino.description import Body, Layer, read_description
+from optimize.targets.openvino.description import Body, IrLayer, read_description
 from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
 #: Bits of an element; other types (text, and those packed in their own ways) are checked by OpenVINO alone.
@@ -81,7 +81,7 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
             {"path": str(path.resolve())},
             Path(folder),
             about=f"'{shown(path)}'",
-            limits=sandbox.Limits.of([path, path.with_suffix(".bin")]),
+            limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
             confined=not trust,
         )
     return tuple(TensorSpec(str(name), tuple(shape), str(dtype)) for name, shape, dtype in answer.value)
@@ -132,7 +132,7 @@ class _Check:
         if self._steps > MOST_STEPS and not self._trust:
             raise self._too_much(f"more than {MOST_STEPS} layers are executed, those of loops each time")
 
-    def _check_constant(self, layer: Layer) -> None:
+    def _check_constant(self, layer: IrLayer) -> None:
         offset, size = (self._number(layer, key) for key in ("offset", "size"))
         if offset + size > self._size:
             raise self._refusal(
@@ -142,19 +142,19 @@ class _Check:
         if bits is not None and size != -(-count * bits // 8):
             raise self._refusal(layer, f"{size} bytes are stored, its shape needs {-(-count * bits // 8)}")
 
-    def _number(self, layer: Layer, key: str) -> int:
+    def _number(self, layer: IrLayer, key: str) -> int:
         text = layer.data.get(key, "")
         if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
             raise self._refusal(layer, f"'{shown(text)}' is no {key}")
         return int(text)
 
-    def _shape(self, layer: Layer) -> list[int]:
+    def _shape(self, layer: IrLayer) -> list[int]:
         words = layer.data.get("shape", "").replace(",", " ").split()
         if len(words) > 64 or not all(re.fullmatch(r"[0-9]{1,19}", word, re.ASCII) for word in words):
             raise self._refusal(layer, f"'{shown(layer.data['shape'])}' is no shape")
         return [int(word) for word in words]
 
-    def _trips(self, body: Body, number: str, layer: Layer) -> int:
+    def _trips(self, body: Body, number: str, layer: IrLayer) -> int:
         """Return how often what is inside a layer is executed; once where the data says it."""
         if layer.kind != "Loop" or self._trust:
             return 1
@@ -165,7 +165,7 @@ class _Check:
             raise self._too_much(f"the loop '{shown(layer.name)}' {rounds}")
         return trips
 
-    def _check_growth(self, body: Body, number: str, layer: Layer) -> None:
+    def _check_growth(self, body: Body, number: str, layer: IrLayer) -> None:
         """Refuse a value that is as large as constants say, where they say too much."""
         rule = _GROWING.get(layer.kind)
         numbers = [self._numbers(body, number, place) for place in range(len(layer.ports))] if rule else []
@@ -192,7 +192,7 @@ class _Check:
             return None
         return np.fromfile(self._weights, dtype, count, offset=self._number(source, "offset")).tolist()
 
-    def _refusal(self, layer: Layer, reason: str) -> Refused:
+    def _refusal(self, layer: IrLayer, reason: str) -> Refused:
         return Refused(
             f"'{shown(self._path)}' is refused for its constant '{shown(layer.name)}': {reason}.", hint=_SAVE
         )

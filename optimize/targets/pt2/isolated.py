@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.files import whole
-from optimize.sandbox import Died, Limits, OutOfTime, Unforeseen
+from optimize.sandbox import ChildLimits, Died, OutOfTime, Unforeseen
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,9 @@ def compile_package(exported: torch.export.ExportedProgram, path: Path, *, limit
 
 def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:
     try:
-        sandbox.call(_COMPILE, arguments, folder, about="The program", limits=Limits.until(limit_s), confined=False)
+        sandbox.call(
+            _COMPILE, arguments, folder, about="The program", limits=ChildLimits.until(limit_s), confined=False
+        )
     except OutOfTime as error:
         raise Refused(f"Inductor was still compiling after {limit_s:.0f} s.", hint="Choose onnx.") from error
     except Refused as error:

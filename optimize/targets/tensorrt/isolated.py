@@ -11,7 +11,7 @@ from typing import Any
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.sandbox import Died, Limits, Unforeseen
+from optimize.sandbox import ChildLimits, Died, Unforeseen
 from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt.layers import Layer
 from optimize.targets.tensorrt.order import Built, Order
@@ -37,7 +37,7 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
                 {"order": dataclasses.asdict(order)},
                 Path(folder),
                 about=order.title,
-                limits=Limits.until(None),
+                limits=ChildLimits.until(None),
                 confined=False,
                 progress=lambda phase, share: tell(share),
             )

@@ -13,13 +13,13 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from optimize.targets.onnx.untrusted.sizes import SHAPES, axes, part, slices, together
-from optimize.targets.onnx.untrusted.statics import Call, Shape, Static
+from optimize.targets.onnx.untrusted.statics import NodeView, Shape, Static
 
 #: Elements of values that are computed here.
 SMALL = 4096
 
 
-def inferred(call: Call) -> Static:
+def inferred(call: NodeView) -> Static:
     """Return what is known of the first output of a node."""
     fixed = all(entry is None or entry.fixed for entry in call.inputs)
     shape = attempt(lambda: SHAPES[call.op](call))
@@ -40,7 +40,7 @@ def attempt(rule: Callable[[], Any]) -> Any:
         return None
 
 
-def _evaluated(call: Call, shape: Shape) -> np.ndarray | None:
+def _evaluated(call: NodeView, shape: Shape) -> np.ndarray | None:
     values = [None if entry is None else entry.value for entry in call.inputs]
     if call.op in ("Shape", "Size"):
         return _VALUES[call.op](call, [])
@@ -70,30 +70,30 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _cast(call: Call, values: Sequence[Any]) -> Any:
+def _cast(call: NodeView, values: Sequence[Any]) -> Any:
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(call.attribute("to")))
     return values[0].astype(kind)
 
 
-def _filled(call: Call, values: Sequence[Any]) -> Any:
+def _filled(call: NodeView, values: Sequence[Any]) -> Any:
     found = call.attribute("value")
     return np.full(values[0].ravel().tolist(), 0.0 if found is None else numpy_helper.to_array(found).item())
 
 
-def _cut(call: Call, values: Sequence[Any]) -> Any:
+def _cut(call: NodeView, values: Sequence[Any]) -> Any:
     parts = [slice(None)] * values[0].ndim
     for axis, taken in slices(call, values[0].ndim):
         parts[axis] = taken
     return values[0][tuple(parts)]
 
 
-def _total(call: Call, values: Sequence[Any]) -> Any:
+def _total(call: NodeView, values: Sequence[Any]) -> Any:
     given = len(call.inputs) > 1 or "axes" in call.attributes
     over = tuple(axes(call, values[0].ndim)) if given else None
     return _REDUCTIONS[call.op](values[0], axis=over)
 
 
-_VALUES: dict[str, Callable[[Call, Sequence[Any]], Any]] = {
+_VALUES: dict[str, Callable[[NodeView, Sequence[Any]], Any]] = {
     **dict.fromkeys(_FUNCTIONS, lambda call, values: _FUNCTIONS[call.op](*values)),
     **dict.fromkeys(_REDUCTIONS, _total),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), lambda call, values: values[0]),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from optimize.targets.onnx.untrusted.statics import Call, Shape
+from optimize.targets.onnx.untrusted.statics import NodeView, Shape
 
 
-def _broadcast(call: Call) -> Shape:
+def _broadcast(call: NodeView) -> Shape:
     return together([call.shape(index) for index in range(len(call.inputs))])
 
 
@@ -22,52 +22,52 @@ def together(shapes: Sequence[Shape]) -> Shape:
     return tuple(0 if 0 in column else max(column) for column in columns)
 
 
-def axes(call: Call, rank: int) -> list[int]:
+def axes(call: NodeView, rank: int) -> list[int]:
     """Return the axes that a node names, counted from the front."""
     return [axis % rank for axis in call.numbers(1, "axes")]
 
 
-def _concatenated(call: Call) -> Shape:
+def _concatenated(call: NodeView) -> Shape:
     shapes = [call.shape(index) for index in range(len(call.inputs))]
     axis = call.attribute("axis", 0) % len(shapes[0])
     return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
 
 
-def _reshaped(call: Call) -> Shape:
+def _reshaped(call: NodeView) -> Shape:
     old, wanted = call.shape(0), call.numbers(1, "shape")
     sizes = [old[index] if size == 0 else size for index, size in enumerate(wanted)]
     rest = math.prod(size for size in sizes if size != -1)
     return tuple(math.prod(old) // rest if size == -1 else int(size) for size in sizes)
 
 
-def _unsqueezed(call: Call) -> Shape:
+def _unsqueezed(call: NodeView) -> Shape:
     sizes, new = iter(call.shape(0)), call.numbers(1, "axes")
     rank = len(call.shape(0)) + len(new)
     ones = {axis % rank for axis in new}
     return tuple(1 if axis in ones else next(sizes) for axis in range(rank))
 
 
-def _squeezed(call: Call) -> Shape:
+def _squeezed(call: NodeView) -> Shape:
     shape = call.shape(0)
     given = len(call.inputs) > 1 or "axes" in call.attributes
     gone = axes(call, len(shape)) if given else [axis for axis, size in enumerate(shape) if size == 1]
     return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
 
-def _gathered(call: Call) -> Shape:
+def _gathered(call: NodeView) -> Shape:
     data, axis = call.shape(0), call.attribute("axis", 0)
     axis %= len(data)
     return (*data[:axis], *call.shape(1), *data[axis + 1 :])
 
 
-def _sliced(call: Call) -> Shape:
+def _sliced(call: NodeView) -> Shape:
     sizes = list(call.shape(0))
     for axis, part in slices(call, len(sizes)):
         sizes[axis] = len(range(*part.indices(sizes[axis])))
     return tuple(sizes)
 
 
-def slices(call: Call, rank: int) -> list[tuple[int, slice]]:
+def slices(call: NodeView, rank: int) -> list[tuple[int, slice]]:
     """Return the parts that a Slice takes, each with its axis."""
     starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
     named = call.numbers(3, "axes") if len(call.inputs) > 3 or "axes" in call.attributes else list(range(len(starts)))
@@ -76,22 +76,22 @@ def slices(call: Call, rank: int) -> list[tuple[int, slice]]:
     return [(axis % rank, part) for axis, part in zip(named, parts, strict=True)]
 
 
-def _tiled(call: Call) -> Shape:
+def _tiled(call: NodeView) -> Shape:
     return tuple(size * int(times) for size, times in zip(call.shape(0), call.numbers(1), strict=True))
 
 
-def _ranged(call: Call) -> Shape:
+def _ranged(call: NodeView) -> Shape:
     (start,), (limit,), (delta,) = (call.numbers(index) for index in range(3))
     return (max(0, math.ceil((limit - start) / delta)),)
 
 
-def _one_hot(call: Call) -> Shape:
+def _one_hot(call: NodeView) -> Shape:
     shape, depth = list(call.shape(0)), int(call.numbers(1)[0])
     shape.insert(call.attribute("axis", -1) % (len(shape) + 1), depth)
     return tuple(shape)
 
 
-def _padded(call: Call) -> Shape:
+def _padded(call: NodeView) -> Shape:
     shape, pads = list(call.shape(0)), call.numbers(1, "pads")
     axes = call.numbers(3) if len(call.inputs) > 3 and call.inputs[3] is not None else list(range(len(shape)))
     for place, axis in enumerate(axes):
@@ -99,7 +99,7 @@ def _padded(call: Call) -> Shape:
     return tuple(shape)
 
 
-def _resized(call: Call) -> Shape:
+def _resized(call: NodeView) -> Shape:
     shape = list(call.shape(0))
     scales_at = 1 if call.op == "Upsample" or len(call.inputs) == 2 else 2
     sizes = call.inputs[3] if len(call.inputs) > 3 else None
@@ -113,7 +113,7 @@ def _resized(call: Call) -> Shape:
     return tuple(shape)
 
 
-def _product(call: Call) -> Shape:
+def _product(call: NodeView) -> Shape:
     one, other = call.shape(0), call.shape(1)
     one, other = (1, *one) if len(one) == 1 else one, (*other, 1) if len(other) == 1 else other
     found = (
@@ -123,17 +123,17 @@ def _product(call: Call) -> Shape:
     return tuple(size for size, kept in zip(found, keep, strict=True) if kept)
 
 
-def _gemm(call: Call) -> Shape:
+def _gemm(call: NodeView) -> Shape:
     one, other = call.shape(0), call.shape(1)
     return (one[1 if call.attribute("transA", 0) else 0], other[0 if call.attribute("transB", 0) else 1])
 
 
-def _transposed(call: Call) -> Shape:
+def _transposed(call: NodeView) -> Shape:
     shape = call.shape(0)
     return tuple(shape[axis] for axis in call.attribute("perm", range(len(shape))[::-1]))
 
 
-def _reduced(call: Call) -> Shape:
+def _reduced(call: NodeView) -> Shape:
     shape, kept = call.shape(0), call.attribute("keepdims", 1)
     given = len(call.inputs) > 1 or "axes" in call.attributes
     gone = axes(call, len(shape)) if given else range(len(shape))
@@ -141,15 +141,15 @@ def _reduced(call: Call) -> Shape:
     return tuple(size for axis, size in enumerate(sizes) if kept or axis not in gone)
 
 
-def _same(call: Call) -> Shape:
+def _same(call: NodeView) -> Shape:
     return call.shape(0)
 
 
-def _asked(index: int, name: str = "") -> Callable[[Call], Shape]:
+def _asked(index: int, name: str = "") -> Callable[[NodeView], Shape]:
     return lambda call: tuple(int(size) for size in call.numbers(index, name))
 
 
-def part(call: Call) -> slice:
+def part(call: NodeView) -> slice:
     """Return which sizes a Shape takes."""
     return slice(call.attribute("start", 0), call.attribute("end"))
 
@@ -168,7 +168,7 @@ _KEPT = (
     "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Gelu",
 )  # fmt: skip
 #: Sizes of the first output, by operator; ``KeyError`` where something is unknown.
-SHAPES: dict[str, Callable[[Call], Shape]] = {
+SHAPES: dict[str, Callable[[NodeView], Shape]] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_KEPT, _same),
     **dict.fromkeys(("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin"), _reduced),

@@ -32,7 +32,7 @@ UNKNOWN = Static()
 
 
 @dataclass(frozen=True)
-class Call:
+class NodeView:
     """A node as the rules see it.
 
     Attributes:

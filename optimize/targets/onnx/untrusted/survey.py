@@ -15,7 +15,7 @@ from optimize.errors import Refused
 from optimize.regular import shown
 from optimize.targets.onnx.untrusted.calls import functions_of, key_of
 from optimize.targets.onnx.untrusted.inference import SMALL, attempt, inferred
-from optimize.targets.onnx.untrusted.statics import UNKNOWN, Attributes, Call, Static
+from optimize.targets.onnx.untrusted.statics import UNKNOWN, Attributes, NodeView, Static
 from optimize.targets.onnx.untrusted.tensors import elements_of, stored_tensors
 from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
@@ -96,7 +96,7 @@ class _Survey:
             return []
         if node.op_type in ("Loop", "Scan", "If"):
             return self._control(node, inputs, attributes, scope, times)
-        call = Call(node.op_type, inputs, attributes)
+        call = NodeView(node.op_type, inputs, attributes)
         if node.op_type in _RECURRENT:
             self._count(times * (attempt(lambda: call.shape(0)[call.attribute("layout", 0)]) or 1), node)
         found = self._constant(attributes) if node.op_type == "Constant" else inferred(call)
@@ -117,7 +117,7 @@ class _Survey:
         if node.op_type == "Loop":
             times *= self._trips(node, inputs)
         elif node.op_type == "Scan":
-            times *= attempt(lambda: _scanned(Call("Scan", inputs, attributes))) or 1
+            times *= attempt(lambda: _scanned(NodeView("Scan", inputs, attributes))) or 1
         for entry in attributes.values():
             if entry.HasField("g"):
                 # What goes round in a loop changes: nothing is known of it.
@@ -200,7 +200,7 @@ def _input(entry: Any) -> Static:
     return Static(tuple(sizes)) if kind.HasField("shape") and min(sizes, default=0) >= 0 else UNKNOWN
 
 
-def _scanned(call: Call) -> int:
+def _scanned(call: NodeView) -> int:
     """Return how often a Scan runs: the size of what it goes along."""
     count = call.attribute("num_scan_inputs")
     axis = call.attribute("scan_input_axes", [0])[0]
