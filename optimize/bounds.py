@@ -6,10 +6,12 @@ returns it, or raises ``ValueError`` with the sentence to show, which is how pyd
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from optimize.escaping import shortened
 
@@ -101,3 +103,13 @@ def sizes(shape: Sequence[int]) -> tuple[int, ...]:
 def _shown(number: int) -> str:
     """Return a number in digits, unless there are so many that Python refuses to print them."""
     return str(number) if abs(number) < 10**_DIGITS else f"a number of more than {_DIGITS} digits"
+
+
+def free_bytes() -> int:
+    """Return the bytes of memory that can be had, without a limit where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**63

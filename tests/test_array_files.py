@@ -86,7 +86,7 @@ def test_members_that_are_not_what_the_archive_says(tmp_path: Path, monkeypatch:
     refused(path, "holds two arrays 'x'")
     refused(packed(tmp_path / "c.npz", ("x.npy", b"hello")), "cannot be read")
     refused(packed(tmp_path / "d.npz", ("x.npy", good), method=zipfile.ZIP_LZMA), "does not write")
-    monkeypatch.setattr("optimize.data.array_files._free_bytes", lambda: 10)
+    monkeypatch.setattr("optimize.data.array_files.free_bytes", lambda: 10)
     refused(packed(tmp_path / "e.npz", ("x.npy", good)), "needs .* bytes of memory; 10 are free")
 
 
@@ -97,7 +97,7 @@ def test_an_archive_that_inflates_is_read_only_where_it_is_needed(
         tmp_path / "x.npz", ("x.npy", array_file("(2, 3)")), ("z.npy", array_file("(99999, 3)", body=bytes(1199988)))
     )
     assert path.stat().st_size < 3000
-    monkeypatch.setattr("optimize.data.array_files._free_bytes", lambda: 1000)
+    monkeypatch.setattr("optimize.data.array_files.free_bytes", lambda: 1000)
     assert open_data(path, inputs=ONE).count == 2
     members = Members(path)
     assert "z" in members and list(members) == ["x", "z"] and len(members) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import IO
 
 import numpy as np
 
+from optimize.bounds import free_bytes
 from optimize.errors import OptimizeError, Refused
 from optimize.regular import require_file, shown
 
@@ -139,16 +139,6 @@ def _check_member(entry: zipfile.ZipInfo) -> None:
         raise ValueError(f"'{shown(entry.filename)}' is packed in a way that NumPy does not write")
     if entry.file_size > max(entry.compress_size, 1) * _MOST_INFLATED:
         raise ValueError(f"'{shown(entry.filename)}' claims {entry.file_size} bytes in {entry.compress_size}")
-    free = _free_bytes()
+    free = free_bytes()
     if entry.file_size > free:
         raise ValueError(f"'{shown(entry.filename)}' needs {entry.file_size} bytes of memory; {free} are free")
-
-
-def _free_bytes() -> int:
-    """Return the bytes of memory that can be had, without a limit where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 2**63

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from optimize.bounds import free_bytes
 
 #: What opening a file may take beside a few times its own size: the values of a network, copies while it is captured.
 _ROOM_BYTES = 4 << 30
@@ -48,25 +49,7 @@ class ChildLimits:
                 steps of milliseconds, too coarse for who measures with it.
         """
         size = sum(path.stat().st_size for path in paths if path.is_file())
-        memory = min(_TIMES_FILES * size + _ROOM_BYTES, _free_bytes())
+        memory = min(_TIMES_FILES * size + _ROOM_BYTES, free_bytes())
         cpu_s = None if seconds is None else seconds + size / _BYTES_PER_S
         clock_s = None if cpu_s is None else 2 * cpu_s
         return cls(memory, None if on_clock else cpu_s, clock_s, _TIMES_FILES * size + _ROOM_BYTES)
-
-
-def _free_bytes() -> int:
-    """Return the memory that is free here, so that a child runs out of it before the machine does."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached_bytes()
-    except (ValueError, OSError, AttributeError):  # not a POSIX system
-        return _ROOM_BYTES
-
-
-def _cached_bytes() -> int:
-    """Return what the system holds in caches and would give back."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    return sum(int(found[name].split()[0]) * 1024 for name in ("Cached", "Buffers") if name in found)
