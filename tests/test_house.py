@@ -1,0 +1,287 @@
+"""The house: which room may import which, one name a class, and how large it has become.
+
+Today's exceptions are listed by name. The lists only shrink: an entry that no longer stands for anything fails too.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "optimize"
+
+#: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
+ROOMS = {
+    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry"),
+    "sandbox": ("sandbox",),
+    "transaction": ("transaction",),
+    "graph": (
+        "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "stats",
+    ),
+    "load": ("load",),
+    "data": ("data",),
+    "mathematics": ("algebra", "pruning", "branches", "quantization", "precision"),
+    "passes": ("passes", "pipeline"),
+    "base": ("targets.base", "targets.arrays", "targets.calling", "targets.progress", "targets.work"),
+    "runtimes": ("targets",),
+    "measure": ("measure",),
+    "bench": ("bench",),
+    "gate": ("gate",),
+    "explain": ("profile", "advise", "ranking"),
+    "report": ("report",),
+    "line": ("recipe", "job", "datasets", "opening", "search", "sensitivity", "workflow"),
+    "door": ("cli", "__main__", "__init__"),
+}  # fmt: skip
+
+_SAFE = ("ground", "sandbox")
+_PROGRAM = (*_SAFE, "graph")
+_THEORY = (*_PROGRAM, "mathematics", "base")
+_MEASURED = (*_THEORY, "data", "load", "measure")
+#: The rooms that each may import beside itself: data flows one way. The mathematics know no runtime and no wording,
+#: passes no runtime, runtimes no pass, those who measure no runtime by name, and nothing that decides knows a report.
+ARROWS = {
+    "ground": (),
+    "sandbox": ("ground",),
+    "transaction": ("ground",),
+    "graph": ("ground",),
+    "load": _PROGRAM,
+    "data": ("ground",),
+    "mathematics": ("ground", "graph"),
+    "passes": ("ground", "graph", "mathematics"),
+    "base": ("ground", "graph", "mathematics"),
+    "runtimes": _THEORY,
+    "measure": (*_THEORY, "data", "load"),
+    "bench": _MEASURED,
+    "gate": _MEASURED,
+    "explain": (*_MEASURED, "passes"),
+    "report": (*_MEASURED, "bench", "gate", "explain", "transaction", "passes", "line"),
+    "line": (*_MEASURED, "explain", "report", "transaction", "passes"),
+    "door": tuple(ROOMS),
+}
+
+#: Arrows of today that the table forbids, as ``importing module: imported module``.
+FORBIDDEN_TODAY = frozenset(
+    {
+        "bench.engines: targets.tensorrt.driver",
+        "bench.engines: targets.tensorrt.log",
+        "bench.engines: targets.tensorrt.packages",
+        "bench.subjects: targets.onnx.reading",
+        "bench.subjects: targets.onnx.values",
+        "bench.subjects: targets.openvino.reading",
+        "bench.subjects: targets.tensorrt.packages",
+        "branches.insertion: passes.base",
+        "branches.merging: passes.reparameterize",
+        "capture_checks: pipeline",
+        "data: load.named",
+        "gate.case: bench.subjects",
+        "gate.findings: report.format",
+        "gate.models: bench.subjects",
+        "gate.models: datasets",
+        "gate.models: job",
+        "gate.models: opening",
+        "gate.models: recipe",
+        "gate.self_test: bench.subjects",
+        "gate.suite: bench.subjects",
+        "gate.summary: report.markdown",
+        "gate.wording: report.format",
+        "measure.feed: datasets",
+        "measure.feed: recipe",
+        "measure.feed: targets.onnx.values",
+        "measure.layer_times: targets.onnx.profile",
+        "measure.layers: targets.onnx.values",
+        "measure.sides: targets.onnx.reading",
+        "measure.sides: targets.onnx.runner",
+        "measure.sides: targets.onnx.values",
+        "measure.sides: targets.packaging",
+        "passes.quantize_aware: load.named",
+        "passes.script: targets.torchscript.script",
+        "profile.artifacts: targets.onnx.reading",
+        "profile.artifacts: targets.openvino.reading",
+        "profile.names: targets.onnx.export",
+        "profile.names: targets.onnx.reading",
+        "profile.onnx_costs: targets.onnx.reading",
+        "profile.onnx_runtime: targets.onnx.runner",
+        "profile.openvino_runtime: targets.openvino.coverage",
+        "profile.openvino_runtime: targets.openvino.runner",
+        "profile.pt2_runtime: targets.pt2.coverage",
+        "program: quantization.outlook",
+        "program: quantization.plan",
+        "ranking: report.format",
+        "registry: passes.base",
+        "registry: targets.base",
+        "report.targets: targets.support",
+        "search: targets.onnx.trials",
+        "targets.openvino.attention: targets.onnx.export",
+        "targets.openvino.attention: targets.onnx.nodes",
+        "targets.openvino.attention: targets.onnx.quantize",
+        "targets.openvino.attention: targets.onnx.ranges",
+        "targets.openvino.maxima: targets.onnx.nodes",
+        "targets.openvino.rewrites: targets.onnx.nodes",
+        "targets.openvino.rewrites: targets.onnx.quantize",
+        "targets.openvino: targets.onnx.export",
+        "targets.openvino: targets.onnx.policy",
+        "targets.openvino: targets.onnx.quantize",
+        "targets.tensorrt.conformance: targets.onnx.nodes",
+        "targets.tensorrt.lowering: targets.onnx.export",
+        "targets.tensorrt.lowering: targets.onnx.half",
+        "targets.tensorrt.lowering: targets.onnx.policy",
+        "targets.tensorrt.lowering: targets.onnx.quantize",
+        "targets.tensorrt.scales: targets.onnx.nodes",
+        "targets.tensorrt: targets.onnx.export",
+        "targets.tensorrt: targets.onnx.external",
+        "targets.tensorrt: targets.onnx.policy",
+    }
+)
+#: Names that more than one class has today.
+SHARED_TODAY = frozenset(
+    {
+        "Block",
+        "Blocks",
+        "Calibration",
+        "Case",
+        "Channels",
+        "Decision",
+        "Finding",
+        "Group",
+        "Kernel",
+        "Limits",
+        "Model",
+        "Outcome",
+        "Pad",
+        "Pair",
+        "Part",
+        "Placement",
+        "Quality",
+        "Record",
+        "Rewrite",
+        "Rule",
+        "Skip",
+        "Start",
+        "Stats",
+        "Step",
+        "Subject",
+        "Table",
+        "Trace",
+        "WeightOutlook",
+        "_Lane",
+    }
+)
+#: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
+MOST_LINES, MOST_FILES, MOST_CLASSES = 48_400, 358, 421
+
+
+def _modules() -> dict[str, ast.Module]:
+    """Return every module of the package by its name without ``optimize.``; a package is named like its folder."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+MODULES = _modules()
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules of the package that a module imports, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("optimize."))
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "optimize":
+            inside = node.module.partition(".")[2]
+            names = (f"{inside}.{alias.name}".lstrip(".") for alias in node.names)
+            yield from (name if name in MODULES else inside or "__init__" for name in names)
+
+
+def _room(module: str) -> str:
+    """Return the room of a module: that which names the most of it."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        for room, names in ROOMS.items():
+            if ".".join(parts[:length]) in names:
+                return room
+    raise AssertionError(f"'{module}' belongs to no room: add it to ROOMS")
+
+
+def _forbidden() -> set[str]:
+    found = set()
+    for module, tree in MODULES.items():
+        room = _room(module)
+        for other in set(_imported(tree)):
+            neighbours = _room(other) == room == "runtimes" and _folder(module) != _folder(other)
+            if (_room(other) not in (room, *ARROWS[room])) or (neighbours and not _is_shared(other)):
+                found.add(f"{module}: {other}")
+    return found
+
+
+def _folder(module: str) -> str:
+    """Return the folder of a runtime."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def _is_shared(module: str) -> bool:
+    """Say whether a module of ``targets`` is no runtime's own: it stands beside their folders."""
+    return not (ROOT / "targets" / _folder(module)).is_dir()
+
+
+def test_every_module_has_a_room() -> None:
+    assert {_room(name) for name in MODULES} == set(ROOMS)
+
+
+def test_imports_follow_the_arrows() -> None:
+    new = _forbidden() - FORBIDDEN_TODAY
+    assert not new, "imports against the arrows:\n" + "\n".join(sorted(new))
+
+
+def test_what_was_mended_is_taken_off_the_list() -> None:
+    assert not FORBIDDEN_TODAY - _forbidden(), sorted(FORBIDDEN_TODAY - _forbidden())
+    assert not SHARED_TODAY - _shared().keys(), sorted(SHARED_TODAY - _shared().keys())
+
+
+def _shared() -> dict[str, list[str]]:
+    """Return the names that several classes have, with their modules."""
+    found = defaultdict(list)
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(module)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    new = {name: modules for name, modules in _shared().items() if name not in SHARED_TODAY}
+    assert not new, f"one name, several classes: {new}"
+
+
+def test_the_size_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py"))
+    classes = sum(isinstance(node, ast.ClassDef) for tree in MODULES.values() for node in ast.walk(tree))
+    files, reached = len(MODULES), len(_reached("cli.run", "passes", "targets.onnx"))
+    with capsys.disabled():
+        print(f"\noptimize/: {lines} lines, {files} files, {classes} classes; --to onnx reaches {reached} modules")
+    assert lines <= MOST_LINES and files <= MOST_FILES and classes <= MOST_CLASSES
+
+
+def _reached(*starts: str) -> set[str]:
+    """Return the modules that some can import, through any number of others."""
+    found: set[str] = set()
+    open_ends = list(starts)
+    while open_ends:
+        name = open_ends.pop()
+        if name in MODULES and name not in found:
+            found.add(name)
+            open_ends += [*_imported(MODULES[name]), name.rpartition(".")[0]]
+    return found
+
+
+def forbidden_today() -> None:
+    """Print today's lists, to be pasted here."""
+    print(*sorted(_forbidden()), sep="\n")
+    print(*sorted(_shared()))
+
+
+if __name__ == "__main__":
+    forbidden_today()
