@@ -20,7 +20,7 @@ from tests.fuzzing.hostile import MARKER
 
 #: Cases of one process: memory that a library loses does not add up for longer.
 BATCH = 2000
-#: Of one case, on its processor; the real door gives a minute.
+#: Of one case, on its processor; the real door gives five minutes.
 PATIENCE_S = 10.0
 #: Address space beside the imports; of what the user's process does, this is what it may ask for.
 MEMORY_BYTES = 1 << 30
