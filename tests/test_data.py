@@ -251,6 +251,23 @@ def test_image_is_resized_and_cropped_in_the_centre(tmp_path: Path) -> None:
     assert torch.equal(inputs[0, 0, 0], torch.arange(100, 156, dtype=torch.uint8))
 
 
+def test_an_image_too_narrow_to_be_resized_is_refused_by_name(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "thin.png", (0, 0, 0), size=(30000, 1))
+    with pytest.raises(
+        Refused, match=r"thin.png' is too narrow: An image of 30000 x 1 would become one of 7680000 x 256"
+    ):
+        open_data(tmp_path, inputs=(InputSpec("x", (3, 224, 224)),))
+
+
+def test_a_class_that_leads_to_all_of_the_disk_is_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a" / "0.png", (0, 0, 0))
+    for target in (Path("/"), tmp_path, tmp_path / "images"):
+        (tmp_path / "images" / "b").symlink_to(target)
+        with pytest.raises(Refused, match="is a link to a folder that holds"):
+            open_data(tmp_path / "images", inputs=(InputSpec("x", (3, 8, 8)),))
+        (tmp_path / "images" / "b").unlink()
+
+
 def test_integer_class_names_sort_by_value_and_grey_inputs(tmp_path: Path) -> None:
     for name, grey in (("10", 200), ("2", 100), ("0", 0)):
         picture(tmp_path / name / "a.png", (grey, grey, grey))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,10 @@ class ImageFolder:
     def _pixels(self, file: Path) -> np.ndarray:
         """Return one image as uint8 ``[C, H, W]``."""
         picture = _decoded(file, "L" if self.spec.shape[0] == 1 else "RGB")
-        array = np.asarray(cropped(picture, self.size, self.image.crop))
+        try:
+            array = np.asarray(cropped(picture, self.size, self.image.crop))
+        except Refused as error:
+            raise Refused(f"'{shown(file)}' is too narrow: {error.what}", hint="Leave it out.") from error
         return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -110,13 +114,16 @@ def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.I
         picture: Any size.
         size: Height and width wanted.
         crop: Share kept of the tighter side.
+
+    Raises:
+        Refused: It is so narrow that what is cut from would be too large.
     """
     height, width = size
     scale = max(round(height / crop) / picture.height, round(width / crop) / picture.width)
-    resized = picture.resize(
-        (max(int(picture.width * scale + 1e-6), width), max(int(picture.height * scale + 1e-6), height)),
-        Image.Resampling.BICUBIC,
-    )
+    wanted = max(int(picture.width * scale + 1e-6), width), max(int(picture.height * scale + 1e-6), height)
+    if math.prod(wanted) > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise Refused(f"An image of {picture.width} x {picture.height} would become one of {wanted[0]} x {wanted[1]}.")
+    resized = picture.resize(wanted, Image.Resampling.BICUBIC)
     left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
     return resized.crop((left, top, left + width, top + height))
 
@@ -144,6 +151,10 @@ def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocess
 
 def _classes(folder: Path) -> list[Path]:
     entries = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if ring := next(
+        (entry for entry in entries if entry.resolve() in (folder.resolve(), *folder.resolve().parents)), None
+    ):
+        raise Refused(f"'{shown(ring)}' is a link to a folder that holds '{shown(folder)}' itself.")
     if all(entry.name.isdecimal() for entry in entries):
         return sorted(entries, key=lambda entry: int(entry.name))
     return sorted(entries)

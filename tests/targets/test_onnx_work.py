@@ -168,6 +168,13 @@ def test_constants_that_grow_to_gigabytes(nodes: Any, constants: Any, tmp_path: 
     read_checked(path, trust=True)
 
 
+def test_numbers_as_text_are_not_calculated_with(tmp_path: Path) -> None:
+    text, power = TensorProto.STRING, 10**9  # as Python's own integers it would have 400 MB
+    nodes = [node("Cast", "a", "s", to=text), node("Cast", "n", "t", to=text), node("Pow", "s t", "p")]
+    nodes += [node("Mul", "p p", "q"), helper.make_node("Relu", ["x"], ["y"])]
+    read_checked(saved(tmp_path / "m.onnx", nodes, [constant("a", [10]), constant("n", [power])]))
+
+
 def test_a_sparse_constant_counts_whole(tmp_path: Path) -> None:
     sparse = helper.make_sparse_tensor(constant("v", [1.0], np.float32), constant("i", [0]), [2**40])
     path = saved(tmp_path / "m.onnx", [helper.make_node("Constant", [], ["c"], sparse_value=sparse)])

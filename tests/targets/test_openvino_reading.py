@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from optimize.bench.subjects import Opening
 from optimize.errors import Refused
 from optimize.profile.artifacts import profile_file
+from optimize.targets.openvino.description import Body
 from optimize.targets.openvino.reading import check_ir, read_model
 
 ov = pytest.importorskip("openvino")
@@ -152,3 +153,17 @@ def test_a_description_with_a_letter_changed_is_read_or_refused(
         check_ir(path)
     except Refused:
         return
+
+
+def test_a_long_chain_that_many_layers_read_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 400
+    numbers = range(1, 2 * count + 1)
+    ports = '<input><port id="0"/><port id="1"/></input>'
+    layers = [f'<layer id="{n}" type="{"Reshape" if n <= count else "Tile"}">{ports}</layer>' for n in numbers]
+    edges = [f'<edge from-layer="{min(n - 1, count)}" to-layer="{n}" to-port="{int(n > count)}"/>' for n in numbers]
+    begin = '<net><layers><layer id="0" type="Parameter"/>'
+    (tmp_path / "m.xml").write_text(f"{begin}{''.join(layers)}</layers><edges>{''.join(edges)}</edges></net>")
+    walked, source = [], Body.source
+    monkeypatch.setattr(Body, "source", lambda *place: walked.append(place) or source(*place))
+    check_ir(tmp_path / "m.xml")
+    assert count < len(walked) < 5 * count

@@ -24,6 +24,7 @@ class IrLayer:
     """One layer.
 
     Attributes:
+        number: Its number in its graph.
         name: Its name.
         kind: Its type, such as ``Const``.
         data: The attributes of its ``data`` element.
@@ -31,6 +32,7 @@ class IrLayer:
         bodies: What it executes inside.
     """
 
+    number: str
     name: str
     kind: str
     data: Mapping[str, str] = field(default_factory=dict)
@@ -50,11 +52,10 @@ class Body:
     layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def source(self, number: str, place: int) -> IrLayer | None:
+    def source(self, layer: IrLayer, place: int) -> IrLayer | None:
         """Return the layer that feeds an input, counted from 0."""
-        ports = self.layers[number].ports
-        port = ports[place] if place < len(ports) else str(place)
-        return self.layers.get(self.sources.get((number, port), ""))
+        port = layer.ports[place] if place < len(layer.ports) else str(place)
+        return self.layers.get(self.sources.get((layer.number, port), ""))
 
 
 def read_description(path: Path) -> Body:
@@ -84,7 +85,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.net, self._path = Body(), path
         self._bodies: list[Body] = []
-        self._layers: list[tuple[str, IrLayer]] = []
+        self._layers: list[IrLayer] = []
         self._open: list[str] = []
         self._count = 0
 
@@ -101,9 +102,9 @@ class _Reader:
         elif name == "layer" and parent == "layers":
             self._begin_layer(attributes)
         elif self._layers and parent == "layer" and name == "data":
-            self._layers[-1][1].data = attributes
+            self._layers[-1].data = attributes
         elif self._layers and parent == "input" and name == "port":
-            self._layers[-1][1].ports.append(attributes.get("id", ""))
+            self._layers[-1].ports.append(attributes.get("id", ""))
         elif self._bodies and parent == "edges" and name == "edge":
             self._join(attributes)
 
@@ -122,18 +123,19 @@ class _Reader:
     def _begin_body(self) -> None:
         body = Body() if self._bodies else self.net
         if self._bodies and self._layers:
-            self._layers[-1][1].bodies.append(body)
+            self._layers[-1].bodies.append(body)
         self._bodies.append(body)
 
     def _begin_layer(self, attributes: Mapping[str, str]) -> None:
-        number, layer = attributes.get("id", ""), IrLayer(attributes.get("name", ""), attributes.get("type", ""))
+        number = attributes.get("id", "")
+        layer = IrLayer(number, attributes.get("name", ""), attributes.get("type", ""))
         self._count += 1
         if self._count > MOST_LAYERS:
             self._refuse(f"it has more than {MOST_LAYERS} layers")
         if number in self._bodies[-1].layers:
             self._refuse(f"two layers have the number {shown(number)}")
         self._bodies[-1].layers[number] = layer
-        self._layers.append((number, layer))
+        self._layers.append(layer)
 
     def _join(self, edge: Mapping[str, str]) -> None:
         place = edge.get("to-layer", ""), edge.get("to-port", "")

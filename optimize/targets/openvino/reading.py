@@ -31,7 +31,8 @@ _BITS = {
 _NUMPY = {name: np.dtype(name) for name in ("i8", "u8")} | {
     f"{kind}{bits}": np.dtype(f"<{kind}{bits // 8}") for kind in "iuf" for bits in (16, 32, 64)
 }
-_SMALL = 4096
+#: Numbers that say how large something is: one an axis, at most.
+_MOST_SIZES = 64
 _SAVE = "Write both files again with openvino.save_model."
 #: Layers that keep the numbers of their first input.
 _CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
@@ -117,16 +118,17 @@ class _Check:
     def __init__(self, path: Path, weights: Path, size: int, trust: bool) -> None:
         self._path, self._weights, self._size, self._trust = path, weights, size, trust
         self._steps = 0
+        self._origins: dict[int, IrLayer | None] = {}
 
     def body(self, body: Body, times: int) -> None:
         """Check a graph that is executed so many times."""
-        for number, layer in body.layers.items():
+        for layer in body.layers.values():
             self._steps += times
             if layer.kind == "Const":
                 self._check_constant(layer)
             elif not self._trust:
-                self._check_growth(body, number, layer)
-            inside = times * self._trips(body, number, layer)
+                self._check_growth(body, layer)
+            inside = times * self._trips(body, layer)
             for part in layer.bodies:
                 self.body(part, inside)
         if self._steps > MOST_STEPS and not self._trust:
@@ -154,21 +156,21 @@ class _Check:
             raise self._refusal(layer, f"'{shown(layer.data['shape'])}' is no shape")
         return [int(word) for word in words]
 
-    def _trips(self, body: Body, number: str, layer: IrLayer) -> int:
+    def _trips(self, body: Body, layer: IrLayer) -> int:
         """Return how often what is inside a layer is executed; once where the data says it."""
         if layer.kind != "Loop" or self._trust:
             return 1
-        found = self._numbers(body, number, 0)
+        found = self._numbers(body, layer, 0)
         trips = 1 if found is None or len(found) != 1 else int(found[0])
         if not 0 <= trips <= MOST_STEPS:
             rounds = f"may run {trips} rounds; {MOST_STEPS} are allowed" if trips > 0 else "has no last round"
             raise self._too_much(f"the loop '{shown(layer.name)}' {rounds}")
         return trips
 
-    def _check_growth(self, body: Body, number: str, layer: IrLayer) -> None:
+    def _check_growth(self, body: Body, layer: IrLayer) -> None:
         """Refuse a value that is as large as constants say, where they say too much."""
         rule = _GROWING.get(layer.kind)
-        numbers = [self._numbers(body, number, place) for place in range(len(layer.ports))] if rule else []
+        numbers = [self._numbers(body, layer, place) for place in range(len(layer.ports))] if rule else []
         try:
             elements = rule(numbers) if rule else 0
         except (TypeError, IndexError, ValueError, OverflowError, ZeroDivisionError):
@@ -178,19 +180,29 @@ class _Check:
                 f"the layer '{shown(layer.name)}' makes {elements} elements; {MOST_ELEMENTS} are allowed"
             )
 
-    def _numbers(self, body: Body, number: str, place: int) -> list[Any] | None:
+    def _numbers(self, body: Body, layer: IrLayer, place: int) -> list[Any] | None:
         """Return the few numbers of a constant that feeds an input; None where there is none."""
-        source, left = body.source(number, place), len(body.layers)
-        numbers = {id(layer): key for key, layer in body.layers.items()} if source and source.kind in _CARRYING else {}
-        while source is not None and source.kind in _CARRYING and left:
-            source, left = body.source(numbers[id(source)], 0), left - 1
+        source = self._origin(body, body.source(layer, place))
         if source is None or source.kind != "Const" or source.data.get("element_type") not in _NUMPY:
             return None
         self._check_constant(source)
         dtype, count = _NUMPY[source.data["element_type"]], math.prod(self._shape(source))
-        if count > _SMALL:
+        if count > _MOST_SIZES:
             return None
         return np.fromfile(self._weights, dtype, count, offset=self._number(source, "offset")).tolist()
+
+    def _origin(self, body: Body, layer: IrLayer | None) -> IrLayer | None:
+        """Return the layer that computes the numbers which a layer carries on; a chain of them is walked once."""
+        walked: dict[int, IrLayer] = {}
+        while layer is not None and layer.kind in _CARRYING and id(layer) not in self._origins:
+            if id(layer) in walked:  # a ring
+                layer = None
+                break
+            walked[id(layer)] = layer
+            layer = body.source(layer, 0)
+        found = None if layer is None else self._origins.get(id(layer), layer)
+        self._origins.update(dict.fromkeys(walked, found))
+        return found
 
     def _refusal(self, layer: IrLayer, reason: str) -> Refused:
         return Refused(

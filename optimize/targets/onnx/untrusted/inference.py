@@ -44,10 +44,17 @@ def _evaluated(call: NodeView, shape: Shape) -> np.ndarray | None:
     values = [None if entry is None else entry.value for entry in call.inputs]
     if call.op in ("Shape", "Size"):
         return _VALUES[call.op](call, [])
-    if any(value is None for value in values):
+    if not all(map(_is_numbers, values)):
         return None
     found = np.asarray(_VALUES[call.op](call, values))
+    if not _is_numbers(found):
+        return None
     return found if found.shape == shape else found.reshape(shape)
+
+
+def _is_numbers(value: np.ndarray | None) -> bool:
+    """Say whether a value is known and of numbers: text is Python's objects, whose arithmetic has no end."""
+    return value is not None and value.dtype.kind in "biuf"
 
 
 #: Numbers of broadcast inputs.
