@@ -9,17 +9,16 @@ from typing import Any
 import torch
 
 from optimize import bounds
-from optimize.data import Batch, Data, ImagePreprocessing, InputSpec, open_data
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
+from optimize.errors import OptimizeError, UsageError
 from optimize.escaping import shortened
 from optimize.measure import quality
-from optimize.measure.fleet import Progress
 from optimize.program import Program
+from optimize.progress import Progress
 from optimize.quantization.batches import FlatBatches
 from optimize.recipe import Recipe
 from optimize.targets.arrays import to_array
 
-CALIBRATION_BATCH = 32
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
 
@@ -33,8 +32,8 @@ class Datasets:
         evaluation: Labelled data; None where none was given.
     """
 
-    calibration: Data | None
-    evaluation: Data | None
+    calibration: Samples | None
+    evaluation: Samples | None
 
     @property
     def warnings(self) -> list[str]:
@@ -75,43 +74,6 @@ class Datasets:
                 return
 
 
-@dataclass(frozen=True)
-class CalibrationBatches:
-    """Calibration data as re-iterable batches that tell how far they were read.
-
-    Attributes:
-        data: The data.
-        batch: Samples a batch.
-        fixed: Whether the program takes that batch size only.
-        progress: Told the share read.
-    """
-
-    data: Data
-    batch: int
-    fixed: bool
-    progress: Progress
-
-    @property
-    def name(self) -> str:
-        """What to say in a report."""
-        return self.data.name
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        seen = 0
-        for chunk in self.data.batches(self.batch):
-            if self.fixed and len(chunk) < self.batch:
-                break  # a fixed batch takes whole batches only
-            yield chunk.inputs
-            seen += len(chunk)
-            if self.data.count:
-                self.progress("calibrate", min(1.0, seen / self.data.count))
-        if seen == 0:
-            raise Refused(
-                f"The calibration data '{self.name}' has fewer samples than the fixed batch of {self.batch}.",
-                hint="Give more data, or a smaller --static-batch.",
-            )
-
-
 def open_datasets(
     recipe: Recipe,
     program: Program,
@@ -134,17 +96,11 @@ def open_datasets(
     """
     specs, image = input_specs(program), image_preprocessing(preprocessing or {})
     labelled = evaluate if evaluate is not None else recipe.eval
-    held = None if calibrate is None else _held(program, calibrate)
+    held = None if calibrate is None else FlatBatches(program, calibrate).samples
     return Datasets(
         calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
         evaluation=open_data(labelled, inputs=specs, labelled=True, image=image) if labelled is not None else None,
     )
-
-
-def _held(program: Program, batches: Any) -> Data:
-    """Return batches that a pass holds as data to judge on."""
-    flat = FlatBatches(program, batches)
-    return Data(getattr(batches, "name", type(batches).__name__), False, None, lambda: map(Batch, flat))
 
 
 def input_specs(program: Program) -> list[InputSpec]:
@@ -229,7 +185,7 @@ def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
 
 
-def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Data:
+def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Samples:
     """Open data of one input whose rank is not known yet."""
     refusals: list[OptimizeError] = []
     for rank in (3, 1, 2, 4):

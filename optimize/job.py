@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from optimize.data import Given, Samples
 from optimize.errors import OptimizeError, UsageError
 from optimize.measure.bound import Bound
 from optimize.passes.base import Pass
@@ -68,22 +69,26 @@ class Job:
         found = Bound(self.recipe.max_drop, self.recipe.min_sqnr)
         return found if found.option else None
 
-    def passes(self, calibration: Any) -> list[Pass]:
+    def passes(self, calibration: Samples | None = None) -> list[Pass]:
         """Return the passes, those that take data with the calibration data."""
         if self.given_passes is not None:
             return list(self.given_passes)
         return [entry.build(calibration) for entry in self.recipe.passes]
 
     @property
-    def given_calibration(self) -> Any:
+    def given_calibration(self) -> Given | None:
         """The data that passes of a Python caller are calibrated on; None where they hold none of the user's own."""
-        held = [getattr(entry, "calibration", None) for entry in self.given_passes or ()]
-        return next((data for data in held if data is not None and not getattr(data, "synthetic", False)), None)
+        held = (entry.data for entry in self.given_passes or ())
+        return next((data for data in held if data is not None and not _is_synthetic(data)), None)
 
     @property
     def needs_calibration(self) -> bool:
         """Whether a pass takes calibration data that the run must provide."""
         return self.given_passes is None and any(entry.takes_data for entry in self.recipe.passes)
+
+
+def _is_synthetic(data: Given) -> bool:
+    return isinstance(data, Samples) and data.synthetic
 
 
 @dataclass(frozen=True)

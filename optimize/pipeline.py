@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from optimize.errors import OptimizeError, UsageError, VerificationFailed
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import Program, Stats
+from optimize.progress import tell
 
 #: An exact pass may differ by re-association of float sums: error relative to the largest output.
 EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -78,16 +79,15 @@ class Pipeline:
                     hint=f"Put {second.name} before {first.name}.",
                 )
 
-    def run(self, program: Program, *, on_step: Callable[[Pass], None] | None = None) -> Trace:
-        """Run every pass; ``on_step`` is told before each one.
+    def run(self, program: Program) -> Trace:
+        """Run every pass.
 
         Raises:
             VerificationFailed: A pass broke an invariant or its promise; the message names the pass.
         """
         steps = []
         for entry in self.passes:
-            if on_step:
-                on_step(entry)
+            tell(entry.name, 0.0)
             step, program = _run_pass(entry, program, verify=self.verify)
             steps.append(step)
         return Trace(program, tuple(steps))

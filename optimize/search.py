@@ -221,7 +221,7 @@ def one_sample(program: Program) -> list[np.ndarray]:
 
 def calibration(program: Program) -> Iterable[Sequence[torch.Tensor]]:
     """Return the flat inputs that a program was calibrated on, its example inputs where none are remembered."""
-    sources = [entry.calibration for entry in program.applied if hasattr(entry, "calibration")]
+    sources = [entry.data for entry in program.applied if entry.data is not None]
     return FlatBatches(program, sources[-1]) if sources else [program.inputs]
 
 

@@ -12,24 +12,25 @@ import numpy as np
 import torch
 
 from optimize import registry
-from optimize.datasets import CALIBRATION_BATCH, CalibrationBatches, Datasets, open_datasets
+from optimize.data import Samples
+from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed
 from optimize.job import Export, Job, Variant
 from optimize.measure import environment
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
 from optimize.measure.quality import Quality, judge
 from optimize.opening import open_program
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline
 from optimize.program import Program
+from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
 from optimize.report import FILES, write
 from optimize.report.assemble import assemble
 from optimize.report.model import Report
 from optimize.search import Search
-from optimize.targets import progress
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import check, staging
@@ -161,12 +162,14 @@ def transform(program: Program, passes: Sequence[Pass], progress: Progress | Non
     chains = _chains(passes)
     shared = [entry for entry in passes if entry.stage < Stage.PRECISION]
     script = [entry for entry in passes if entry.stage is Stage.SCRIPT]
-    base = Pipeline(shared).run(program, on_step=lambda entry: tell(entry.name, 0.0))
-    compiled = Pipeline(script).run(base.program, on_step=lambda entry: tell(entry.name, 0.0))
+    with heard_by(tell):
+        base = Pipeline(shared).run(program)
+        compiled = Pipeline(script).run(base.program)
     variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
     for chain in chains:
         start = _integers(variants, chain[0]) if chain[0].continues else base.program
-        trace = Pipeline(chain).run(start, on_step=lambda entry: tell(entry.name, 0.0))
+        with heard_by(tell):
+            trace = Pipeline(chain).run(start)
         if not trace.steps[-1].outcome.rewrites:  # the step says why, and there is no file to add
             variants[0] = replace(variants[0], steps=(*variants[0].steps, trace.steps[-1]))
         else:
@@ -207,16 +210,13 @@ def _integers(variants: Sequence[Variant], entry: Pass) -> Program:
     )
 
 
-def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Any:
+def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Samples | None:
     """Return the calibration data, synthesised where none was given and a pass needs some."""
-    if not job.needs_calibration:
-        return ()
-    if datasets.calibration is not None:
-        batch = CALIBRATION_BATCH if program.batch else program.samples
-        return CalibrationBatches(datasets.calibration, batch, program.batch is None, tell)
+    if not job.needs_calibration or datasets.calibration is not None:
+        return datasets.calibration
     if not any(entry.needs_data for entry in job.recipe.passes):
-        return ()
-    return synthesize(program, progress=lambda done, steps: tell("synthesise calibration data", done / steps))
+        return None
+    return synthesize(program, progress=tell)
 
 
 def _export(variant: Variant, target: Target, path: Path, tell: Progress) -> Export:
@@ -224,7 +224,7 @@ def _export(variant: Variant, target: Target, path: Path, tell: Progress) -> Exp
     phase = f"export {target.name} {variant.precision}"
     tell(phase, 0.0)
     try:
-        with progress.heard_by(lambda share: tell(phase, share)):
+        with heard_by(lambda _, share: tell(phase, share)):
             artifact = target.export(variant.program, path)
     except (Refused, TargetUnavailable, VerificationFailed) as error:
         return Export(target.name, variant.precision, error=error)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from optimize.data import Data, ImagePreprocessing, InputSpec, open_data
+from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
 
 ONE = (InputSpec("x", (3, 4, 4)),)
@@ -30,7 +30,7 @@ def failing() -> Any:
     raise RuntimeError("disk on fire")
 
 
-def whole(data: Data, batch_size: int = 4) -> tuple[torch.Tensor, torch.Tensor | None]:
+def whole(data: Samples, batch_size: int = 4) -> tuple[torch.Tensor, torch.Tensor | None]:
     batches = list(data.batches(batch_size))
     assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
     labels = [batch.labels for batch in batches if batch.labels is not None]

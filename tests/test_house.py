@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry"),
+    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry", "named", "progress"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
@@ -24,7 +24,7 @@ ROOMS = {
     "data": ("data",),
     "mathematics": ("algebra", "pruning", "branches", "quantization", "precision"),
     "passes": ("passes", "pipeline"),
-    "base": ("targets.base", "targets.arrays", "targets.calling", "targets.progress", "targets.work"),
+    "base": ("targets.base", "targets.arrays", "targets.calling", "targets.work"),
     "runtimes": ("targets",),
     "measure": ("measure",),
     "bench": ("bench",),
@@ -48,8 +48,8 @@ ARROWS = {
     "graph": ("ground",),
     "load": _PROGRAM,
     "data": ("ground",),
-    "mathematics": ("ground", "graph"),
-    "passes": ("ground", "graph", "mathematics"),
+    "mathematics": ("ground", "graph", "data"),
+    "passes": ("ground", "graph", "data", "mathematics"),
     "base": ("ground", "graph", "mathematics"),
     "runtimes": _THEORY,
     "measure": (*_THEORY, "data", "load"),
@@ -74,7 +74,6 @@ FORBIDDEN_TODAY = frozenset(
         "branches.insertion: passes.base",
         "branches.merging: passes.reparameterize",
         "capture_checks: pipeline",
-        "data: load.named",
         "gate.case: bench.subjects",
         "gate.findings: report.format",
         "gate.models: bench.subjects",
@@ -95,7 +94,6 @@ FORBIDDEN_TODAY = frozenset(
         "measure.sides: targets.onnx.runner",
         "measure.sides: targets.onnx.values",
         "measure.sides: targets.packaging",
-        "passes.quantize_aware: load.named",
         "passes.script: targets.torchscript.script",
         "profile.artifacts: targets.onnx.reading",
         "profile.artifacts: targets.openvino.reading",

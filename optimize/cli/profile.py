@@ -92,5 +92,5 @@ def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any,
     recipe = parse({"passes": entries, **shape}, source="options")
     job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
     subject = open_program(job, progress)
-    (variant,) = transform(subject.program, job.passes(()), progress)
+    (variant,) = transform(subject.program, job.passes(), progress)
     return variant.program, subject.source

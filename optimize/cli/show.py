@@ -39,7 +39,7 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
     if given["text"] and not given["fuse"]:
         click.echo(program.text(), nl=False)
         return
-    (variant,) = transform(program, job.passes(()))
+    (variant,) = transform(program, job.passes())
     if given["text"]:
         click.echo(variant.program.text(), nl=False)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform
+from optimize.data.samples import Samples
 from optimize.errors import OptimizeError, Refused, UsageError
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -20,22 +20,7 @@ _READ = 256
 Specs = Sequence[InputSpec]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Samples that can be read again and again.
-
-    Attributes:
-        name: What to call them.
-        count: How many, None where only reading tells.
-        chunks: Starts reading: batches of any size.
-    """
-
-    name: str
-    count: int | None
-    chunks: Callable[[], Iterator[Batch]]
-
-
-def from_file(path: Path, specs: Specs) -> Source:
+def from_file(path: Path, specs: Specs) -> Samples:
     """Open an ``.npz`` or ``.npy``, told apart by content; pickled objects in one are never loaded.
 
     Raises:
@@ -44,7 +29,7 @@ def from_file(path: Path, specs: Specs) -> Source:
     return _from_arrays(_read(open_arrays(path), specs, str(path)), specs, str(path))
 
 
-def from_python(value: Any, specs: Specs, name: str) -> Source:
+def from_python(value: Any, specs: Specs, name: str) -> Samples:
     """Take an array, one batch, an iterable of batches, or a callable that gives any of them.
 
     Raises:
@@ -60,9 +45,9 @@ def from_python(value: Any, specs: Specs, name: str) -> Source:
             hint="Give a list, a DataLoader, or a callable that makes the iterator.",
         )
     if isinstance(value, Iterable):
-        return Source(name, None, lambda: _told(_from_batches(value, specs, name), name))
+        return Samples(name, lambda: _told(_from_batches(value, specs, name), name))
     if callable(value):
-        return Source(name, None, lambda: _told(_from_result(value, specs, name), name))
+        return Samples(name, lambda: _told(_from_result(value, specs, name), name))
     raise UsageError(
         f"{name} cannot be read as data.", hint="Give an array, a list of batches, a DataLoader or a path."
     )
@@ -95,7 +80,7 @@ def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[B
         start += len(batch)
 
 
-def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Source:
+def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Samples:
     """Read whole arrays in slices, so that a memory-mapped file is never in memory at once."""
     for spec in specs:
         check_shape(np.shape(read[spec.name]), spec, name)
@@ -114,7 +99,7 @@ def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Source:
             cut = [read[spec.name][part] for spec in specs]
             yield conform(cut, None if labels is None else labels[part], specs, name, start)
 
-    return Source(name, count, chunks)
+    return Samples(name, chunks, count)
 
 
 def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:

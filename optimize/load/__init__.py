@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from optimize import sandbox
+from optimize import named, sandbox
 from optimize.errors import Refused, UsageError
-from optimize.load import exported, named, pickles, script, untrusted, weights
+from optimize.load import exported, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
 
 if TYPE_CHECKING:

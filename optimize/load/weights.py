@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from optimize import named
 from optimize.errors import Refused
-from optimize.load import named
 
 _WRAPPERS = (
     "state_dict",

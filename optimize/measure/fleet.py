@@ -8,7 +8,7 @@ import json
 import math
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ClassVar
@@ -18,20 +18,14 @@ import numpy as np
 from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.measure.worker import read_answer, write_arrays
+from optimize.progress import Progress as Progress
+from optimize.progress import silent as silent
 from optimize.registry import find_target
 from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
 from optimize.sandbox.lines import Lines, read_object
 from optimize.sandbox.process import confined_variables, describe_end, end
 from optimize.targets.base import Artifact
-
-#: Told the name of a phase and how much of it is done, from 0 to 1.
-Progress = Callable[[str, float], None]
-
-
-def silent(phase: str, share: float) -> None:
-    """Show no progress: a ``Progress`` for callers that gave none."""
-
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import ClassVar
 
+from optimize.data import Given
 from optimize.program import Program
 
 
@@ -99,6 +100,11 @@ class Pass(ABC):
     def name(self) -> str:
         """The class name, the pass's name everywhere."""
         return type(self).__name__
+
+    @property
+    def data(self) -> Given | None:
+        """The calibration data it was given; None where it takes none."""
+        return None
 
     @property
     def continues(self) -> bool:

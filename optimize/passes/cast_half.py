@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import fx
 
 from optimize import graph
+from optimize.data import Given
 from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.precision.casting import is_concerned
@@ -23,7 +24,7 @@ from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS,
 from optimize.precision.rounding_error import find_losses
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
-from optimize.quantization.batches import FlatBatches
+from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.mixed import restore
 from optimize.quantization.rounding import Rounding, check_rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
@@ -61,7 +62,7 @@ class _CastHalf(Pass):
     #: What to say about machines that this type is slow on.
     advice: ClassVar[tuple[str, ...]] = ()
 
-    calibration: Iterable[Any] | None = field(default=None, repr=False, compare=False)
+    calibration: Given | None = field(default=None, repr=False, compare=False)
     policy: Policy = "measured"
     io: Literal["float32", "half"] = "float32"
     rounding: Rounding = "compensated"
@@ -73,8 +74,13 @@ class _CastHalf(Pass):
         if self.io not in ("float32", "half"):
             raise UsageError(f"io='{self.io}': inputs and outputs are 'float32' or 'half'.")
         check_rounding(self.rounding)
-        if self.calibration is not None and iter(self.calibration) is self.calibration:
-            raise UsageError("Calibration data must be re-iterable.", hint="Pass a list of batches.")
+        if self.calibration is not None:
+            require_batches(self.calibration)
+
+    @property
+    def data(self) -> Given | None:
+        """The calibration data it was given."""
+        return self.calibration
 
     @property
     def continues(self) -> bool:
@@ -134,15 +140,14 @@ class _CastHalf(Pass):
 
     def _rounded(self, program: Program) -> Program | None:
         """Round the weights with the user's data in view, if there are any; return the program as it was."""
-        data = self._data if self.policy == "measured" and self.rounding == "compensated" else None
-        if data is None:
-            return None
-        return round_to_half(program, FlatBatches(program, data).first(ROUNDING_SAMPLES), self.dtype)
+        data = self._batches(program) if self.policy == "measured" and self.rounding == "compensated" else None
+        return None if data is None else round_to_half(program, data.first(ROUNDING_SAMPLES), self.dtype)
 
     def _kept(self, program: Program, calls: Sequence[fx.Node]) -> tuple[Kept, tuple[str, ...]]:
         """Return the calls that must be in float32 with the reason, and what the report should say."""
-        if self.policy == "measured" and (batches := self._batches(program)):
-            return self._measured(program, batches, calls)
+        data = self._batches(program) if self.policy == "measured" else None
+        if data is not None and (samples := list(data.singles(SAMPLES))):
+            return self._measured(program, samples, calls)
         banned = next((node for node in calls if apex_name(graph.op_name(node)) in APEX_BANNED), None)
         if self.policy == "O1" and banned is not None:
             raise Refused(f"'{graph.origin(banned)}' is a {graph.op_name(banned)}: O1 bans it.", hint=_BANNED)
@@ -169,14 +174,10 @@ class _CastHalf(Pass):
             note = f"{note[:-1]}: no call stands out, {self._short} costs that much here."
         return kept | losses, (note,)
 
-    def _batches(self, program: Program) -> list[Sequence[torch.Tensor]]:
-        """Return samples that decide, one at a time; none where there are none of the user's own."""
-        return list(FlatBatches(program, self._data).singles(SAMPLES)) if self._data is not None else []
-
-    @property
-    def _data(self) -> Iterable[Any] | None:
-        """Samples of the user's own, if there are any."""
-        return None if getattr(self.calibration, "synthetic", False) else self.calibration
+    def _batches(self, program: Program) -> FlatBatches | None:
+        """Return the user's own samples, if there are any."""
+        found = None if self.calibration is None else FlatBatches(program, self.calibration)
+        return None if found is None or found.samples.synthetic else found
 
     def _plan(self, concerned: Sequence[fx.Node], kept: Mapping[fx.Node, str]) -> HalfPlan:
         """Return what must be in half and what must not."""

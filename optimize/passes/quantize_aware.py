@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 import torch
 
+from optimize import named
+from optimize.data import Given
 from optimize.errors import Refused, UsageError
-from optimize.load import named
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
@@ -65,7 +66,7 @@ class QuantizeAware(Pass):
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
     train: Callable[[Any], Any] | str = field(compare=False)
-    calibration: Iterable[Any] = field(repr=False, compare=False)
+    calibration: Given = field(repr=False, compare=False)
     steps: Steps = "learned"
     bits: int = 8
 
@@ -78,6 +79,11 @@ class QuantizeAware(Pass):
                 hint="In a recipe, name it as package.module:function.",
             )
         self._calibrated()  # refuses calibration data that cannot be read twice, and bits that do not exist
+
+    @property
+    def data(self) -> Given:
+        """The calibration data it was given."""
+        return self.calibration
 
     def rewrite(self, program: Program) -> Outcome:
         """Calibrate, train, and write what was learned onto the program.

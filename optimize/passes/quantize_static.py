@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import torch
 from torch import fx
 
 from optimize import graph
+from optimize.data import Given
 from optimize.errors import UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
+from optimize.progress import tell
 from optimize.quantization import cache
 from optimize.quantization.auto import choose_ranges
-from optimize.quantization.batches import FlatBatches
+from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import TensorFormat
@@ -51,7 +52,7 @@ class QuantizeStatic(Pass):
     hundred single-sample runs of parts of the program.
 
     Attributes:
-        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``.
+        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``.
         target: Name of the one target the ranges are for; empty for any. Decides the format that clipping is
             weighed against.
         calibrator: Rule for the ranges (``quantization/calibrators.py``); ``auto`` chooses for each tensor by the error
@@ -82,7 +83,7 @@ class QuantizeStatic(Pass):
     stage: ClassVar[Stage] = Stage.PRECISION
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
-    calibration: Iterable[Any] = field(repr=False, compare=False)
+    calibration: Given = field(repr=False, compare=False)
     target: str = ""
     calibrator: Calibrator = "auto"
     rounding: Rounding = "compensated"
@@ -92,16 +93,7 @@ class QuantizeStatic(Pass):
     spare: float = 0.06
 
     def __post_init__(self) -> None:
-        try:
-            ends_after_one_pass = iter(self.calibration) is self.calibration
-        except TypeError as error:
-            kind = type(self.calibration).__name__
-            raise UsageError(f"Calibration data must be batches of inputs; got {kind}.", hint="Pass a list.") from error
-        if ends_after_one_pass:
-            raise UsageError(
-                "Calibration data must be re-iterable: it is read several times, and a generator ends after one pass.",
-                hint="Pass a list of batches, a DataLoader, or an object whose __iter__ starts anew.",
-            )
+        require_batches(self.calibration)
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
         check_rounding(self.rounding)
@@ -109,6 +101,11 @@ class QuantizeStatic(Pass):
             raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")
         if self.bits not in range(2, 9):
             raise UsageError(f"bits={self.bits}: weights have 2 to 8 bits.")
+
+    @property
+    def data(self) -> Given:
+        """The calibration data it was given."""
+        return self.calibration
 
     def rewrite(self, program: Program) -> Outcome:
         """Write the quantization plan onto the program."""
@@ -126,16 +123,16 @@ class QuantizeStatic(Pass):
             layers=names,
             ranges=self._ranges(program, names, observations, batches),
             calibration=Calibration(
-                source=getattr(self.calibration, "name", type(self.calibration).__name__),
+                source=batches.samples.name,
                 samples=observations.samples,
                 calibrator=self.calibrator,
-                synthetic=bool(getattr(self.calibration, "synthetic", False)),
+                synthetic=batches.samples.synthetic,
             ),
             bits=self.bits,
         )
         program.quantization = self._spared(program, batches)
         chosen = program.quantization.layers
-        rounded = weights.apply(self._weight_format(), chosen, lambda share: self._tell("round weights", share))
+        rounded = weights.apply(self._weight_format(), chosen, lambda share: tell("round weights", share))
         rewrites = tuple(
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )
@@ -145,8 +142,8 @@ class QuantizeStatic(Pass):
         """Return the program's plan without the layers that stay in float."""
         assert program.quantization is not None
         few = list(batches.first(_SPARING_SAMPLES))
-        tell = functools.partial(self._tell, "spare layers")
-        spared = spare_layers(program, few, self.spare, tell) if self.spare else {}
+        told = functools.partial(tell, "spare layers")
+        spared = spare_layers(program, few, self.spare, told) if self.spare else {}
         return dataclasses.replace(program.quantization.without(spared), spared=frozenset(spared))
 
     def _observe(
@@ -171,21 +168,13 @@ class QuantizeStatic(Pass):
         form = self._activation_format()
         if self.calibrator != "auto":
             return observations.ranges(self.calibrator, form)
-        return choose_ranges(
-            program, layers, observations, batches, form, lambda share: self._tell("choose ranges", share)
-        )
+        return choose_ranges(program, layers, observations, batches, form, lambda share: tell("choose ranges", share))
 
     def _what(self, layer: fx.Node, rounded: Rounded | None) -> str:
         spared = ""
         if rounded is not None:
             spared = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
         return f"{graph.op_name(layer)} to int{self.bits}{spared}"
-
-    def _tell(self, phase: str, share: float) -> None:
-        """Tell how far a phase is, where the data came with somebody to tell."""
-        progress = getattr(self.calibration, "progress", None)
-        if progress is not None:
-            progress(phase, share)
 
     def _activation_format(self) -> TensorFormat:
         return find_target(self.target).numerics.activation if self.target else USUAL.activation

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from optimize import graph
+from optimize.data import Given
 from optimize.errors import Refused
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
 from optimize.passes.quantize_static import choose_layers
@@ -40,7 +41,7 @@ class Recovery(Pass):
     of the program with rounded activations come nearer to the float ones by a decibel, each half held out once.
 
     Attributes:
-        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or a ``Data``. At most 32
+        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``. At most 32
             samples are looked at.
         unless_near: Leave a program alone whose INT8 answers are within 33 dB of the float ones, weights not counted.
     """
@@ -48,8 +49,13 @@ class Recovery(Pass):
     stage: ClassVar[Stage] = Stage.PRECISION
     prepares: ClassVar[bool] = True
 
-    calibration: Iterable[Any] = field(repr=False, compare=False)
+    calibration: Given = field(repr=False, compare=False)
     unless_near: bool = False
+
+    @property
+    def data(self) -> Given:
+        """The calibration data it was given."""
+        return self.calibration
 
     @abstractmethod
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:

@@ -6,15 +6,17 @@ the data came: one tensor of 2,048 samples, or 2,048 of one. A program whose bat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused
+from optimize.data import Batch, Given, Samples
+from optimize.errors import Refused, UsageError
 from optimize.program import Program
+from optimize.progress import tell
 
 Flat = tuple[torch.Tensor, ...]
 #: Samples of one forward pass, at most.
@@ -26,15 +28,15 @@ CHUNK_VALUES = 2**19
 
 @dataclass(frozen=True)
 class FlatBatches:
-    """Any calibration source as re-iterable batches of flat inputs; labels that follow the inputs are dropped.
+    """Any calibration data as re-iterable batches of flat inputs; labels that follow the inputs are dropped.
 
     Attributes:
         program: What takes the inputs.
-        source: Yields tensors, sequences of tensors, mappings of keyword arguments, or objects with ``inputs``.
+        source: Samples, or what yields tensors, sequences of tensors or mappings of keyword arguments.
     """
 
     program: Program
-    source: Iterable[Any]
+    source: Given
     _axes: tuple[int | None, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +48,8 @@ class FlatBatches:
         Raises:
             Refused: A batch is not what the program takes; the message counts from 1.
         """
-        checked = (self._checked(number, batch) for number, batch in enumerate(self.source, start=1))
+        given = self._read(self.source) if isinstance(self.source, Samples) else self.source
+        checked = (self._checked(number, batch) for number, batch in enumerate(given, start=1))
         if self.program.batch is None:
             yield from checked
             return
@@ -79,8 +82,35 @@ class FlatBatches:
         for flat in self.first(samples):
             yield from [flat] if self.program.batch is None else self._cut([flat], 1)
 
+    @property
+    def samples(self) -> Samples:
+        """The data under the name that a report gives it."""
+        if isinstance(self.source, Samples):
+            return self.source
+        return Samples(type(self.source).__name__, lambda: map(Batch, self))
+
+    def _read(self, source: Samples) -> Iterator[Flat]:
+        """Yield samples as they lie, by the batch where that is fixed, and tell how far they were read.
+
+        Raises:
+            Refused: There are fewer than the fixed batch.
+        """
+        fixed, seen = None if self.program.batch else self.program.samples, 0
+        for batch in source.batches(fixed) if fixed else source.chunks():
+            if fixed and len(batch) < fixed:
+                break
+            yield batch.inputs
+            seen += len(batch)
+            if source.count:
+                tell("calibrate", min(1.0, seen / source.count))
+        if fixed and not seen:
+            raise Refused(
+                f"The calibration data '{source.name}' has fewer samples than the fixed batch of {fixed}.",
+                hint="Give more data, or a smaller --static-batch.",
+            )
+
     def _checked(self, number: int, batch: Any) -> Flat:
-        inputs = getattr(batch, "inputs", batch)
+        inputs = batch.inputs if isinstance(batch, Batch) else batch
         try:
             if isinstance(inputs, Mapping):
                 return self.program.flatten((), inputs)
@@ -118,6 +148,26 @@ class FlatBatches:
             joined = values[0] if axis is None or len(values) == 1 else torch.cat(values, axis)
             parts.append([joined] * count if axis is None else joined.split(size, axis))
         return list(zip(*parts, strict=True))
+
+
+def require_batches(data: Any) -> None:
+    """Check that calibration data can be read several times.
+
+    Raises:
+        UsageError: It is no batches, or ends after one pass.
+    """
+    if isinstance(data, Samples):
+        return
+    try:
+        ends_after_one_pass = iter(data) is data
+    except TypeError as error:
+        kind = type(data).__name__
+        raise UsageError(f"Calibration data must be batches of inputs; got {kind}.", hint="Pass a list.") from error
+    if ends_after_one_pass:
+        raise UsageError(
+            "Calibration data must be re-iterable: it is read several times, and a generator ends after one pass.",
+            hint="Pass a list of batches, a DataLoader, or an object whose __iter__ starts anew.",
+        )
 
 
 def batch_axes(program: Program) -> tuple[int | None, ...]:

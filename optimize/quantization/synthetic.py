@@ -5,46 +5,24 @@ Source: Y. Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", 2020, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from optimize import graph
+from optimize.data import Batch, Samples
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
+from optimize.progress import Progress, silent
 
 _LEARNING_RATE = 0.1
 
 
-@dataclass(frozen=True)
-class SyntheticData:
-    """Synthesised batches, re-iterable.
-
-    Attributes:
-        batches: Flat inputs a batch.
-        name: What to call it in a report.
-        synthetic: Always True.
-    """
-
-    batches: tuple[tuple[torch.Tensor, ...], ...]
-    name: str
-    synthetic: bool = True
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        return iter(self.batches)
-
-
 def synthesize(
-    program: Program,
-    *,
-    samples: int = 16,
-    steps: int = 60,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> SyntheticData:
+    program: Program, *, samples: int = 16, steps: int = 60, seed: int = 0, progress: Progress = silent
+) -> Samples:
     """Return inputs that reproduce the running statistics of every BatchNorm, found by gradient descent from noise.
 
     Run it on the captured program, before BatchNorms are folded away. A program without BatchNorm gets normal noise.
@@ -54,7 +32,7 @@ def synthesize(
         samples: Inputs to make.
         steps: Descent steps (Adam).
         seed: Seed of the noise.
-        progress: Told (steps done, steps in all).
+        progress: Told how many of the steps are done.
 
     Raises:
         Refused: An input is not floating point: no noise stands for tokens.
@@ -63,7 +41,7 @@ def synthesize(
     inputs = [_noise(program, tensor, samples, generator) for tensor in program.sample(samples)]
     norms = [node for node in graph.calls(program.graph, aten.batch_norm.default) if _has_statistics(node)]
     if not norms:
-        return SyntheticData((tuple(inputs),), "normal noise (the model has no BatchNorm statistics)")
+        return _made(inputs, "normal noise (the model has no BatchNorm statistics)")
     for tensor in inputs:
         tensor.requires_grad_(True)
     optimizer = torch.optim.Adam(inputs, lr=_LEARNING_RATE)
@@ -73,9 +51,13 @@ def synthesize(
         with torch.enable_grad():
             matching.loss(inputs).backward()
         optimizer.step()
-        if progress:
-            progress(step + 1, steps)
-    return SyntheticData((tuple(tensor.detach() for tensor in inputs),), "synthesised from BatchNorm statistics")
+        progress("synthesise calibration data", (step + 1) / steps)
+    return _made([tensor.detach() for tensor in inputs], "synthesised from BatchNorm statistics")
+
+
+def _made(inputs: Sequence[torch.Tensor], name: str) -> Samples:
+    batch = Batch(tuple(inputs))
+    return Samples(name, lambda: iter((batch,)), len(batch), synthetic=True)
 
 
 def _noise(program: Program, example: torch.Tensor, samples: int, generator: torch.Generator) -> torch.Tensor:

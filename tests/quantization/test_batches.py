@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import optimize
+from optimize.data import Batch, Samples
 from optimize.errors import Refused
 from optimize.quantization.batches import CHUNK, FlatBatches
 
@@ -77,8 +78,8 @@ def test_the_first_samples_and_single_ones() -> None:
 
 def test_labels_records_and_keywords_are_understood() -> None:
     x = torch.randn(6, 4)
-    record = type("Record", (), {"inputs": (x,)})()
-    for source in ([x], [(x,)], [[x]], [(x, torch.zeros(6))], [record]):
+    samples = Samples("x", lambda: iter((Batch((x[:4],)), Batch((x[4:],)))), 6)
+    for source in ([x], [(x,)], [[x]], [(x, torch.zeros(6))], [Batch((x,))], samples):
         ((found,),) = FlatBatches(single(), source)
         assert torch.equal(found, x)
     keyword = optimize.capture(nn.Linear(4, 3).eval(), (), kwargs={"input": x})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError
-from optimize.targets import progress
+from optimize.progress import heard_by
 from optimize.targets.tensorrt import TensorRT, builder, failures, isolated, packages
 from optimize.targets.tensorrt.options import EngineOptions
 from tests.targets.tensorrt_graphs import GOOD, product, quantized_conv
@@ -103,8 +103,8 @@ def test_engines_of_more_gpu_generations_are_larger(tmp_path: Path) -> None:
 @rtx
 def test_progress_reaches_the_listener_and_never_falls(tmp_path: Path) -> None:
     shares: list[float] = []
-    with progress.heard_by(shares.append):
-        isolated.build(order(tmp_path, CONV), progress.tell)
+    with heard_by(lambda _, share: shares.append(share)):
+        isolated.build(order(tmp_path, CONV))
     assert len(shares) > 10
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.5

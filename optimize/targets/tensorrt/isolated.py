@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from optimize import sandbox
 from optimize.errors import Refused
+from optimize.progress import tell
 from optimize.sandbox import ChildLimits, Died, Unforeseen
 from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt.layers import Layer
@@ -19,12 +19,8 @@ from optimize.targets.tensorrt.order import Built, Order
 _BUILD = "optimize.targets.tensorrt.builder:build_here"
 
 
-def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> Built:
+def build(order: Order) -> Built:
     """Build an engine; ``order.engine`` may be left half-written when this raises.
-
-    Args:
-        order: What to build.
-        tell: Told the share that is done, from 0 to 1.
 
     Raises:
         TargetUnavailable: The library cannot be imported, is too old, or finds no driver.
@@ -39,7 +35,7 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
                 about=order.title,
                 limits=ChildLimits.until(None),
                 confined=False,
-                progress=lambda phase, share: tell(share),
+                progress=tell,
             )
         except (Died, Unforeseen) as error:
             raise _crash(order, error) from error

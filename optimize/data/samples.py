@@ -1,0 +1,81 @@
+"""Samples: what calibration, agreement and accuracy are taken on, wherever it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optimize.data.conform import Batch
+from optimize.errors import Refused, UsageError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples that can be read any number of times, in batches of any size.
+
+    Attributes:
+        name: What to say in a report.
+        chunks: Starts reading: batches as they lie, of any size.
+        count: Number of samples; None where only reading tells.
+        labelled: Whether the batches have labels.
+        synthetic: Whether they were made up: nothing that the user knows is decided on them.
+    """
+
+    name: str
+    chunks: Callable[[], Iterator[Batch]] = field(repr=False)
+    count: int | None = None
+    labelled: bool = False
+    synthetic: bool = False
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """Yield the samples from the first one on, ``batch_size`` at a time.
+
+        A batch is smaller at the end, and where the next samples have another size in a free dimension.
+
+        Raises:
+            OptimizeError: A sample does not fit the model; it is named.
+        """
+        if batch_size < 1:
+            raise UsageError(f"A batch must have at least 1 sample, not {batch_size}.")
+        return _rebatched(self.chunks(), batch_size)
+
+
+#: What a Python caller gives as samples: anything that yields batches whenever it is read.
+Given = Samples | Iterable[Any]
+
+
+def _rebatched(chunks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    held: list[Batch] = []
+    for chunk in chunks:
+        if held and not _alike(held[0], chunk):
+            yield _joined(held)
+            held = []
+        held.append(chunk)
+        if sum(map(len, held)) < batch_size:
+            continue
+        merged = _joined(held)
+        whole = len(merged) - len(merged) % batch_size
+        for start in range(0, whole, batch_size):
+            yield merged[start : start + batch_size]
+        held = [merged[whole:]] if whole < len(merged) else []
+    if sum(map(len, held)):
+        yield _joined(held)
+
+
+def _alike(one: Batch, other: Batch) -> bool:
+    """Tell whether two batches can be joined: the same sizes in the free dimensions."""
+    if (one.labels is None) != (other.labels is None):
+        raise Refused("Some batches have labels and some have none.")
+    sizes = [[part.shape[1:] for part in (*batch.inputs, batch.labels) if part is not None] for batch in (one, other)]
+    return sizes[0] == sizes[1]
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    inputs = zip(*(batch.inputs for batch in batches), strict=True)
+    return Batch(tuple(torch.cat(parts) for parts in inputs), torch.cat(labels) if labels else None)

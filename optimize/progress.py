@@ -1,0 +1,39 @@
+"""How far something is, told from inside passes and targets to whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+#: Told the phase and the share of it that is done, from 0 to 1.
+Progress = Callable[[str, float], None]
+
+
+def silent(phase: str, share: float) -> None:
+    """Show no progress: a ``Progress`` for callers that gave none."""
+
+
+_listener: ContextVar[Progress] = ContextVar("listener", default=silent)
+
+
+@contextmanager
+def heard_by(listener: Progress) -> Iterator[None]:
+    """Pass what is told inside the block to ``listener``.
+
+    >>> told = []
+    >>> with heard_by(lambda *entry: told.append(entry)):
+    ...     tell("build", 0.5)
+    >>> told
+    [('build', 0.5)]
+    """
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(phase: str, share: float) -> None:
+    """Say that a phase is done to this share; without a listener nobody hears it."""
+    _listener.get()(phase, share)
