@@ -7,6 +7,8 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from optimize.errors import Refused, UsageError, nearest
@@ -17,6 +19,15 @@ _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def is_named(text: str) -> bool:
     """Tell whether a text has the form ``package.module:name``."""
     return bool(_SPEC.fullmatch(text))
+
+
+def named_in(content: Any) -> Iterator[str]:
+    """Yield every ``package.module:name`` that is no file, in what a file of settings holds."""
+    if isinstance(content, str) and is_named(content) and not Path(content).exists():
+        yield content
+    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    for part in parts:
+        yield from named_in(part)
 
 
 def find(spec: str) -> Any:

@@ -20,9 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from optimize import bounds, registry, texts
-from optimize.errors import UsageError, nearest
+from optimize import bounds, named, registry, texts
+from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import Pass
+from optimize.regular import shown
 from optimize.targets.base import Target
 
 #: Fields of a pass that a recipe does not set: the data comes from ``calib``.
@@ -125,14 +126,24 @@ class Recipe(BaseModel):
         return text
 
 
-def read(path: Path) -> Recipe:
+def read(path: Path, *, trust: bool = False) -> Recipe:
     """Read a recipe file.
 
+    Args:
+        path: YAML.
+        trust: Let it name Python code.
+
     Raises:
-        Refused: The file cannot be read.
+        Refused: The file cannot be read, or names Python code without trust.
         UsageError: It is not YAML, or a key, pass, option or target is unknown (the nearest valid name is given).
     """
-    return parse(texts.read_yaml(path), source=str(path))
+    content = texts.read_yaml(path)
+    if not trust and (code := next(named.named_in(content), None)):
+        raise Refused(
+            f"'{path}' names Python code: {shown(code)}.",
+            hint="Name it on the command line (--calib, --eval), or give --trust if you trust the recipe.",
+        )
+    return parse(content, source=str(path))
 
 
 def parse(content: Any, *, source: str = "recipe") -> Recipe:

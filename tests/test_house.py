@@ -135,6 +135,7 @@ FORBIDDEN_TODAY = frozenset(
 #: Names that more than one class has today.
 SHARED_TODAY = frozenset(
     {
+        "Samples",
         "Block",
         "Blocks",
         "Calibration",
@@ -167,7 +168,7 @@ SHARED_TODAY = frozenset(
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 48_400, 358, 421
+MOST_LINES, MOST_FILES, MOST_CLASSES = 48_450, 359, 421
 
 
 def _modules() -> dict[str, ast.Module]:

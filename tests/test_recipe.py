@@ -40,6 +40,18 @@ def test_a_wrong_recipe_is_refused_with_the_nearest_name(content: str, message: 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    ['calib: "evil:go"', 'eval: "this:s"', 'passes: [{QuantizeAware: {train: "evil:go"}}]'],
+)
+def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(Refused, match=r"names Python code: (evil:go|this:s)"):
+        recipe.read(path)
+    assert recipe.read(path, trust=True)
+
+
 def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
         recipe.read(tmp_path / "none.yaml")

@@ -148,6 +148,8 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     if case:
         asked["cases"] = [case]
     settings = limits.settings(content, given=asked, source=str(path or "options"))
+    if given["config"] and not given["trust"]:
+        limits.refuse_code(content, given["config"])
     if path and not case:
         located = tuple(limits.located(entry, path.parent) for entry in settings.cases)
         settings = settings.model_copy(update={"cases": located})

@@ -142,7 +142,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     if given["recipe_file"]:
         if flags:
             raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
-        content = read(given["recipe_file"]).model_dump(exclude_defaults=True)
+        content = read(given["recipe_file"], trust=given["trust"]).model_dump(exclude_defaults=True)
     chosen = {key: value for key, value in overrides.items() if value or value == 0}
     timing = {} if given["layer_timing"] else {"layer_timing": False}
     target_options = _target_options(given["target_options"], content.get("target_options", {}))

@@ -24,8 +24,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from optimize import bounds, texts
-from optimize.errors import UsageError, nearest
+from optimize import bounds, named, texts
+from optimize.errors import Refused, UsageError, nearest
+from optimize.regular import shown
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
@@ -257,6 +258,24 @@ def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: st
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
+
+
+def refuse_code(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse a configuration of another folder that names programs or Python code.
+
+    Raises:
+        Refused: It does; what lies in the folder that one works in is one's own.
+    """
+    if path.resolve().parent == Path.cwd():
+        return
+    cases = content.get("cases", ())
+    tables = [entry for entry in (content, *(cases if isinstance(cases, list) else ())) if isinstance(entry, Mapping)]
+    programs = [table[name] for table in tables for name in ("base_python", "candidate_python") if name in table]
+    if found := [*programs, *named.named_in(content)]:
+        raise Refused(
+            f"'{shown(path)}' names a program or Python code to run: {shown(found[0])}.",
+            hint="Name it on the command line, or give --trust if you trust the file.",
+        )
 
 
 def located(case: Case, folder: Path) -> Case:

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
+
+from optimize import graph
 
 
 def words(text: str) -> frozenset[str]:
@@ -23,13 +26,13 @@ def words(text: str) -> frozenset[str]:
 #: Names in ``torch.ops.aten``.
 ATEN = words(
     """
-    __and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _batch_norm_impl_index
+    __and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d
     _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _cdist_forward
     _conj _conj_physical _convolution _convolution_mode _embedding_bag _euclidean_dist _fft_c2c _fft_c2r _fft_r2c
     _fused_rms_norm _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense
     _log_softmax _logcumsumexp _masked_softmax _native_batch_norm_legit _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training _native_multi_head_attention _neg_view _pad_circular _pad_enum
-    _pack_padded_sequence _pad_packed_sequence _pdist_forward _prelu_kernel _reshape_alias _safe_softmax
+    _pack_padded_sequence _pad_packed_sequence _pdist_forward _prelu_kernel _safe_softmax
     _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu _shape_as_tensor _softmax
     _stack _to_copy _transformer_encoder_layer_fwd _transform_bias_rescale_qkv _trilinear _unique2 _unsafe_index
     _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
@@ -46,8 +49,8 @@ ATEN = words(
     conv_transpose1d conv_transpose2d conv_transpose3d convolution copy copy_ copysign corrcoef cos cosh
     cosine_similarity count_nonzero cov cross cummax cummin cumprod cumsum cumulative_trapezoid deg2rad det detach
     detach_copy diag diag_embed diagflat diagonal diagonal_copy diagonal_scatter diff digamma dist div divide dot
-    dropout dsplit dstack einsum elu embedding embedding_bag embedding_renorm empty empty_like empty_permuted
-    empty_strided eq equal erf erfc erfinv exp exp2 expand expand_as expand_copy expm1 eye feature_alpha_dropout
+    dropout dsplit dstack einsum elu embedding embedding_bag embedding_renorm
+    eq equal erf erfc erfinv exp exp2 expand expand_as expand_copy expm1 eye feature_alpha_dropout
     feature_dropout fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn
     fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn fill fix
     flatten flip fliplr flipud float_power floor floor_divide fmax fmin fmod frac fractional_max_pool2d frexp
@@ -65,8 +68,8 @@ ATEN = words(
     masked_scatter masked_select matmul matrix_H matrix_exp matrix_power max max_pool1d max_pool1d_with_indices
     max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d maximum mean
     median meshgrid min minimum mish mm mode moveaxis movedim msort mul multinomial multiply mv mvlgamma
-    nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy native_batch_norm native_channel_shuffle
-    native_dropout native_group_norm native_layer_norm ne neg negative new_empty new_empty_strided new_full
+    nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy native_channel_shuffle
+    native_dropout native_group_norm native_layer_norm ne neg negative new_full
     new_ones new_zeros nextafter nonzero nonzero_static norm norm_except_dim normal normal_functional not_equal
     numel numpy_T one_hot ones ones_like outer pad pad_sequence pairwise_distance pdist permute permute_copy
     pinverse pixel_shuffle pixel_unshuffle polar polygamma positive pow prelu prod qr quantile rad2deg rand
@@ -94,6 +97,14 @@ ATEN = words(
     sym_stride sym_storage_offset sym_is_contiguous
     """
 )
+#: What leaves memory as it finds it is read as what fills it with zeros: it may hold anything of the process.
+FILLED = {
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+#: Overloads of listed operators whose kernels add up numbers of the file unchecked.
+_UNCHECKED = words("aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor")
 #: Calls that check or state something about a value and return nothing of use: left out when a graph is read.
 ASSERTIONS = words(
     """
@@ -114,6 +125,9 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 _NAMES = {function: name for name, function in OF_SIZES.items()}
 
 
+_OTHER_SIZE = "its weights or statistics have another size than its input has channels"
+
+
 class NotListed(Exception):
     """An operator that is not in the table; its text names it."""
 
@@ -126,9 +140,9 @@ def find(name: str) -> Callable[..., Any]:
     """
     if name in OF_SIZES:
         return OF_SIZES[name]
-    library, _, rest = name.partition(".")
+    library, _, rest = FILLED.get(name, name).partition(".")
     short, _, overload = rest.partition(".")
-    if library != "aten" or not is_listed(short):
+    if library != "aten" or not is_listed(short) or name in _UNCHECKED:
         raise NotListed(name)
     try:
         found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, short), overload)
@@ -137,6 +151,32 @@ def find(name: str) -> Callable[..., Any]:
     if not isinstance(found, torch._ops.OpOverload) or any(argument.is_out for argument in found._schema.arguments):
         raise NotListed(name)
     return found
+
+
+def find_misfit(node: fx.Node) -> str:
+    """Return what is wrong with the arguments of a call whose kernel does not look, empty where nothing is.
+
+    Normalisations read and write as many statistics as their input has channels, whatever there are; those that take
+    statistics from the batch write to the ones given, though their schema says that they write to nothing.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    names = {entry.name for entry in node.target._schema.arguments}
+    if {"running_mean", "running_var"} <= names:
+        writes = any(graph.argument(node, name) for name in ("training", "use_input_stats") if name in names)
+        given = [graph.argument(node, name) for name in ("weight", "bias", "running_mean", "running_var")]
+        if writes and any(value is not None for value in given[2:]):
+            return "it writes to its statistics"
+        channels = node.all_input_nodes[0].meta["val"].shape[1]
+        return "" if all(value is None or _count(value) == channels for value in given) else _OTHER_SIZE
+    if graph.op_name(node) == "_weight_norm_interface":
+        direction, length, dim = (graph.argument(node, name) for name in ("v", "g", "dim"))
+        return "" if _count(length) == direction.meta["val"].shape[dim] else _OTHER_SIZE
+    return ""
+
+
+def _count(value: fx.Node) -> int:
+    return math.prod(value.meta["val"].shape)
 
 
 def is_listed(short: str) -> bool:

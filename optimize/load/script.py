@@ -52,7 +52,7 @@ _SCALARS = words(
     quantize_per_tensor_dynamic int_repr q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points
     q_per_channel_axis qscheme fake_quantize_per_tensor_affine fake_quantize_per_channel_affine zero_ fill_
     hardtanh_ _autocast_to_full_precision _autocast_to_reduced_precision nonzero_numpy remove count requires_grad_
-    equal quantized_lstm quantized_gru _upsample_lanczos2d_aa
+    equal quantized_lstm quantized_gru _upsample_lanczos2d_aa empty empty_like new_empty
     """
 )
 #: Of integers, written by quantization. ``quantized::`` goes before each.

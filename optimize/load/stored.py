@@ -107,6 +107,17 @@ def _refuse_large(program: Program) -> None:
                 raise Malformed(f"'{node.name}' has {count} values")
 
 
+def _refuse_misfits(program: Program) -> None:
+    """Refuse calls that would look or write beyond their arguments.
+
+    Raises:
+        Malformed: There is one.
+    """
+    for node in program.graph.nodes:
+        if reason := operators.find_misfit(node):
+            raise Malformed(f"'{node.name}' ({node.target}) cannot be: {reason}")
+
+
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
     calls = [OperatorCall(**entry) for entry in content["calls"]]
     found = Description(content["inputs"], content["weights"], calls, content["outputs"])
@@ -124,6 +135,7 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
     program.refresh()
     _refuse_large(program)
+    _refuse_misfits(program)
     return program
 
 

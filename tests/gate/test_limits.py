@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.gate import limits
 from optimize.gate.limits import Growth, Settings
 
@@ -57,6 +57,17 @@ def test_options_win(tmp_path: Path) -> None:
     assert parsed(content, max_regression="7%", max_seconds=9.0).cases[0].max_regression == 0.07
     (case,) = parsed(content, cases=[{"base": "x", "candidate": "y"}]).cases
     assert (case.base, case.max_regression) == ("x", 0.03)
+
+
+@pytest.mark.parametrize("content", [{"base_python": "evil"}, {"cases": [{"base": "a.onnx", "data": "evil:go"}]}])
+def test_what_a_configuration_of_another_folder_would_run_needs_trust(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "suite.yaml"
+    with pytest.raises(Refused, match="names a program or Python code to run: evil"):
+        limits.refuse_code(content, path)
+    monkeypatch.chdir(tmp_path)
+    limits.refuse_code(content, path)
 
 
 def test_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from models import REFERENCES
@@ -154,6 +154,37 @@ def test_a_forged_description_is_refused(name: str, tmp_path: Path) -> None:
         stored.restore(tmp_path)
 
 
+def _normalisation(target: Any, statistics: int, *rest: Any) -> fx.Node:
+    """Returns a call on ``[2, 8, 4, 4]`` with weights and statistics of some size."""
+    built = fx.Graph()
+    x, given = built.placeholder("x"), built.placeholder("given")
+    x.meta["val"], given.meta["val"] = torch.empty(2, 8, 4, 4), torch.empty(statistics)
+    return built.call_function(target, (x, given, given, given, given, *rest))
+
+
+def test_a_normalisation_neither_looks_nor_writes_beyond_its_channels() -> None:
+    frozen = torch.ops.aten._native_batch_norm_legit_no_training.default
+    assert operators.find_misfit(_normalisation(frozen, 8, 0.1, 1e-5)) == ""
+    assert "another size" in operators.find_misfit(_normalisation(frozen, 1, 0.1, 1e-5))
+    for target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        assert operators.find_misfit(_normalisation(target, 8, False, 0.1, 1e-5, False)) == ""
+        assert "writes" in operators.find_misfit(_normalisation(target, 8, True, 0.1, 1e-5, False))
+
+
+def test_a_forged_training_mode_is_refused(tmp_path: Path) -> None:
+    stored.store(capture(nn.BatchNorm2d(8).eval(), (torch.randn(2, 8, 1, 1),)), tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    content["calls"][0]["arguments"][5] = True
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match="writes to its statistics"):
+        stored.restore(tmp_path)
+
+
+def test_memory_is_never_left_as_it_is_found() -> None:
+    for name in ("aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"):
+        assert "zeros" in operators.name_of(operators.find(name))
+
+
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     stored.store(capture(nn.ReLU(), (torch.randn(2, 3),)), tmp_path)
     (tmp_path / "program.json").rename(tmp_path / "elsewhere.json")
@@ -182,7 +213,9 @@ def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
     assert all(hasattr(torch.ops.aten, name) for name in operators.ATEN)
     for name in ("aten.save.default", "aten.from_file.default", "aten.set_.source_Tensor", "aten._print.default",
                  "inductor._reinterpret_tensor.default", "prims.add.default", "os.system", "builtins.eval",
-                 "aten.conv2d.nothing", "aten.add.out", "aten.__class__.default"):  # fmt: skip
+                 "aten._reshape_alias.default", "aten.empty_strided.default", "aten.repeat_interleave.Tensor",
+                 "aten.native_batch_norm.default", "aten.conv2d.nothing", "aten.add.out",
+                 "aten.__class__.default"):  # fmt: skip
         with pytest.raises(operators.NotListed):
             operators.find(name)
     assert operators.name_of(operators.find("aten.add_.Tensor")) == "aten.add_.Tensor"
