@@ -47,7 +47,7 @@ class FileNames:
 
 def program_names(program: Program) -> FileNames:
     """Return the names that the ONNX form of a program gives to its calls; OpenVINO's files keep them."""
-    from optimize.targets.onnx.export import ORIGIN, to_onnx
+    from optimize.targets.onnx_graph.export import ORIGIN, to_onnx
 
     model, values = to_onnx(program)
     nodes = {str(node.name): node.metadata_props[ORIGIN] for node in model.graph if ORIGIN in node.metadata_props}

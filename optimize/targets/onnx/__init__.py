@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.external import weights_path
-from optimize.targets.onnx.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
 from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER, Provider
+from optimize.targets.onnx_graph.external import weights_path
+from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -65,8 +65,8 @@ class Onnx(Target):
             TargetUnavailable: The execution provider is not installed.
         """
         from optimize.precision.lowering import holds_half, lower_half
-        from optimize.targets.onnx.export import save, to_onnx
-        from optimize.targets.onnx.half import note_weights
+        from optimize.targets.onnx_graph.export import save, to_onnx
+        from optimize.targets.onnx_graph.half import note_weights
         from optimize.targets.packaging import describe
 
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
@@ -197,10 +197,10 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
 
 def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
     from optimize.targets.onnx.dynamic import quantize_dynamic
-    from optimize.targets.onnx.quantize import quantize_onnx
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
     from optimize.targets.onnx.weight_only import quantize_weights
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
 
     plan = program.quantization
     assert plan is not None

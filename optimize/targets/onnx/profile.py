@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from optimize.targets.onnx.nodes import MOVES
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
+from optimize.targets.onnx_graph.nodes import MOVES
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6

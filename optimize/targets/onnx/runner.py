@@ -13,8 +13,8 @@ import numpy as np
 from optimize.errors import TargetUnavailable
 from optimize.targets.arrays import element_type, fitted
 from optimize.targets.base import Artifact, Runner
-from optimize.targets.onnx.external import weights_path
 from optimize.targets.onnx.providers import CPU, Provider
+from optimize.targets.onnx_graph.external import weights_path
 
 INSTALL = "pip install onnxruntime"
 #: ONNX's number of bfloat16.

@@ -13,7 +13,7 @@ from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.targets import onnx
 from optimize.targets.base import Artifact
-from optimize.targets.onnx.export import save, to_onnx
+from optimize.targets.onnx_graph.export import save, to_onnx
 from optimize.targets.packaging import describe
 
 

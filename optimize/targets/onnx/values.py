@@ -26,8 +26,8 @@ import onnx
 import onnx_ir as ir
 
 from optimize.errors import Refused
-from optimize.targets.onnx.nodes import constant, name_of, readers
 from optimize.targets.onnx.reading import read_checked
+from optimize.targets.onnx_graph.nodes import constant, name_of, readers
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})

@@ -12,7 +12,7 @@ from optimize.errors import Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.policy import OPENVINO
+from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     Raises:
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
-    from optimize.targets.onnx.export import to_onnx
-    from optimize.targets.onnx.policy import openvino
-    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.export import to_onnx
+    from optimize.targets.onnx_graph.policy import openvino
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
@@ -192,7 +192,7 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
 
 def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[Kernel]:
     """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
-    from optimize.targets.onnx.export import save
+    from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.coverage import read_kernels
     from optimize.targets.openvino.runner import compile_file, label, refusing
 

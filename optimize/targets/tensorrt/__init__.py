@@ -10,7 +10,7 @@ from optimize.errors import TargetUnavailable
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.policy import TENSORRT as POLICY
+from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt import packages
 from optimize.targets.tensorrt.options import EngineOptions
 from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX, Package
@@ -58,8 +58,8 @@ class TensorRT(EngineOptions, Target):
             Refused: TensorRT lacks something the program uses (the message names the operator and the layer), or an
                 option that was given.
         """
-        from optimize.targets.onnx.export import save
-        from optimize.targets.onnx.external import weights_path
+        from optimize.targets.onnx_graph.export import save
+        from optimize.targets.onnx_graph.external import weights_path
         from optimize.targets.tensorrt.lowering import lower, to_model
 
         package = packages.asked(self.library)

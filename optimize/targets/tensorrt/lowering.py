@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from optimize.errors import Refused
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.policy import TENSORRT as POLICY
+from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt.conformance import check
 from optimize.targets.tensorrt.packages import TENSORRT_RTX, TORCH_TENSORRT, Package
 from optimize.targets.tensorrt.scales import widen_scales
@@ -48,9 +48,9 @@ def to_model(program: Program, lowered: Program, capabilities: tuple[str, ...]) 
     Raises:
         Refused: It cannot be expressed so; the message names the operator, the layer, and the rule.
     """
-    from optimize.targets.onnx.export import to_onnx
-    from optimize.targets.onnx.half import note_weights
-    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.export import to_onnx
+    from optimize.targets.onnx_graph.half import note_weights
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
 
     model, value_names = to_onnx(lowered)
     placed = None
@@ -82,7 +82,7 @@ def widened(onnx: Path) -> Iterator[Path]:
     """
     import onnx_ir as ir
 
-    from optimize.targets.onnx.export import save
+    from optimize.targets.onnx_graph.export import save
 
     model = ir.load(onnx)
     if not widen_scales(model):

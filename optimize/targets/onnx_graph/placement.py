@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import constant, moves, name_of, readers, scalar
-from optimize.targets.onnx.policy import Placement
-from optimize.targets.onnx.ranges import clip_bounds, range_of
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import constant, moves, name_of, readers, scalar
+from optimize.targets.onnx_graph.policy import Placement
+from optimize.targets.onnx_graph.ranges import clip_bounds, range_of
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _JOINING = frozenset({"Add", "Mul", "Concat"})
