@@ -22,6 +22,8 @@ class ModuleRunner(Runner):
         providers: The device it runs on.
     """
 
+    shared = True
+
     def __init__(self, artifact: Artifact, module: Callable[..., Any], device: str) -> None:
         super().__init__(artifact)
         self.module = module

@@ -21,8 +21,6 @@ from optimize.bench.subjects import MODULE
 from optimize.measure.worker import Worker, artifact_from, confine_for, is_warm, read_arrays, serve
 from optimize.targets.base import Runner
 
-#: Targets whose loaded model several threads may call at once; the others get one for each caller.
-SHARED = frozenset({"onnx", "torchscript", "eager", MODULE})
 _READINGS = 200
 Reply = dict[str, Any]
 
@@ -60,7 +58,7 @@ class BenchWorker(Worker):
         self.held[request["scenario"]] = self._checked(read_arrays(Path(request["path"])))
         while len(self.runners) < request["streams"]:
             first = self.runners[0]
-            self.runners.append(first if first.artifact.target in SHARED else self._open_runner())
+            self.runners.append(first if first.shared else self._open_runner())
         return {}
 
     def _warm_up(self, request: Mapping[str, Any]) -> Reply:

@@ -38,6 +38,36 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Support:
+    """What one target writes and its runtime runs, in the words of the files' precisions.
+
+    Attributes:
+        floats: Float types of a whole file: ``float32``, ``float16``, ``bfloat16``.
+        int8: Kinds of INT8: ``static`` (calibrated), ``dynamic``, ``weights`` (weights alone).
+        mixed: Float types beside static INT8 in one file, float32 apart.
+        free: Dimensions that a file leaves free.
+        remark: What else decides, as a sentence.
+    """
+
+    floats: tuple[str, ...] = ("float32",)
+    int8: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    free: str = "batch, height, width"
+    remark: str = ""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions as files carry them in their names."""
+        kinds = tuple("int8" if kind == "static" else f"int8-{kind}" for kind in self.int8)
+        return (*self.floats, *kinds, *(f"int8-{dtype}" for dtype in self.mixed))
+
+
+#: What many a row of ``Support`` holds.
+FLOATS, HALVES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
+INT8 = ("static", "dynamic", "weights")
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """One input or output of an artifact.
 
@@ -166,7 +196,13 @@ class Artifact:
 
 
 class Runner(ABC):
-    """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind)."""
+    """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind).
+
+    Attributes:
+        shared: Whether several threads may call one at the same time.
+    """
+
+    shared: bool = False
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -189,16 +225,22 @@ class Runner(ABC):
 class Target(ABC):
     """A backend. Subclasses are registered once with ``register_target``.
 
+    What a subclass must say is abstract or without a value here; everything else is a face it may have.
+
     Attributes:
         name: The word after ``--to``.
         suffix: File name ending, with its dot.
         summary: One line for ``optimize targets``.
+        support: What it writes and runs.
+        packages: Distributions whose versions a figure depends on.
         numerics: What INT8 means to the backend.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str]
     summary: ClassVar[str]
+    support: ClassVar[Support] = Support(floats=(), free="unknown")
+    packages: ClassVar[tuple[str, ...]] = ()
     numerics: ClassVar[Numerics] = Numerics(
         activation=TensorFormat("uint8", symmetric=False),
         weight=TensorFormat("int8", symmetric=True, per_channel=True),

@@ -19,11 +19,14 @@ class TorchRunner(Runner):
         artifact: What was loaded.
         module: Takes flat tensors; returns a tensor or a flat tuple of them.
         threads: Threads of torch's operators, for the whole process; None leaves them as they are.
+        shared: Whether several threads may call it.
     """
 
-    def __init__(self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None, *, shared: bool = True
+    ) -> None:
         super().__init__(artifact)
-        self.module = module
+        self.module, self.shared = module, shared
         if threads is not None:
             torch.set_num_threads(threads)
 

@@ -73,7 +73,7 @@ def test_what_a_caller_raises_is_the_answer(tmp_path: Path) -> None:
 def test_a_runtime_whose_model_cannot_be_shared_is_opened_for_each_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimize.bench.worker.SHARED", frozenset())
+    monkeypatch.setattr(ModuleRunner, "shared", False)
     assert len(set(map(id, opened(tmp_path, streams=3).runners))) == 3
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import (
+    FLOATS,
+    HALVES,
+    INT8,
+    Artifact,
+    Availability,
+    Coverage,
+    Runner,
+    Support,
+    Target,
+)
 from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER, Provider
 from optimize.targets.onnx_graph.external import weights_path
 from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
@@ -41,6 +51,13 @@ class Onnx(Target):
     name = "onnx"
     suffix = ".onnx"
     summary = "ONNX file, run with ONNX Runtime on CPU"
+    support = Support(
+        ("float32", "float16"),
+        INT8,
+        ("float16",),
+        remark="float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it.",
+    )
+    packages = ("onnx", *CPU.packages)
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
     provider: ClassVar[Provider] = CPU
@@ -136,6 +153,7 @@ class OnnxCuda(_OnProvider):
     name = "onnx-cuda"
     suffix = ".cuda.onnx"
     summary = "ONNX file, run with ONNX Runtime's CUDA provider (float32, float16, bfloat16)"
+    support = Support(FLOATS)
     provider = CUDA
 
 
@@ -146,6 +164,7 @@ class OnnxTensorRT(_OnProvider):
     name = "onnx-tensorrt"
     suffix = ".trt.onnx"
     summary = "ONNX file, run with ONNX Runtime's TensorRT provider"
+    support = Support(FLOATS, ("static",), HALVES)
     numerics = TENSORRT.numerics
     provider = TENSORRT_PROVIDER
 
@@ -157,6 +176,7 @@ class OnnxOpenVINO(_OnProvider):
     name = "onnx-openvino"
     suffix = ".ov.onnx"
     summary = "ONNX file, run with ONNX Runtime's OpenVINO provider on CPU"
+    support = Support(("float32",), ("static",))
     numerics = OPENVINO.numerics
     provider = OPENVINO_PROVIDER
 

@@ -30,6 +30,8 @@ class OnnxRunner(Runner):
         providers: The execution providers the session really uses, the preferred one first.
     """
 
+    shared = True
+
     def __init__(self, artifact: Artifact, *, threads: int | None = None, provider: Provider = CPU) -> None:
         """Open a session.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimize.errors import Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import Artifact, Availability, Coverage, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
 
@@ -44,6 +44,13 @@ class OpenVINO(Target):
     name = "openvino"
     suffix = ".xml"
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
+    support = Support(
+        ("float32", "bfloat16"),
+        ("static",),
+        ("bfloat16",),
+        remark="bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere.",
+    )
+    packages = ("openvino",)
     numerics = OPENVINO.numerics
 
     hint: Literal["latency", "throughput"] = "latency"

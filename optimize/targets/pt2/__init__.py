@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import Artifact, Availability, Coverage, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -37,6 +37,11 @@ class PT2(Target):
     name = "pt2"
     suffix = ".pt2"
     summary = "AOTInductor package, compiled for this CPU and this torch; float32, bfloat16 and static INT8."
+    support = Support(
+        ("float32", "bfloat16"),
+        ("static",),
+        remark="Tied to the CPU and the torch release it is for.",
+    )
 
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
@@ -83,7 +88,7 @@ class PT2(Target):
         def run(*inputs: torch.Tensor) -> Any:
             return loader.run(list(inputs))
 
-        return TorchRunner(artifact, run, threads)
+        return TorchRunner(artifact, run, threads, shared=False)
 
 
 def _compiler() -> str | None:

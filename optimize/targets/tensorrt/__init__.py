@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optimize.errors import TargetUnavailable
 from optimize.files import whole
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import FLOATS, HALVES, Artifact, Availability, Coverage, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt import packages
 from optimize.targets.tensorrt.options import EngineOptions
@@ -38,6 +38,13 @@ class TensorRT(EngineOptions, Target):
     name = "tensorrt"
     suffix = ".engine"
     summary = "TensorRT or TensorRT-RTX engine for NVIDIA GPUs, and the ONNX file to rebuild it from"
+    support = Support(
+        FLOATS,
+        ("static",),
+        HALVES,
+        remark="The batch is free from min_batch to max_batch; runs on NVIDIA GPUs.",
+    )
+    packages = (TENSORRT.distribution, TENSORRT_RTX.distribution)
     numerics = POLICY.numerics
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optimize import files
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import FLOATS, INT8, Artifact, Availability, Coverage, Runner, Support, Target
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ class TorchScript(Target):
     name = "torchscript"
     suffix = ".torchscript.pt"
     summary = "TorchScript file for any process with torch, Python or C++; float32, float16, bfloat16 and INT8 on CPU."
+    support = Support(FLOATS, INT8, remark="INT8 on x86 and ARM, with torch's own kernels.")
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""

@@ -16,7 +16,7 @@ from optimize.errors import Refused
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Runner, Target
+from optimize.targets.base import Artifact, Availability, Runner, Support, Target
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ class ExecuTorch(Target):
     name = "executorch"
     suffix = ".pte"
     summary = "ExecuTorch program for phones and small CPUs, run with XNNPACK's kernels"
+    support = Support(("float32",), free="batch", remark="INT8 is not written for it.")
+    packages = ("executorch",)
 
     def available(self) -> Availability:
         """Say whether ExecuTorch is installed; it both writes and runs the file."""

@@ -12,7 +12,7 @@ from optimize import files
 from optimize.errors import Refused
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Runner, Target
+from optimize.targets.base import FLOATS, Artifact, Availability, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -29,6 +29,7 @@ class Eager(Target):
     name = "eager"
     suffix = ".eager.pt2"
     summary = "Eager PyTorch: the baseline that speed-ups are quoted against; for measuring, not for deploying."
+    support = Support(FLOATS)
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""
