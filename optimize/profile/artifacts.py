@@ -21,12 +21,12 @@ from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
 from optimize.measure.worker import read_answer, write_arrays
-from optimize.profile.costs import Costs
-from optimize.profile.kernels import Times, take_times
+from optimize.profile.kernels import take_times
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.profiling import fresh_process, join
 from optimize.profile.result import Profile
-from optimize.targets.base import Artifact, TensorSpec, file_digest
+from optimize.registry import find_target
+from optimize.targets.base import Artifact, Probing, TensorSpec, file_digest
 
 #: The target that runs a file, by the file's ending.
 RUNTIMES = {".onnx": "onnx", ".xml": "openvino"}
@@ -108,9 +108,10 @@ def profile_here(
     target = RUNTIMES[file.suffix.lower()]
     side = open_side(path, trust=trust) if target == "onnx" else _openvino_side(file)
     inputs = _inputs(side, input_shape, batch)
-    times, costs = (_onnx if target == "onnx" else _openvino)(file, inputs, threads, tell, folder)
+    asked = Probing(_artifact(file, side.inputs, target, untrusted=not trust), inputs, folder, threads)
+    probe = find_target(target).probe(asked)
     machine = TypeAdapter(Limits).validate_python(limits)
-    found = join(times, costs, {}, machine, target=target, batch=len(inputs[0]))
+    found = join(take_times(probe, progress=tell), probe.costs(), {}, machine, target=target, batch=len(inputs[0]))
     write_arrays(folder / _INPUTS, inputs)
     dumped = TypeAdapter(Profile).dump_python(found, mode="json")
     return {"profile": dumped, "takes": [asdict(spec) for spec in side.inputs]}
@@ -138,26 +139,6 @@ def _inputs(side: Side, input_shape: str | None, batch: int) -> list[np.ndarray]
     if batch not in (1, len(arrays[0])):
         raise UsageError(f"'{side.path}' takes a batch of {len(arrays[0])} and no other.", hint="Leave --batch out.")
     return arrays
-
-
-def _onnx(
-    path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress, folder: Path
-) -> tuple[Times, Costs]:
-    from optimize.profile.names import onnx_names
-    from optimize.profile.onnx_costs import onnx_costs
-    from optimize.profile.onnx_runtime import OnnxProbe
-
-    probe = OnnxProbe(path, inputs, onnx_names(path), folder, threads=threads)
-    return take_times(probe, progress=progress), onnx_costs(path, inputs)
-
-
-def _openvino(
-    path: Path, inputs: Sequence[np.ndarray], threads: int, progress: Progress, folder: Path
-) -> tuple[Times, Costs]:
-    from optimize.profile.openvino_runtime import OpenVinoProbe
-
-    probe = OpenVinoProbe(path, inputs, None, threads=threads)
-    return take_times(probe, progress=progress), Costs({}, frozenset())
 
 
 class _OpenVinoSide(Side):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,8 @@ from optimize.quantization.numerics import Numerics, TensorFormat
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.quantization.plan import Quantization
+    from optimize.targets.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,25 @@ class Artifact:
         return find_target(self.target).load(self, threads=threads)
 
 
+@dataclass(frozen=True)
+class Probing:
+    """An artifact to be run with its runtime's profiler.
+
+    Attributes:
+        artifact: The file.
+        inputs: Flat arrays of every run.
+        folder: An empty folder for what the profiler writes.
+        threads: Compute threads.
+        program: What was exported; None where only a file is known.
+    """
+
+    artifact: Artifact
+    inputs: Sequence[np.ndarray]
+    folder: Path
+    threads: int
+    program: Program | None = None
+
+
 class Runner(ABC):
     """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind).
 
@@ -233,6 +255,8 @@ class Target(ABC):
         summary: One line for ``optimize targets``.
         support: What it writes and runs.
         packages: Distributions whose versions a figure depends on.
+        profiled: Whether its runtime tells the time of each kernel (``probe``).
+        times_layers: Whether it tells, too, which layer each kernel serves.
         numerics: What INT8 means to the backend.
     """
 
@@ -241,6 +265,8 @@ class Target(ABC):
     summary: ClassVar[str]
     support: ClassVar[Support] = Support(floats=(), free="unknown")
     packages: ClassVar[tuple[str, ...]] = ()
+    profiled: ClassVar[bool] = False
+    times_layers: ClassVar[bool] = False
     numerics: ClassVar[Numerics] = Numerics(
         activation=TensorFormat("uint8", symmetric=False),
         weight=TensorFormat("int8", symmetric=True, per_channel=True),
@@ -278,6 +304,27 @@ class Target(ABC):
             TargetUnavailable: The backend is not installed.
             Refused: The program uses something the backend lacks; the message names the op and the layer.
         """
+
+    def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
+        """Write a file for each of several INT8 plans of a program, to time them.
+
+        Raises:
+            Refused: The program cannot be translated, or no layer of a plan can run in INT8.
+        """
+        paths = [folder / f"trial_{index}{self.suffix}" for index in range(len(plans))]
+        return [self.export(replace(program, quantization=plan), path) for plan, path in zip(plans, paths, strict=True)]
+
+    def noting_kernels(self) -> AbstractContextManager[None]:
+        """Let files that are exported meanwhile tell a profiler of their kernels, where they must be asked to."""
+        return nullcontext()
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load an artifact so that it runs with and without its runtime's profiler; of targets that are ``profiled``.
+
+        Raises:
+            TargetUnavailable: The runtime is not installed, or cannot run the file.
+        """
+        raise NotImplementedError(f"{self.name} tells no times")
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Return what the reader of a report must know about an artifact of this target first; mostly nothing."""

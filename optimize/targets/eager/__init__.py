@@ -12,10 +12,11 @@ from optimize import files
 from optimize.errors import Refused
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import FLOATS, Artifact, Availability, Runner, Support, Target
+from optimize.targets.base import FLOATS, Artifact, Availability, Probing, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.targets.probe import Probe
 
 
 @register_target
@@ -30,6 +31,7 @@ class Eager(Target):
     suffix = ".eager.pt2"
     summary = "Eager PyTorch: the baseline that speed-ups are quoted against; for measuring, not for deploying."
     support = Support(FLOATS)
+    profiled = True
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""
@@ -70,3 +72,9 @@ class Eager(Target):
             unlifted = exported.module(check_guards=False)
         unlifted.graph.set_codegen(fx.graph.CodeGen())
         return TorchRunner(artifact, fx.GraphModule(unlifted, unlifted.graph), threads)
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load the file for torch's profiler."""
+        from optimize.targets.torch_probe import TorchProbe
+
+        return TorchProbe(self.load(asked.artifact, threads=asked.threads), asked)

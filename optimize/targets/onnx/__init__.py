@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +16,7 @@ from optimize.targets.base import (
     Artifact,
     Availability,
     Coverage,
+    Probing,
     Runner,
     Support,
     Target,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from optimize.program import Program
+    from optimize.quantization.plan import Quantization
+    from optimize.targets.probe import Probe
 
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
@@ -58,6 +62,7 @@ class Onnx(Target):
         remark="float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it.",
     )
     packages = ("onnx", *CPU.packages)
+    profiled = times_layers = True
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
     provider: ClassVar[Provider] = CPU
@@ -110,6 +115,38 @@ class Onnx(Target):
 
         return OnnxRunner(artifact, threads=threads, provider=self.provider)
 
+    def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
+        """Write a file a plan from one translation; the weights of layers in float are the program's, rounded or not.
+
+        Raises:
+            Refused: The program cannot be translated, or no layer of a plan can run in INT8.
+        """
+        import onnx_ir as ir
+
+        from optimize.precision.lowering import lower_half
+        from optimize.targets.onnx_graph.export import save, to_onnx
+        from optimize.targets.packaging import describe
+
+        program = lower_half(program, integers="float32")
+        model, value_names = to_onnx(program)
+        proto, written = ir.to_proto(model), []
+        for index, plan in enumerate(plans):
+            path, trial = folder / f"trial_{index}.onnx", ir.from_proto(proto)
+            place(replace(program, quantization=plan), trial, value_names)
+            save(trial, path)
+            written.append(describe(program, target=self.name, path=path, precision=plan.precision, versions={}))
+        return written
+
+    def probe(self, asked: Probing) -> Probe:
+        """Open the file twice in ONNX Runtime, once with its profiler.
+
+        Raises:
+            TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator of the file.
+        """
+        from optimize.targets.onnx.probe import OnnxProbe
+
+        return OnnxProbe(asked)
+
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Say that something else than the wanted provider runs the file, or that a CPU will not run it, if so."""
         if self.provider is CPU and artifact.precision in _INSTEAD and _SAME_AS_INT8 not in artifact.notes:
@@ -124,6 +161,8 @@ class Onnx(Target):
 
 class _OnProvider(Onnx):
     """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
+
+    profiled = times_layers = False
 
     @property
     def device(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimize.errors import Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Support, Target
+from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from optimize.program import Program
-    from optimize.targets.openvino.coverage import Kernel
+    from optimize.targets.openvino.coverage import ExecutedNode
+    from optimize.targets.probe import Probe
 
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
@@ -51,6 +52,7 @@ class OpenVINO(Target):
         remark="bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere.",
     )
     packages = ("openvino",)
+    profiled = True
     numerics = OPENVINO.numerics
 
     hint: Literal["latency", "throughput"] = "latency"
@@ -115,6 +117,17 @@ class OpenVINO(Target):
         from optimize.targets.openvino.runner import OpenVINORunner
 
         return OpenVINORunner(artifact, threads=threads)
+
+    def probe(self, asked: Probing) -> Probe:
+        """Compile the file twice, once with counters.
+
+        Raises:
+            TargetUnavailable: OpenVINO is not installed.
+            Refused: OpenVINO cannot compile the file here.
+        """
+        from optimize.targets.openvino.probe import OpenVinoProbe
+
+        return OpenVinoProbe(asked)
 
 
 def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
@@ -197,7 +210,7 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     return found
 
 
-def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[Kernel]:
+def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[ExecutedNode]:
     """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
     from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.coverage import read_kernels

@@ -8,17 +8,18 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Support, Target
+from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.targets.probe import Probe
 
 
 @register_target
@@ -42,6 +43,7 @@ class PT2(Target):
         ("static",),
         remark="Tied to the CPU and the torch release it is for.",
     )
+    profiled = True
 
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
@@ -89,6 +91,18 @@ class PT2(Target):
             return loader.run(list(inputs))
 
         return TorchRunner(artifact, run, threads, shared=False)
+
+    def noting_kernels(self) -> AbstractContextManager[None]:
+        """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
+        from optimize.targets.pt2.probe import noting_kernels
+
+        return noting_kernels()
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load a package, compiled under ``noting_kernels``, for torch's profiler."""
+        from optimize.targets.pt2.probe import PT2Probe
+
+        return PT2Probe(self.load(asked.artifact, threads=asked.threads), asked)
 
 
 def _compiler() -> str | None:

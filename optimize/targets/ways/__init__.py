@@ -75,6 +75,7 @@ class _OtherWay(Eager):
     """The eager file, run in another way; a subclass says which."""
 
     way: ClassVar[Way]
+    profiled = False
 
     @property
     def device(self) -> str:
