@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from optimize.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from optimize.passes.base import Pass
     from optimize.targets.base import Target
 
@@ -44,6 +46,11 @@ def targets() -> Mapping[str, Target]:
         if module.ispkg:
             importlib.import_module(f"optimize.targets.{module.name}")
     return MappingProxyType(_targets)
+
+
+def target_of(path: Path) -> Target | None:
+    """Return the target whose runtime takes a file as it is; None of everything else, torch files among it."""
+    return next((target for target in targets().values() if target.owns(path)), None)
 
 
 def find_pass(name: str) -> type[Pass]:

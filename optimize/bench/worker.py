@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.bench.subjects import MODULE
+from optimize.measure.subjects import MODULE
 from optimize.measure.worker import Worker, artifact_from, confine_for, is_warm, read_arrays, serve
 from optimize.targets.base import Runner
 
@@ -100,7 +100,7 @@ def clock_step_s(clock: Callable[[], float]) -> float:
 def _runner(request: Mapping[str, Any]) -> Runner:
     artifact = artifact_from(request["artifact"])
     if artifact.target == MODULE:
-        from optimize.bench.modules import open_module
+        from optimize.measure.modules import open_module
 
         return open_module(artifact, request["loading"], request["threads"])
     importlib.import_module(request["module"])

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from optimize.gate.models import Pair
 from optimize.gate.rounds import SIDES, Block, Restart, Round, SideName, Start, Trace
 from optimize.gate.verdict import FIRST_LOOK
 from optimize.measure.fleet import Fleet, Progress, Session, WorkerFailed
 from optimize.measure.latency import BLOCK_S, MAX_RUNS_PER_BLOCK, WARM_UP
+from optimize.measure.subjects import Pair
 from optimize.measure.worker import write_arrays
 
 #: From this run time on, what a switch of processes costs the next run is lost in it.

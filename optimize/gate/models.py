@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimize.bench.subjects import MODULE, Opening, Subject, agreed_inputs
 from optimize.errors import Refused, TargetUnavailable
-from optimize.measure.feed import FLOATS, drawn
+from optimize.measure.feed import drawn
+from optimize.measure.openers import Opening
+from optimize.measure.subjects import FLOATS, MODULE, Pair, Subject, agreed_pair
 from optimize.registry import find_target
-from optimize.targets.arrays import element_type, to_array
+from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, TensorSpec
 
 if TYPE_CHECKING:
@@ -24,57 +25,6 @@ if TYPE_CHECKING:
 NOISE_SAMPLES, DATA_SAMPLES = 8, 256
 #: Labelled samples in one run, where the files leave the batch free; others are run one at a time.
 LABELLED_BATCH = 8
-
-
-@dataclass(frozen=True)
-class Model:
-    """One side: a file, what it takes, and where it runs.
-
-    Attributes:
-        source: As the user named it.
-        kind: What it is, in words.
-        artifact: The file.
-        places: Of its inputs among those of the pair.
-        interpreter: Python of its own environment; None for this one.
-    """
-
-    source: str
-    kind: str
-    artifact: Artifact
-    places: tuple[int, ...]
-    interpreter: Path | None = None
-
-    def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return arrays that were made for the pair's ``specs`` in this file's own order and types."""
-        wanted = zip(self.places, self.artifact.inputs, strict=True)
-        return [arrays[place].astype(element_type(spec.dtype), copy=False) for place, spec in wanted]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two models that take the same inputs.
-
-    Attributes:
-        base: What may be replaced.
-        candidate: What would replace it.
-        specs: What both take, in the base's order and types; the batch is a number where a file fixes it.
-        tokens: How many tokens each may name, where it is not of floats.
-    """
-
-    base: Model
-    candidate: Model
-    specs: tuple[TensorSpec, ...]
-    tokens: tuple[int, ...]
-
-    @property
-    def models(self) -> tuple[Model, Model]:
-        """Base and candidate."""
-        return self.base, self.candidate
-
-    @property
-    def fixed_batch(self) -> int | None:
-        """The only batch that both take; None where it is free."""
-        return next((size for size in (spec.shape[0] for spec in self.specs) if isinstance(size, int)), None)
 
 
 def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None) -> Pair:
@@ -94,20 +44,10 @@ def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | N
     for subject, interpreter in zip((base, candidate), interpreters, strict=True):
         if interpreter is None and (reason := subject.missing or _unavailable(subject.artifact)):
             raise TargetUnavailable(f"'{subject.name}' cannot run on this machine: {reason}.")
-    batches = {batch for batch in (base.fixed_batch, candidate.fixed_batch) if batch is not None}
-    if len(batches) > 1:
-        raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
-    agreed = agreed_inputs([base, candidate], input_shape)
-    specs = agreed[0].artifact.inputs
-    if batches:
-        specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    first, second = (_model(subject, place) for subject, place in zip(agreed, interpreters, strict=True))
-    return Pair(first, second, specs, tuple(tokens for _, tokens in agreed[0].feed))
-
-
-def _model(subject: Subject, interpreter: Path | None) -> Model:
-    artifact, places = subject.artifact, tuple(place for place, _ in subject.feed)
-    return Model(str(artifact.path), subject.kind, artifact, places, interpreter)
+    first, second = (
+        replace(entry, interpreter=where) for entry, where in zip((base, candidate), interpreters, strict=True)
+    )
+    return agreed_pair(first, second, input_shape)
 
 
 def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
@@ -193,8 +133,7 @@ class Samples:
     def _noise(self, size: int) -> Iterator[list[np.ndarray]]:
         generator = np.random.default_rng(0)
         for _ in range(-(-NOISE_SAMPLES // size)):
-            pairs = zip(self.pair.specs, self.pair.tokens, strict=True)
-            yield [drawn(spec, size, tokens, generator) for spec, tokens in pairs]
+            yield [drawn(spec, size, generator) for spec in self.pair.specs]
 
     def _read(self, source: str, size: int, *, labelled: bool) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
         from optimize.data import open_data

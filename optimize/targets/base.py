@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from optimize.program import Program
     from optimize.quantization.plan import Quantization
     from optimize.targets.probe import Probe
+    from optimize.targets.values import FileValues
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,13 @@ class TensorSpec:
         name: Its name in the file.
         shape: Sizes; a string names a free dimension.
         dtype: NumPy's name of the element type, such as ``float32``.
+        tokens: How many tokens its integers may name, where the file says so.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class Artifact:
         providers: What executes it where the runtime has a choice, read from it, the preferred one first.
         settings: What its runner is asked, by the target's options.
         untrusted: Whether somebody else may have made it: then it is run in a confined process alone.
+        missing: Why it cannot run here, where that was seen when it was opened; empty otherwise.
     """
 
     target: str
@@ -186,6 +190,7 @@ class Artifact:
     providers: tuple[str, ...] = ()
     settings: Mapping[str, str | bool] = field(default_factory=dict)
     untrusted: bool = False
+    missing: str = ""
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -257,6 +262,8 @@ class Target(ABC):
         packages: Distributions whose versions a figure depends on.
         profiled: Whether its runtime tells the time of each kernel (``probe``).
         times_layers: Whether it tells, too, which layer each kernel serves.
+        endings: How the names of files end that it opens as they are, in lower case.
+        noun: What to call such a file.
         numerics: What INT8 means to the backend.
     """
 
@@ -267,6 +274,8 @@ class Target(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     profiled: ClassVar[bool] = False
     times_layers: ClassVar[bool] = False
+    endings: ClassVar[tuple[str, ...]] = ()
+    noun: ClassVar[str] = ""
     numerics: ClassVar[Numerics] = Numerics(
         activation=TensorFormat("uint8", symmetric=False),
         weight=TensorFormat("int8", symmetric=True, per_channel=True),
@@ -304,6 +313,26 @@ class Target(ABC):
             TargetUnavailable: The backend is not installed.
             Refused: The program uses something the backend lacks; the message names the op and the layer.
         """
+
+    def owns(self, path: Path) -> bool:
+        """Say whether a file is one that this target opens as it is."""
+        return path.suffix.lower() in self.endings
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a file that it owns, whoever made it: what it takes is read once, behind the checks of its kind.
+
+        Args:
+            path: The file.
+            trust: Take whatever the file asks for, code included; without, the artifact is ``untrusted``.
+
+        Raises:
+            Refused: The file is missing, or is refused by the checks.
+        """
+        raise NotImplementedError(f"{self.name} opens no files")
+
+    def values(self, artifact: Artifact) -> FileValues | None:
+        """Return the values that a file computes between its inputs and its outputs; None where nothing tells them."""
+        return None
 
     def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
         """Write a file for each of several INT8 plans of a program, to time them.

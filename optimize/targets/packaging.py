@@ -50,6 +50,23 @@ def describe(
     )
 
 
+def describe_file(
+    target: str, path: Path, files: Sequence[Path] = (), inputs: Sequence[TensorSpec] = (), *, trust: bool
+) -> Artifact:
+    """Return the artifact of a file that somebody else wrote.
+
+    Args:
+        target: What runs it.
+        path: The file.
+        files: All that it consists of, ``path`` first; ``path`` alone by default.
+        inputs: What it takes; nothing where that is not known.
+        trust: Whether it may be run in a process that is not confined.
+    """
+    there = [file for file in files or (path,) if file.is_file()]
+    size_bytes = sum(file.stat().st_size for file in there)
+    return Artifact(target, path, tuple(inputs), (), "", file_digest(*there), size_bytes, "", untrusted=not trust)
+
+
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:
     """Return the program's inputs, free dimensions by name."""
     return tuple(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from optimize.bench.subjects import Subject
 from optimize.gate import case as cases
-from optimize.gate.models import Pair, open_pair
+from optimize.gate.models import open_pair
+from optimize.measure.subjects import Pair, Subject
 from optimize.targets.base import Artifact
 from tests.measure.conftest import make
 

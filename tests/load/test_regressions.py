@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimize.bench.subjects import Opening
 from optimize.errors import Refused
 from optimize.load import stored
 from optimize.load.archive import Archive
 from optimize.load.identify import Kind
 from optimize.load.taking import take_over
+from optimize.measure.openers import Opening
 from optimize.regular import read_bytes
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.openvino.reading import inputs_here

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optimize.program import Program
     from optimize.quantization.plan import Quantization
     from optimize.targets.probe import Probe
+    from optimize.targets.values import FileValues
 
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
@@ -63,6 +64,8 @@ class Onnx(Target):
     )
     packages = ("onnx", *CPU.packages)
     profiled = times_layers = True
+    endings: ClassVar[tuple[str, ...]] = (".onnx",)
+    noun = "ONNX"
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
     provider: ClassVar[Provider] = CPU
@@ -115,6 +118,26 @@ class Onnx(Target):
 
         return OnnxRunner(artifact, threads=threads, provider=self.provider)
 
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe an ONNX file once it is checked.
+
+        Raises:
+            Refused: It is no ONNX file, asks for too much, or takes what is no tensor of numbers.
+        """
+        from optimize.targets.onnx.reading import files_of
+        from optimize.targets.onnx.values import inputs_of, outputs_of
+        from optimize.targets.packaging import describe_file
+
+        model, files = files_of(path, trust=trust)
+        found = describe_file(self.name, path, files, inputs_of(model, path), trust=trust)
+        return replace(found, outputs=outputs_of(model))
+
+    def values(self, artifact: Artifact) -> FileValues:
+        """Return the float values that a file computes."""
+        from optimize.targets.onnx.values import read_values
+
+        return read_values(artifact.path, trust=not artifact.untrusted)
+
     def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
         """Write a file a plan from one translation; the weights of layers in float are the program's, rounded or not.
 
@@ -163,6 +186,7 @@ class _OnProvider(Onnx):
     """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
 
     profiled = times_layers = False
+    endings = ()
 
     @property
     def device(self) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimize.errors import Refused, UsageError, nearest
+from optimize.errors import OptimizeError, Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
@@ -53,6 +53,8 @@ class OpenVINO(Target):
     )
     packages = ("openvino",)
     profiled = True
+    endings = (".xml",)
+    noun = "OpenVINO"
     numerics = OPENVINO.numerics
 
     hint: Literal["latency", "throughput"] = "latency"
@@ -106,6 +108,22 @@ class OpenVINO(Target):
             notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, asked, wide=wide)],
             settings={"hint": self.hint, "cache": self.cache},
         )
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a graph and its weights once they are checked.
+
+        Raises:
+            Refused: They are no IR, or ask for too much.
+        """
+        from optimize.targets.openvino.reading import check_ir, inputs_of
+        from optimize.targets.packaging import describe_file
+
+        check_ir(path, trust=trust)
+        found = describe_file(self.name, path, self.files(path), trust=trust)
+        try:
+            return replace(found, inputs=inputs_of(path, trust=trust))
+        except OptimizeError as error:
+            return replace(found, missing=error.what.rstrip("."))
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Compile the file for this CPU, in the precision it carries.

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
+from optimize.regular import find
 from optimize.targets import packaging
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
@@ -44,6 +46,7 @@ class PT2(Target):
         remark="Tied to the CPU and the torch release it is for.",
     )
     profiled = True
+    noun = "AOTInductor package"
 
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
@@ -76,6 +79,26 @@ class PT2(Target):
             coverage=coverage,
             notes=[_tied(found.version["torch"])],
         )
+
+    def owns(self, path: Path) -> bool:
+        """Say whether a file is a package, by its members: torch.export programs have the same ending."""
+        if find(path) is None or not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return any("aotinductor/" in name for name in archive.namelist())
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a package; what it takes is not written in it.
+
+        Raises:
+            Refused: It is not trusted: it holds native code.
+        """
+        if not trust:
+            raise Refused(
+                f"'{path}' is native code, compiled ahead of time for one machine.",
+                hint="Give --trust if you made it yourself.",
+            )
+        return packaging.describe_file(self.name, path, trust=trust)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""

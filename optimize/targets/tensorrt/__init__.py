@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize.errors import TargetUnavailable
+from optimize.errors import OptimizeError, TargetUnavailable
 from optimize.files import whole
 from optimize.registry import register_target
+from optimize.regular import require_file
 from optimize.targets.base import FLOATS, HALVES, Artifact, Availability, Coverage, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt import packages
@@ -45,6 +46,8 @@ class TensorRT(EngineOptions, Target):
         remark="The batch is free from min_batch to max_batch; runs on NVIDIA GPUs.",
     )
     packages = (TENSORRT.distribution, TENSORRT_RTX.distribution)
+    endings = (".engine", ".plan", ".trt")
+    noun = "TensorRT"
     numerics = POLICY.numerics
 
     @property
@@ -87,6 +90,25 @@ class TensorRT(EngineOptions, Target):
                 file.unlink(missing_ok=True)
             raise
         return self._describe(program.precision, lowered, path, package, built, placed)
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe an engine; what it takes is read from the engine, which needs a GPU.
+
+        Raises:
+            Refused: There is no such file.
+        """
+        from optimize.targets.packaging import describe_file
+        from optimize.targets.tensorrt.reading import read_specs
+
+        require_file(path)
+        found, here = describe_file(self.name, path, trust=trust), self.available()
+        if not here.run:
+            return replace(found, missing=here.reason)
+        try:
+            versions, inputs, outputs = read_specs(path)
+        except OptimizeError as error:
+            return replace(found, missing=error.what.rstrip("."))
+        return replace(found, versions=versions, inputs=inputs, outputs=outputs)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the engine on the first visible GPU; ``threads`` has no meaning there.
