@@ -56,8 +56,7 @@ class Eager(Target):
             torch.export.save(program.export(), buffer)
         with files.whole(path) as temporary:
             temporary.write_bytes(buffer.getvalue())
-        precision, versions = program.precision, self.available().version
-        return packaging.describe(program, target=self.name, path=path, precision=precision, versions=versions)
+        return packaging.describe(self, program, path)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""

@@ -64,14 +64,8 @@ class ExecuTorch(Target):
         lowered = _lower(program.export())
         with whole(path) as temporary:
             temporary.write_bytes(lowered.buffer)
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=self.available().version,
-            notes=[_placed(lowered.exported_program().graph), _CORES],
-        )
+        notes = _placed(lowered.exported_program().graph), _CORES
+        return packaging.describe(self, program, path, notes=notes)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file with ExecuTorch's Python bindings; they have no say in its threads.

@@ -101,9 +101,7 @@ class Onnx(Target):
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
         save(model, path)
-        artifact = describe(
-            lowered, target=self.name, path=path, precision=program.precision, versions=self.available().version
-        )
+        artifact = describe(self, lowered, path, precision=program.precision)
         if lowered is not program and not holds_half(lowered):
             artifact = replace(artifact, notes=(_SAME_AS_INT8,))
         return _seen_running(artifact, placed, self.provider)
@@ -157,7 +155,7 @@ class Onnx(Target):
             path, trial = folder / f"trial_{index}.onnx", ir.from_proto(proto)
             place(replace(program, quantization=plan), trial, value_names)
             save(trial, path)
-            written.append(describe(program, target=self.name, path=path, precision=plan.precision, versions={}))
+            written.append(describe(self, program, path, precision=plan.precision, versions={}))
         return written
 
     def probe(self, asked: Probing) -> Probe:
@@ -256,7 +254,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
     Raises:
         Refused: No layer can run in INT8.
     """
-    from optimize.targets.packaging import planned_floats
+    from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
     if plan is None:
@@ -268,11 +266,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
             hint="Use --to onnx-tensorrt, tensorrt or onnx for it.",
         )
     placed = _placed(program, model, value_names, policy)
-    if not placed.quantized:
-        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-        raise Refused(
-            f"No layer can run in INT8 on {policy.runtime}: {reasons}.", hint="Leave --int8 out for this target."
-        )
+    require_layers(placed, policy.runtime)
     if plan.mode != "static":
         placed = replace(placed, left_float=(*placed.left_float, *planned_floats(program)))
     return placed

@@ -98,14 +98,13 @@ class OpenVINO(Target):
         asked = _float_precision(program)
         kernels = _write(runtime, model, asked, self.files(path))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
+        told = notes(kernels, asked, usable_precision(runtime.Core(), asked))
         return describe(
+            self,
             program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=self.available().version,
+            path,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
-            notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, asked, wide=wide)],
+            notes=(*told, *_apart(program, asked, wide=wide)),
             settings={"hint": self.hint, "cache": self.cache},
         )
 
@@ -160,6 +159,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+    from optimize.targets.packaging import require_layers
 
     plan = program.quantization
     if plan is not None and plan.mode == "dynamic":
@@ -176,9 +176,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
         return model, None
     parts = separate_projections(model, plan.layers)
     placed = _whole(quantize_onnx(model, value_names, plan, openvino()), parts)
-    if not placed.quantized:
-        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-        raise Refused(f"No layer can run in INT8 on OpenVINO: {reasons}.", hint="Leave --int8 out for this target.")
+    require_layers(placed, "OpenVINO")
     calibrated = {value_names[node]: known for node, known in plan.ranges.items() if node in value_names}
     store_means(model, calibrated, OPENVINO.numerics.activation)
     multiply_integers(model, calibrated)

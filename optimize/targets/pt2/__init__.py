@@ -70,15 +70,7 @@ class PT2(Target):
         if not found.export:
             raise TargetUnavailable(f"The pt2 target cannot compile: {found.reason}.", hint=found.install)
         coverage = _compile_float(program, path) if program.quantization is None else _compile_int8(program, path)
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=found.version,
-            coverage=coverage,
-            notes=[_tied(found.version["torch"])],
-        )
+        return packaging.describe(self, program, path, coverage=coverage, notes=(_tied(found.version["torch"]),))
 
     def owns(self, path: Path) -> bool:
         """Say whether a file is a package, by its members: torch.export programs have the same ending."""

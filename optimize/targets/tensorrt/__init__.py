@@ -176,14 +176,14 @@ class TensorRT(EngineOptions, Target):
         ]
         writers = {name: importlib.metadata.version(name) for name in ("torch", "onnx")}
         artifact = describe(
+            self,
             lowered,
-            target=TensorRT.name,
-            path=path,
+            path,
             precision=precision,
             versions={package.distribution: built.version, **writers},
             output_names=built.outputs,
             coverage=None if placed is None else read_coverage(placed, built.layers),
-            notes=notes,
+            notes=tuple(notes),
             layer_types=built.types,
             settings={"cuda_graph": True} if self.cuda_graph else {},
         )

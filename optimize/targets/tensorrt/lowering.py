@@ -51,15 +51,14 @@ def to_model(program: Program, lowered: Program, capabilities: tuple[str, ...]) 
     from optimize.targets.onnx_graph.export import to_onnx
     from optimize.targets.onnx_graph.half import note_weights
     from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.packaging import require_layers
 
     model, value_names = to_onnx(lowered)
     placed = None
     if lowered.quantization is not None:
         note_weights(model, program)
         placed = quantize_onnx(model, value_names, lowered.quantization, POLICY)
-        if not placed.quantized:
-            reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-            raise Refused(f"No layer can run in INT8 on TensorRT: {reasons}.", hint="Leave --int8 out for this target.")
+        require_layers(placed, "TensorRT")
     findings = check(model, capabilities)
     if findings:
         listed = "; ".join(f"{entry.where}: {entry.rule}" for entry in findings[:3])

@@ -61,16 +61,7 @@ class TorchScript(Target):
                 scripted, coverage = _compile_int8(program)
                 notes = _int8_notes(program, program.quantization)
         _save(scripted, path)
-        versions = self.available().version
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=versions,
-            coverage=coverage,
-            notes=notes,
-        )
+        return packaging.describe(self, program, path, coverage=coverage, notes=tuple(notes))
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
