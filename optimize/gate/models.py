@@ -6,20 +6,15 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimize.errors import Refused, TargetUnavailable
-from optimize.measure.feed import drawn
+from optimize.measure.feed import noise, open_for, read_whole
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import FLOATS, MODULE, Pair, Subject, agreed_pair
+from optimize.measure.subjects import MODULE, Pair, Subject, agreed_pair
 from optimize.registry import find_target
-from optimize.targets.arrays import to_array
-from optimize.targets.base import Artifact, TensorSpec
-
-if TYPE_CHECKING:
-    from optimize.data import InputSpec
+from optimize.targets.base import Artifact
 
 #: Samples whose outputs are compared: this many of noise, at most that many of data.
 NOISE_SAMPLES, DATA_SAMPLES = 8, 256
@@ -44,10 +39,8 @@ def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | N
     for subject, interpreter in zip((base, candidate), interpreters, strict=True):
         if interpreter is None and (reason := subject.missing or _unavailable(subject.artifact)):
             raise TargetUnavailable(f"'{subject.name}' cannot run on this machine: {reason}.")
-    first, second = (
-        replace(entry, interpreter=where) for entry, where in zip((base, candidate), interpreters, strict=True)
-    )
-    return agreed_pair(first, second, input_shape)
+    first, second = interpreters
+    return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
 
 
 def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
@@ -127,31 +120,12 @@ class Samples:
     def _unlabelled(self, size: int) -> Iterator[list[np.ndarray]]:
         source = self.data or self.labelled
         if source is None:
-            return self._noise(size)
+            return noise(self.pair.specs, size, NOISE_SAMPLES)
         return (arrays for arrays, _ in self._read(source, size, labelled=self.data is None))
 
-    def _noise(self, size: int) -> Iterator[list[np.ndarray]]:
-        generator = np.random.default_rng(0)
-        for _ in range(-(-NOISE_SAMPLES // size)):
-            yield [drawn(spec, size, generator) for spec in self.pair.specs]
-
     def _read(self, source: str, size: int, *, labelled: bool) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-        from optimize.data import open_data
-        from optimize.datasets import image_preprocessing
-
-        image = image_preprocessing(self.preprocessing or {})
-        opened = open_data(source, inputs=[_wanted(spec) for spec in self.pair.specs], labelled=labelled, image=image)
-        for batch in opened.batches(size):
-            if len(batch) == size or self.pair.fixed_batch is None:  # a fixed batch takes whole batches only
-                labels = batch.labels.numpy() if labelled and batch.labels is not None else None
-                yield [to_array(tensor) for tensor in batch.inputs], labels
-
-
-def _wanted(spec: TensorSpec) -> InputSpec:
-    from optimize.data import InputSpec
-
-    sizes = tuple(size if isinstance(size, int) else None for size in spec.shape[1:])
-    return InputSpec(spec.name, sizes, "float32" if spec.dtype in FLOATS else spec.dtype)
+        opened = open_for(self.pair.specs, source, labelled=labelled, preprocessing=self.preprocessing)
+        return read_whole(opened, size, rest=self.pair.fixed_batch is None)
 
 
 def digest(arrays: Sequence[np.ndarray]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from optimize.errors import Refused, UsageError
 from optimize.measure.subjects import FLOATS
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
+
+if TYPE_CHECKING:
+    from optimize.data import Data
 
 #: Random samples, where no data is given.
 NOISE_SAMPLES = 32
@@ -55,34 +59,48 @@ def open_feed(
     Raises:
         OptimizeError: The data does not fit.
     """
-    fixed = next((spec.shape[0] for spec in specs if isinstance(spec.shape[0], int)), None)
-    if data is not None:
-        return _data(data, specs, fixed, preprocessing or {})
-    return Feed("noise", True, lambda: _noise(specs, fixed or 1))
+    size = next((spec.shape[0] for spec in specs if isinstance(spec.shape[0], int)), 1)
+    if data is None:
+        return Feed("noise", True, lambda: noise(specs, size, NOISE_SAMPLES))
+    opened = open_for(specs, data, preprocessing=preprocessing)
+    if opened.count is not None and opened.count < size:
+        raise Refused(f"'{opened.name}' has {opened.count} samples; the files take a batch of {size}.")
+    return Feed(opened.name, False, lambda: (arrays for arrays, _ in read_whole(opened, size)))
 
 
-def _data(data: str, specs: Sequence[TensorSpec], fixed: int | None, preprocessing: Mapping[str, str]) -> Feed:
+def open_for(
+    specs: Sequence[TensorSpec], source: str, *, labelled: bool = False, preprocessing: Mapping[str, str] | None = None
+) -> Data:
+    """Return the data a user names, in the shapes that files take; real numbers are float32, whatever the files take.
+
+    Raises:
+        OptimizeError: It does not fit.
+    """
     from optimize.data import InputSpec, open_data
     from optimize.datasets import image_preprocessing
 
-    shapes = [tuple(size if isinstance(size, int) else None for size in spec.shape[1:]) for spec in specs]
-    wanted = [InputSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
-    opened = open_data(data, inputs=wanted, image=image_preprocessing(preprocessing))
-    size = fixed or 1
-    if opened.count is not None and opened.count < size:
-        raise Refused(f"'{opened.name}' has {opened.count} samples; the files take a batch of {size}.")
-
-    def read() -> Iterator[list[np.ndarray]]:
-        for batch in opened.batches(size):
-            if len(batch) == size:  # a fixed batch takes whole batches only
-                yield [to_array(tensor) for tensor in batch.inputs]
-
-    return Feed(opened.name, False, read)
+    wanted = [
+        InputSpec(
+            spec.name,
+            tuple(size if isinstance(size, int) else None for size in spec.shape[1:]),
+            "float32" if spec.dtype in FLOATS else spec.dtype,
+        )
+        for spec in specs
+    ]
+    return open_data(source, inputs=wanted, labelled=labelled, image=image_preprocessing(preprocessing or {}))
 
 
-def _noise(specs: Sequence[TensorSpec], batch: int) -> Iterator[list[np.ndarray]]:
+def read_whole(opened: Data, size: int, *, rest: bool = False) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
+    """Yield the inputs and the labels, where there are some, of whole batches, and with ``rest`` of the last one."""
+    for batch in opened.batches(size):
+        if rest or len(batch) == size:
+            yield [to_array(tensor) for tensor in batch.inputs], None if batch.labels is None else batch.labels.numpy()
+
+
+def noise(specs: Sequence[TensorSpec], batch: int, samples: int) -> Iterator[list[np.ndarray]]:
+    """Yield batches of noise until there are this many samples."""
     generator = np.random.default_rng(0)
-    for _ in range(-(-NOISE_SAMPLES // batch)):
+    for _ in range(-(-samples // batch)):
         yield [drawn(spec, batch, generator) for spec in specs]
 
 

@@ -264,6 +264,8 @@ class Target(ABC):
         times_layers: Whether it tells, too, which layer each kernel serves.
         endings: How the names of files end that it opens as they are, in lower case.
         noun: What to call such a file.
+        alone: Python that makes of a ``path`` a function ``f`` from one array to the first output, without this
+            package; empty where files are for measuring here.
         numerics: What INT8 means to the backend.
     """
 
@@ -276,6 +278,7 @@ class Target(ABC):
     times_layers: ClassVar[bool] = False
     endings: ClassVar[tuple[str, ...]] = ()
     noun: ClassVar[str] = ""
+    alone: ClassVar[str] = ""
     numerics: ClassVar[Numerics] = Numerics(
         activation=TensorFormat("uint8", symmetric=False),
         weight=TensorFormat("int8", symmetric=True, per_channel=True),

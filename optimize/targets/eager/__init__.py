@@ -32,6 +32,9 @@ class Eager(Target):
     summary = "Eager PyTorch: the baseline that speed-ups are quoted against; for measuring, not for deploying."
     support = Support(FLOATS)
     profiled = True
+    alone = (
+        "import torch; m = torch.export.load(path).module(); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()"
+    )
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""

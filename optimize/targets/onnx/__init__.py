@@ -66,6 +66,10 @@ class Onnx(Target):
     profiled = times_layers = True
     endings: ClassVar[tuple[str, ...]] = (".onnx",)
     noun = "ONNX"
+    alone = (
+        "import onnxruntime; s = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']); "
+        "f = lambda x: s.run(None, {s.get_inputs()[0].name: x})[0]"
+    )
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
     provider: ClassVar[Provider] = CPU
@@ -185,6 +189,7 @@ class _OnProvider(Onnx):
 
     profiled = times_layers = False
     endings = ()
+    alone = ""
 
     @property
     def device(self) -> str:

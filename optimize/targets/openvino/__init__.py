@@ -55,6 +55,10 @@ class OpenVINO(Target):
     profiled = True
     endings = (".xml",)
     noun = "OpenVINO"
+    alone = (
+        "import openvino; m = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}); "
+        "f = lambda x: m([x])[0]"
+    )
     numerics = OPENVINO.numerics
 
     hint: Literal["latency", "throughput"] = "latency"

@@ -46,6 +46,7 @@ class PT2(Target):
         remark="Tied to the CPU and the torch release it is for.",
     )
     profiled = True
+    alone = "import torch; m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()"
     noun = "AOTInductor package"
 
     def available(self) -> Availability:

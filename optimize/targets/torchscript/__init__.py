@@ -37,6 +37,7 @@ class TorchScript(Target):
     summary = "TorchScript file for any process with torch, Python or C++; float32, float16, bfloat16 and INT8 on CPU."
     support = Support(FLOATS, INT8, remark="INT8 on x86 and ARM, with torch's own kernels.")
     profiled = True
+    alone = "import torch; m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x)).detach().numpy()"
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""

@@ -76,6 +76,7 @@ class _OtherWay(Eager):
 
     way: ClassVar[Way]
     profiled = False
+    alone = ""
 
     @property
     def device(self) -> str:
