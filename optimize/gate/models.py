@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,11 +59,8 @@ def _captured(subject: Subject, source: str, opening: Opening, input_shape: str 
     from optimize.recipe import Recipe
 
     job = Job(source, Recipe(input_shape=input_shape), factory=opening.factory, trust=opening.trust)
-    program = open_program(job).program
     stem = hashlib.sha256(source.encode()).hexdigest()[:12]
-    artifact = find_target("eager").export(program, opening.folder / f"{stem}.eager.pt2")
-    if subject.artifact.sha256:
-        artifact = replace(artifact, sha256=subject.artifact.sha256, size_bytes=subject.artifact.size_bytes)
+    artifact = opening.write_program(open_program(job).program, stem, subject.artifact.path)
     return replace(subject, artifact=artifact, loading={})
 
 
@@ -81,14 +78,12 @@ class Samples:
         batch: Samples in a timed run.
         data: Unlabelled data as ``--calib`` takes it; noise where None.
         labelled: Labelled data, for accuracy.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
     """
 
     pair: Pair
     batch: int = 1
     data: str | None = None
     labelled: str | None = None
-    preprocessing: Mapping[str, str] | None = None
 
     def timed(self) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``pair.specs``.
@@ -124,7 +119,7 @@ class Samples:
         return (arrays for arrays, _ in self._read(source, size, labelled=self.data is None))
 
     def _read(self, source: str, size: int, *, labelled: bool) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-        opened = open_for(self.pair.specs, source, labelled=labelled, preprocessing=self.preprocessing)
+        opened = open_for(self.pair.specs, source, labelled=labelled)
         return read_whole(opened, size, rest=self.pair.fixed_batch is None)
 
 

@@ -57,10 +57,10 @@ def require_layer_times(target: str) -> None:
         UsageError: It does not.
     """
     if not find_target(target).times_layers:
-        (name,) = (name for name, entry in targets().items() if entry.times_layers)
+        names = " or ".join(name for name, entry in targets().items() if entry.times_layers)
         raise UsageError(
             f"The time of each layer cannot be measured on the target '{target}'.",
-            hint=f"Use --to {name}: ONNX Runtime names the layer of every kernel it times.",
+            hint=f"Use --to {names}: ONNX Runtime names the layer of every kernel it times.",
         )
 
 

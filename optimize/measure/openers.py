@@ -103,9 +103,15 @@ class Opening:
         return {"source": source, "factory": factory, "device": self.device}
 
     def _open_program(self, path: Path, program: Program) -> Subject:
-        artifact = find_target("eager").export(program, self.folder / f"{path.stem}.eager.pt2")
-        whole = replace(artifact, size_bytes=path.stat().st_size, sha256=file_digest(path))
-        return Subject(path.name, "exported program, operator by operator", whole)
+        artifact = self.write_program(program, path.stem, path)
+        return Subject(path.name, "exported program, operator by operator", artifact)
+
+    def write_program(self, program: Program, stem: str, source: Path) -> Artifact:
+        """Write a program to be run operator by operator; its size and hash are those of the file it came from."""
+        artifact = find_target("eager").export(program, self.folder / f"{stem}.eager.pt2")
+        if not source.is_file():
+            return artifact
+        return replace(artifact, size_bytes=source.stat().st_size, sha256=file_digest(source))
 
 
 @dataclass(frozen=True)

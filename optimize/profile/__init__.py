@@ -1,8 +1,7 @@
 """Where one run of a model spends its time: costs from the graph, times from the runtime, joined by module names.
 
-``costs`` and ``memory`` read shapes; ``machine`` measures what this machine can do and ``roofline`` compares;
-``*_runtime`` read each runtime's own profiler, ``join`` finds the calls a kernel computes; ``profiling`` and
-``artifacts`` put it together for a program and for a file.
+``memory`` reads shapes; ``machine`` measures what this machine can do and ``roofline`` compares; ``kernels`` runs a
+target's probe; ``profiling`` and ``artifacts`` put it together for a program and for a file.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from optimize.profile.kernels import take_times
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.profiling import fresh_process, join, require_times
 from optimize.profile.result import Profile
-from optimize.registry import find_target, target_of
+from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
 
 #: For the repetitions of one file.
@@ -35,8 +35,8 @@ _INPUTS = "inputs.npz"
 
 def runtime_of(source: str) -> str | None:
     """Return the target that runs a file as it is, by the file's ending; None where the source is to be captured."""
-    target = target_of(Path(source))
-    return target.name if target is not None and target.endings else None
+    ending = Path(source).suffix.lower()
+    return next((name for name, target in targets().items() if ending in target.endings), None)
 
 
 def profile_file(

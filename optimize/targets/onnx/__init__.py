@@ -40,6 +40,7 @@ _INSTEAD = {
     "bfloat16": "--to openvino or torchscript there, --to onnx-cuda for GPUs.",
     "int8-bfloat16": "--mixed float16, or --to openvino.",
 }
+_HALF = "float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it."
 _SAME_AS_INT8 = "Nothing is left to compute in half beside the integers: this is what the INT8 file does."
 
 
@@ -56,12 +57,7 @@ class Onnx(Target):
     name = "onnx"
     suffix = ".onnx"
     summary = "ONNX file, run with ONNX Runtime on CPU"
-    support = Support(
-        ("float32", "float16"),
-        INT8,
-        ("float16",),
-        remark="float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it.",
-    )
+    support = Support(("float32", "float16"), INT8, ("float16",), remark=_HALF)
     packages = ("onnx", *CPU.packages)
     profiled = times_layers = True
     endings: ClassVar[tuple[str, ...]] = (".onnx",)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optimize.targets.openvino.coverage import ExecutedNode
     from optimize.targets.probe import Probe
 
+_BFLOAT16 = "bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere."
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
 
@@ -45,12 +46,7 @@ class OpenVINO(Target):
     name = "openvino"
     suffix = ".xml"
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
-    support = Support(
-        ("float32", "bfloat16"),
-        ("static",),
-        ("bfloat16",),
-        remark="bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere.",
-    )
+    support = Support(("float32", "bfloat16"), ("static",), ("bfloat16",), remark=_BFLOAT16)
     packages = ("openvino",)
     profiled = True
     endings = (".xml",)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
-from optimize.regular import find
 from optimize.targets import packaging
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
@@ -40,11 +39,7 @@ class PT2(Target):
     name = "pt2"
     suffix = ".pt2"
     summary = "AOTInductor package, compiled for this CPU and this torch; float32, bfloat16 and static INT8."
-    support = Support(
-        ("float32", "bfloat16"),
-        ("static",),
-        remark="Tied to the CPU and the torch release it is for.",
-    )
+    support = Support(("float32", "bfloat16"), ("static",), remark="Tied to the CPU and the torch release it is for.")
     profiled = True
     alone = "import torch; m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()"
     noun = "AOTInductor package"
@@ -75,10 +70,13 @@ class PT2(Target):
 
     def owns(self, path: Path) -> bool:
         """Say whether a file is a package, by its members: torch.export programs have the same ending."""
-        if find(path) is None or not path.is_file() or not zipfile.is_zipfile(path):
+        try:
+            if not path.is_file():  # a fifo would be waited for
+                return False
+            with zipfile.ZipFile(path) as archive:
+                return any("aotinductor/" in name for name in archive.namelist())
+        except Exception:  # what is no archive, or a broken one, is told by `load`
             return False
-        with zipfile.ZipFile(path) as archive:
-            return any("aotinductor/" in name for name in archive.namelist())
 
     def open(self, path: Path, *, trust: bool = False) -> Artifact:
         """Describe a package; what it takes is not written in it.

@@ -40,10 +40,7 @@ class TensorRT(EngineOptions, Target):
     suffix = ".engine"
     summary = "TensorRT or TensorRT-RTX engine for NVIDIA GPUs, and the ONNX file to rebuild it from"
     support = Support(
-        FLOATS,
-        ("static",),
-        HALVES,
-        remark="The batch is free from min_batch to max_batch; runs on NVIDIA GPUs.",
+        FLOATS, ("static",), HALVES, remark="The batch is free from min_batch to max_batch; runs on NVIDIA GPUs."
     )
     packages = (TENSORRT.distribution, TENSORRT_RTX.distribution)
     endings = (".engine", ".plan", ".trt")
