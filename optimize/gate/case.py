@@ -23,7 +23,7 @@ from optimize.gate.verdict import Decision, Outcome, Rule, decide, is_decided
 from optimize.measure import environment
 from optimize.measure.fleet import Progress
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import Pair, Subject
+from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
 
 #: Runnable processes for each core from which a machine counts as busy.
@@ -38,7 +38,7 @@ class _State:
 
     case: Case
     began: float = field(default_factory=time.monotonic)
-    pair: Pair | None = None
+    pair: AgreedPair | None = None
     quality: Quality = field(default_factory=Quality)
     trace: Trace = field(default_factory=Trace)
     decision: Decision | None = None
@@ -108,7 +108,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     state.warnings += _warnings_after(state.decision, case.max_regression)
 
 
-def open_case(case: Case, opening: Opening) -> Pair:
+def open_case(case: Case, opening: Opening) -> AgreedPair:
     """Open both sides of a case.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from optimize.errors import Refused, TargetUnavailable
 from optimize.measure.feed import noise, open_for, read_whole
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import MODULE, Pair, Subject, agreed_pair
+from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair
 from optimize.registry import find_target
 from optimize.targets.base import Artifact
 
@@ -22,7 +22,9 @@ NOISE_SAMPLES, DATA_SAMPLES = 8, 256
 LABELLED_BATCH = 8
 
 
-def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None) -> Pair:
+def open_pair(
+    base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None
+) -> AgreedPair:
     """Return two opened files as a pair.
 
     Args:
@@ -80,7 +82,7 @@ class Samples:
         labelled: Labelled data, for accuracy.
     """
 
-    pair: Pair
+    pair: AgreedPair
     batch: int = 1
     data: str | None = None
     labelled: str | None = None

@@ -56,7 +56,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AgreedPair:
     """Two subjects that take the same inputs.
 
     Attributes:
@@ -80,7 +80,7 @@ class Pair:
         return _fixed(self.specs)
 
 
-def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> Pair:
+def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> AgreedPair:
     """Return two subjects with the inputs that both take.
 
     Args:
@@ -99,7 +99,7 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> P
     specs = first.artifact.inputs
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    return Pair(first, second, specs)
+    return AgreedPair(first, second, specs)
 
 
 def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:

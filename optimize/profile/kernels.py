@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from optimize.measure.fleet import Progress, silent
-from optimize.targets.probe import Kernel, Probe, Run
+from optimize.targets.probe import Probe, Run, TimedKernel
 
 Clock = Literal["wall", "processor"]
 #: Blocks of plain and profiled runs, fewer where the time ends before.
@@ -49,7 +49,7 @@ class Times:
         typical: A profiled run of middling length, for a trace.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[TimedKernel, ...]
     seconds: tuple[float, ...]
     total_s: float
     clock: Clock
@@ -85,7 +85,7 @@ def take_times(probe: Probe, *, budget_s: float = 4.0, progress: Progress = sile
     return summarize(kernels, runs, np.array(plain))
 
 
-def summarize(kernels: tuple[Kernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
+def summarize(kernels: tuple[TimedKernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
     """Return the times of kernels, the profiler's own cost taken off by notes.
 
     Args:

@@ -25,7 +25,7 @@ from optimize.program import Program
 from optimize.registry import find_target, targets
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Probing
-from optimize.targets.probe import Kernel
+from optimize.targets.probe import TimedKernel
 
 _FRESH_BUDGET_S = 1.0
 #: What runtimes call the types that ``Limits`` knows.
@@ -151,7 +151,7 @@ def _python(program: Program, inputs: Sequence[torch.Tensor]) -> PythonCost | No
         return python_cost(lambda: source(*arguments, **keywords))
 
 
-def _served(kernels: Sequence[Kernel]) -> Iterator[tuple[str, ...]]:
+def _served(kernels: Sequence[TimedKernel]) -> Iterator[tuple[str, ...]]:
     """Yield for each kernel that computes no call the calls of the next one that does, or of the one before."""
     for index, kernel in enumerate(kernels):
         behind = (other.nodes for other in kernels[index:] if other.nodes)
@@ -160,7 +160,7 @@ def _served(kernels: Sequence[Kernel]) -> Iterator[tuple[str, ...]]:
 
 
 def _row(
-    kernel: Kernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
+    kernel: TimedKernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
 ) -> KernelProfile:
     calls = [costs.calls[name] for name in kernel.nodes if name in costs.calls]
     main = max(calls, key=lambda call: call.macs, default=None)

@@ -20,7 +20,7 @@ from optimize.measure.feed import Feed, open_feed
 from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.openers import Side, open_side
-from optimize.measure.subjects import Pair, agreed_pair
+from optimize.measure.subjects import AgreedPair, agreed_pair
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.layer_plot import level, plot
@@ -67,7 +67,7 @@ class FileComparison(Document):
     found: Distances
 
     @classmethod
-    def of(cls, pair: Pair, feed: Feed, found: Distances, command: str) -> FileComparison:
+    def of(cls, pair: AgreedPair, feed: Feed, found: Distances, command: str) -> FileComparison:
         """Return the record of a comparison."""
         files = [
             ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)

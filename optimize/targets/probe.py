@@ -29,7 +29,7 @@ from optimize.program import Program
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TimedKernel:
     """One thing a runtime executes.
 
     Attributes:
@@ -74,7 +74,7 @@ class Probe(ABC):
         """Run so many times with the profiler."""
 
     @abstractmethod
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """End profiling; return the kernels in execution order and every profiled run."""
 
     def costs(self) -> Costs:

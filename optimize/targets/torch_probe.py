@@ -16,7 +16,7 @@ from torch.autograd.profiler import profile, record_function
 from optimize import graph
 from optimize.targets.arrays import to_tensor
 from optimize.targets.base import Probing, Runner
-from optimize.targets.probe import Kernel, Probe, Run, align, attribute, calls_of
+from optimize.targets.probe import Probe, Run, TimedKernel, align, attribute, calls_of
 from optimize.targets.torch_runner import TorchRunner
 
 RUN = "optimize::run"
@@ -46,20 +46,20 @@ class TorchProbe(Probe):
         """Run so many times with the profiler."""
         self._runs += _record_runs(self.run, times)
 
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel an operator that no other calls."""
         runs = _alike(self._runs)
         names = [event.name for event in _operators(runs[0])]
         return self.kernels(names), [_read_run(events) for events in runs]
 
-    def kernels(self, names: Sequence[str]) -> tuple[Kernel, ...]:
+    def kernels(self, names: Sequence[str]) -> tuple[TimedKernel, ...]:
         """Return the kernels of operators that ran, joined by their order to the calls of the graph."""
         calls = calls_of(self._program)
         nodes = [node for node in self._program.graph.nodes if node.name in calls.reads]
         places = align([name.partition("::")[2] for name in names], [graph.op_name(node) for node in nodes])
         claims = [() if place is None else (nodes[place].name,) for place in places]
         found = attribute(calls, claims)
-        return tuple(Kernel(name, name.partition("::")[2], mine) for name, mine in zip(names, found, strict=True))
+        return tuple(TimedKernel(name, name.partition("::")[2], mine) for name, mine in zip(names, found, strict=True))
 
 
 def _record_runs(run: Callable[[], None], times: int) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from optimize.profile.result import Profile
 from optimize.program import Program
 from optimize.registry import targets
 from optimize.targets.openvino.probe import undisturbed
-from optimize.targets.probe import Kernel, Run, calls_of
+from optimize.targets.probe import Run, TimedKernel, calls_of
 from optimize.targets.pt2.probe import claims_of
 from tests.profile.nets import LIMITS, attention, block, recurrent
 
@@ -156,7 +156,7 @@ def test_a_runtime_that_is_not_installed_is_said(target: str, package: str, monk
 
 
 def test_the_profilers_own_cost_is_taken_off_by_notes() -> None:
-    kernels = tuple(Kernel(name, "op", (name,)) for name in "ab")
+    kernels = tuple(TimedKernel(name, "op", (name,)) for name in "ab")
     noisy = Run(90e-6, np.array([0.0, 5e-6]), np.array([60e-6, 20e-6]), np.array([3, 1]))
     runs = [Run(15e-6, np.array([0.0, 7e-6]), np.array([7e-6, 5e-6]), np.array([3, 1]))] * 4
     times = summarize(

@@ -29,7 +29,7 @@ from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
 from optimize.targets.onnx_graph.names import FileNames, plain_name, program_names
 from optimize.targets.onnx_graph.nodes import MOVES
-from optimize.targets.probe import Calls, Kernel, Probe, Run, attribute
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
@@ -73,14 +73,14 @@ class OnnxProbe(Probe):
             self._run_profiled(self._feed)
             self._walls_s.append(time.perf_counter() - start)
 
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel a node of the graph that ONNX Runtime executes."""
         events = json.loads(Path(self._profiled.end_profiling()).read_text(encoding="utf-8"))
         runs = split_runs(events)
         self._executed = _in_order([_key(event) for event in runs[0]], self._executed)
         found = attribute(self._names.calls, claims_of(self._executed, self._names))
         pairs = zip(self._executed, found, strict=True)
-        kernels = tuple(Kernel(node.name or node.output[0], node.op_type, mine) for node, mine in pairs)
+        kernels = tuple(TimedKernel(node.name or node.output[0], node.op_type, mine) for node, mine in pairs)
         return kernels, [_read(run, wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)]
 
     def costs(self) -> Costs:

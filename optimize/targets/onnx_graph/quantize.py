@@ -12,7 +12,7 @@ from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zer
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, scalar, store, tidy
-from optimize.targets.onnx_graph.placement import Decision, decide, rescaled_input
+from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
 from optimize.targets.onnx_graph.policy import Placement
 from optimize.targets.onnx_graph.ranges import infer_ranges
 
@@ -74,7 +74,7 @@ def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, 
 
 
 def _write_activation(
-    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: Decision
+    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: PlacedParts
 ) -> None:
     """Put Q and DQ behind a value, and let its integer readers (or all its readers) read the DQ."""
     users, wanted = list(value.uses()), decision.readers[value]

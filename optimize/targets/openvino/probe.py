@@ -16,7 +16,7 @@ from optimize.targets.base import Probing
 from optimize.targets.onnx_graph.names import FileNames, program_names
 from optimize.targets.openvino.coverage import ExecutedNode, read_kernels
 from optimize.targets.openvino.runner import compile_file, import_runtime
-from optimize.targets.probe import Calls, Kernel, Probe, Run, attribute
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
 
 _IR_LAYERS = frozenset(
     {
@@ -68,7 +68,7 @@ class OpenVinoProbe(Probe):
             counted = {info.node_name: info.real_time for info in self._counting.profiling_info if _ran(info)}
             self._counters.append([counted.get(kernel.name) for kernel in self._kernels])
 
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel a node that OpenVINO executed, and one run: the mean of those that nothing interrupted."""
         ran = [
             index for index in range(len(self._kernels)) if all(found[index] is not None for found in self._counters)
@@ -79,9 +79,8 @@ class OpenVinoProbe(Probe):
         self._counting = None
         self._plain = None
         found = attribute(self._names.calls, [self._names.claimed(_origins(kernel)) for kernel in executed])
-        kernels = tuple(
-            Kernel(kernel.name, kernel.op, mine, kernel.precision) for kernel, mine in zip(executed, found, strict=True)
-        )
+        pairs = zip(executed, found, strict=True)
+        kernels = tuple(TimedKernel(kernel.name, kernel.op, mine, kernel.precision) for kernel, mine in pairs)
         means_s = np.array([[counters[index].total_seconds() for index in ran] for counters in self._counters])
         durations_s, wall_s = undisturbed(means_s + _ROUNDED_OFF_S, np.array(self._walls_s))
         starts_s = np.cumsum(durations_s) - durations_s

@@ -16,7 +16,7 @@ from pathlib import Path
 from optimize import graph
 from optimize.program import Program
 from optimize.targets.base import Probing, Runner
-from optimize.targets.probe import Kernel, align, attribute, calls_of
+from optimize.targets.probe import TimedKernel, align, attribute, calls_of
 from optimize.targets.pt2.coverage import Call
 from optimize.targets.torch_probe import TorchProbe
 
@@ -38,13 +38,13 @@ class PT2Probe(TorchProbe):
         super().__init__(runner, asked)
         self._written = kernels_in(runner.artifact.path)
 
-    def kernels(self, names: Sequence[str]) -> tuple[Kernel, ...]:
+    def kernels(self, names: Sequence[str]) -> tuple[TimedKernel, ...]:
         """Return a kernel a call in the package's C++."""
         names = [_NOTED.sub("", name) for name in names]
         places = align(names, [name for name, _ in self._written])
         sources = [() if place is None else self._written[place][1] for place in places]
         found = attribute(calls_of(self._program), claims_of(names, sources, self._program))
-        return tuple(Kernel(name, _short(name), mine) for name, mine in zip(names, found, strict=True))
+        return tuple(TimedKernel(name, _short(name), mine) for name, mine in zip(names, found, strict=True))
 
 
 @contextmanager
