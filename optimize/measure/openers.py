@@ -122,7 +122,7 @@ class Side:
     runner: Runner
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the flat outputs for arrays of the agreed inputs; floats are cast to what the file takes.
+        """Return the flat outputs for arrays of the agreed inputs; floats are cast to what the file says it takes.
 
         Raises:
             Refused: The runtime reports an error.
@@ -134,7 +134,7 @@ class Side:
     ) -> list[np.ndarray]:
         """Run something of the file's as ``run`` does."""
         try:
-            return run(self.subject.arranged(arrays))
+            return run(self.subject.arranged(arrays) if self.runner.artifact.inputs else arrays)
         except Exception as error:  # every runtime has its own
             line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise Refused(f"'{self.subject.artifact.path}' cannot be run: {line}") from error

@@ -212,6 +212,16 @@ def test_other_runtimes_compare_their_outputs(
     assert compared_sides(script, script, input_shape="5:int64;8").outputs[0].distance.sqnr_db == 200
 
 
+def test_a_file_that_does_not_say_what_it_takes_is_not_given_half(tmp_path: Path) -> None:
+    """A module in float32 beside an ONNX file in float16, whose inputs are all that is known."""
+    program = optimize.capture(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
+    script = find_target("torchscript").export(program, tmp_path / "a.torchscript.pt").path
+    half, _ = optimize.CastFP16([torch.randn(2, 4)]).apply(program)
+    narrow = find_target("onnx").export(half, tmp_path / "a.onnx").path
+    found = compared_sides(*(open_side(str(path), trust=True) for path in (script, narrow)))
+    assert 40 < found.outputs[0].distance.sqnr_db < 100
+
+
 def test_other_nets_are_refused(resnet: Pair, mobilenet: Pair, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="are not files of one network"):
         compared(resnet[0], mobilenet[0])
@@ -241,7 +251,8 @@ def test_a_file_that_is_no_model_is_refused(content: bytes, tmp_path: Path) -> N
 class Answering(Runner):
     """A file that answers what it is told."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, artifact: Artifact, answer: Any) -> None:
+        super().__init__(artifact)
         self.answer = answer
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[Any]:
@@ -251,7 +262,7 @@ class Answering(Runner):
 def answered(want: Any, got: Any) -> layers.Distances:
     """Compares two outputs."""
     artifact = Artifact(MODULE, Path("a"), (), (), "", "", 0, "")
-    one, other = (Side(Subject("a", "test", artifact), Answering(answer)) for answer in (want, got))
+    one, other = (Side(Subject("a", "test", artifact), Answering(artifact, answer)) for answer in (want, got))
     return compared_sides(one, other, input_shape="2")
 
 
