@@ -19,14 +19,13 @@ class TorchRunner(Runner):
         artifact: What was loaded.
         module: Takes flat tensors; returns a tensor or a flat tuple of them.
         threads: Threads of torch's operators, for the whole process; None leaves them as they are.
-        shared: Whether several threads may call it.
     """
 
-    def __init__(
-        self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None, *, shared: bool = True
-    ) -> None:
+    shared = True
+
+    def __init__(self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None) -> None:
         super().__init__(artifact)
-        self.module, self.shared = module, shared
+        self.module = module
         if threads is not None:
             torch.set_num_threads(threads)
 

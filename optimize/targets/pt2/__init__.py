@@ -104,7 +104,9 @@ class PT2(Target):
         def run(*inputs: torch.Tensor) -> Any:
             return loader.run(list(inputs))
 
-        return TorchRunner(artifact, run, threads, shared=False)
+        runner = TorchRunner(artifact, run, threads)
+        runner.shared = False
+        return runner
 
     def noting_kernels(self) -> AbstractContextManager[None]:
         """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
