@@ -22,7 +22,8 @@ from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from optimize.bench.energy import EnergyMeter
 from optimize.bench.plan import Plan, Scenario
 from optimize.bench.rounds import run
-from optimize.bench.subjects import Opening, agreed_inputs
+from optimize.measure.openers import Opening
+from optimize.measure.subjects import agreed_inputs
 
 TURN, WARM_UP, RESTARTS = 3, 10, 2
 GOAL = 0.03

@@ -45,12 +45,12 @@ from scipy import stats
 from torch import nn
 
 import optimize
-from optimize.bench.subjects import Opening
 from optimize.gate import case as cases
 from optimize.gate.limits import Case, Settings
 from optimize.gate.verdict import Outcome
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import WARM_UP
+from optimize.measure.openers import Opening
 from optimize.measure.worker import write_arrays
 from optimize.registry import find_target
 from optimize.targets.base import Artifact

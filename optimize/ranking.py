@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
-from optimize.profile.costs import NodeCost
 from optimize.quantization.sensitivity import LayerError
 from optimize.quantization.sparing import WEIGHT_MACS
 from optimize.report import format as form

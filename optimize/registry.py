@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from optimize.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from optimize.passes.base import Pass
     from optimize.targets.base import Target
 
@@ -39,9 +42,15 @@ def passes() -> Mapping[str, type[Pass]]:
 
 def targets() -> Mapping[str, Target]:
     """Return every registered target by name."""
-    for name in importlib.import_module("optimize.targets").BACKENDS:
-        importlib.import_module(f"optimize.targets.{name}")
+    for module in pkgutil.iter_modules(importlib.import_module("optimize.targets").__path__):
+        if module.ispkg:
+            importlib.import_module(f"optimize.targets.{module.name}")
     return MappingProxyType(_targets)
+
+
+def target_of(path: Path) -> Target | None:
+    """Return the target whose runtime takes a file as it is; None of everything else, torch files among it."""
+    return next((target for target in targets().values() if target.owns(path)), None)
 
 
 def find_pass(name: str) -> type[Pass]:
@@ -61,6 +70,6 @@ def find_target(name: str) -> Target:
     Raises:
         UsageError: There is none; the message names the nearest.
     """
-    if name not in targets():
+    if name not in _targets and name not in targets():
         raise UsageError(f"There is no target '{name}'.", hint=nearest(name, targets()))
-    return targets()[name]
+    return _targets[name]

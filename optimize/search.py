@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from optimize.costs import program_costs
 from optimize.datasets import Datasets
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed
 from optimize.graph import WEIGHTED, calls, op_name
@@ -23,9 +24,8 @@ from optimize.job import Export, Job, LayerCost, Variant
 from optimize.measure.bound import Bound
 from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import Speedup, measure
-from optimize.measure.layer_times import TARGETS, LayerTime, layer_times
+from optimize.measure.layer_times import LayerTime, layer_times
 from optimize.measure.quality import judge
-from optimize.profile.costs import program_costs
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
@@ -101,7 +101,7 @@ class Search:
             return entry
         found, times = Candidate(program, entry.artifact), dict[str, LayerTime]()
         try:
-            if self.job.recipe.layer_timing and plain is not None and entry.target in TARGETS:
+            if self.job.recipe.layer_timing and plain is not None and find_target(entry.target).times_layers:
                 times = time_layers(
                     found, plain, one_sample(self.program), threads=self._threads, progress=self.progress
                 )
@@ -134,14 +134,12 @@ class Search:
 
     def _gains(self, candidate: Candidate, choices: Sequence[Sequence[str]]) -> list[Speedup | None]:
         """Return how many times faster the file is without each choice of layers in INT8, timed interleaved."""
-        from optimize.targets.onnx.trials import write_trials
-
         plan = candidate.program.quantization
         assert plan is not None
         self.progress("time files without slow layers", 0.0)
         plans = [plan.without(dict.fromkeys(names, "INT8 may be slower")) for names in choices]
         with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-            trials = write_trials(candidate.program, plans, Path(folder))
+            trials = find_target(candidate.artifact.target).export_plans(candidate.program, plans, Path(folder))
             with Fleet([candidate.artifact, *trials], threads=self._threads) as fleet:
                 return [
                     timing.speedup

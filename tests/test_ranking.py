@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
-from optimize.profile.costs import NodeCost
 from optimize.quantization.sensitivity import LayerError
 from optimize.ranking import explain, fewest, rank, slow_choices, work
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from optimize.bench.plan import Plan, Scenario
-from optimize.bench.subjects import MODULE, Subject
 from optimize.escaping import plain
 from optimize.measure.fleet import Session, WorkerFailed
+from optimize.measure.subjects import MODULE, Subject
 from optimize.measure.worker import write_arrays
 from optimize.registry import find_target
 

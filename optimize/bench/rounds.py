@@ -18,12 +18,11 @@ import numpy as np
 from optimize.bench.crew import BenchSession, crew
 from optimize.bench.energy import EnergyMeter
 from optimize.bench.plan import LONG_RUN_S, Plan, Scenario, block_runs
-from optimize.bench.subjects import Subject
 from optimize.measure import latency
 from optimize.measure.environment import frequency_mhz
 from optimize.measure.feed import drawn
 from optimize.measure.fleet import Progress, WorkerFailed, silent
-from optimize.targets.arrays import element_type
+from optimize.measure.subjects import Subject
 
 #: Runs of each warm-up that are kept; the rest is counted.
 WARM_UP_KEPT = 50
@@ -261,13 +260,8 @@ class _Restart:
 def scenario_inputs(subject: Subject, scenario: Scenario, seed: int) -> list[np.ndarray]:
     """Return what one run of a scenario takes: the same numbers for every subject, in its own order and types."""
     generator = np.random.default_rng(seed)
-    entries = sorted(
-        zip(subject.feed, subject.artifact.inputs, range(len(subject.feed)), strict=True), key=lambda entry: entry[0]
-    )
-    arrays: dict[int, np.ndarray] = {}
-    for (_, tokens), spec, own in entries:
-        arrays[own] = drawn(spec, scenario.batch, tokens, generator).astype(element_type(spec.dtype), copy=False)
-    return [arrays[index] for index in range(len(arrays))]
+    entries = sorted(zip(subject.places, subject.artifact.inputs, strict=True), key=lambda entry: entry[0])
+    return subject.arranged([drawn(spec, scenario.batch, generator) for _, spec in entries])
 
 
 def samples_in_a_run(step_s: float, run_s: float) -> int:

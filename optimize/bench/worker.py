@@ -17,12 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from optimize.bench.subjects import MODULE
+from optimize.measure.subjects import MODULE
 from optimize.measure.worker import Worker, artifact_from, confine_for, is_warm, read_arrays, serve
 from optimize.targets.base import Runner
 
-#: Targets whose loaded model several threads may call at once; the others get one for each caller.
-SHARED = frozenset({"onnx", "torchscript", "eager", MODULE})
 _READINGS = 200
 Reply = dict[str, Any]
 
@@ -60,7 +58,7 @@ class BenchWorker(Worker):
         self.held[request["scenario"]] = self._checked(read_arrays(Path(request["path"])))
         while len(self.runners) < request["streams"]:
             first = self.runners[0]
-            self.runners.append(first if first.artifact.target in SHARED else self._open_runner())
+            self.runners.append(first if first.shared else self._open_runner())
         return {}
 
     def _warm_up(self, request: Mapping[str, Any]) -> Reply:
@@ -102,7 +100,7 @@ def clock_step_s(clock: Callable[[], float]) -> float:
 def _runner(request: Mapping[str, Any]) -> Runner:
     artifact = artifact_from(request["artifact"])
     if artifact.target == MODULE:
-        from optimize.bench.modules import open_module
+        from optimize.measure.modules import open_module
 
         return open_module(artifact, request["loading"], request["threads"])
     importlib.import_module(request["module"])

@@ -97,8 +97,9 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.bench.energy import find_meter
     from optimize.bench.figures import figures
     from optimize.bench.rounds import run
-    from optimize.bench.subjects import Opening, agreed_inputs
     from optimize.measure.environment import current
+    from optimize.measure.openers import Opening
+    from optimize.measure.subjects import agreed_inputs
     from optimize.report.bench_model import BenchReport
 
     _check_affinity(given["affinity"])

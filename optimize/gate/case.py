@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optimize.bench.subjects import Opening, Subject
 from optimize.errors import OptimizeError, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
 from optimize.gate.lockstep import Protocol, SideFailed, measure, start_fleet
-from optimize.gate.models import Pair, Samples, digest, open_model, open_pair
+from optimize.gate.models import Samples, digest, open_model, open_pair
 from optimize.gate.quality import Quality, judge
 from optimize.gate.record import CaseRecord, Finding
 from optimize.gate.rounds import SIDES, Clock, SideName, Trace, to_json
 from optimize.gate.verdict import Decision, Outcome, Rule, decide, is_decided
 from optimize.measure import environment
 from optimize.measure.fleet import Progress
+from optimize.measure.openers import Opening
+from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
 
 #: Runnable processes for each core from which a machine counts as busy.
@@ -37,7 +38,7 @@ class _State:
 
     case: Case
     began: float = field(default_factory=time.monotonic)
-    pair: Pair | None = None
+    pair: AgreedPair | None = None
     quality: Quality = field(default_factory=Quality)
     trace: Trace = field(default_factory=Trace)
     decision: Decision | None = None
@@ -107,7 +108,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     state.warnings += _warnings_after(state.decision, case.max_regression)
 
 
-def open_case(case: Case, opening: Opening) -> Pair:
+def open_case(case: Case, opening: Opening) -> AgreedPair:
     """Open both sides of a case.
 
     Raises:

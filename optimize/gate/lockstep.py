@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from optimize.gate.models import Pair
 from optimize.gate.rounds import SIDES, Block, Restart, Round, SideName, Start, Trace
 from optimize.gate.verdict import FIRST_LOOK
 from optimize.measure.fleet import Fleet, Progress, Session, WorkerFailed
 from optimize.measure.latency import BLOCK_S, MAX_RUNS_PER_BLOCK, WARM_UP
+from optimize.measure.subjects import AgreedPair
 from optimize.measure.worker import write_arrays
 
 #: From this run time on, what a switch of processes costs the next run is lost in it.
@@ -73,7 +73,7 @@ class SideFailed(Exception):
         self.reason = reason
 
 
-def start_fleet(pair: Pair, protocol: Protocol, order: Sequence[int] = (0, 1)) -> Fleet:
+def start_fleet(pair: AgreedPair, protocol: Protocol, order: Sequence[int] = (0, 1)) -> Fleet:
     """Return the fleet of a pair, its processes started in this order (0 is the base) when it is entered."""
     return Fleet(
         [pair.models[index].artifact for index in order],
@@ -98,7 +98,7 @@ def sessions(fleet: Fleet, order: Sequence[int] = (0, 1)) -> dict[SideName, Sess
 
 
 def measure(
-    pair: Pair,
+    pair: AgreedPair,
     inputs: Sequence[np.ndarray],
     protocol: Protocol,
     decided: Decided,
@@ -131,7 +131,7 @@ class _Measurement:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: AgreedPair,
         protocol: Protocol,
         files: dict[SideName, Path],
         decided: Decided,

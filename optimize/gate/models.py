@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimize.bench.subjects import MODULE, Opening, Subject, agreed_inputs
 from optimize.errors import Refused, TargetUnavailable
-from optimize.measure.feed import FLOATS, drawn
+from optimize.measure.feed import noise, open_for, read_whole
+from optimize.measure.openers import Opening
+from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair
 from optimize.registry import find_target
-from optimize.targets.arrays import element_type, to_array
-from optimize.targets.base import Artifact, TensorSpec
-
-if TYPE_CHECKING:
-    from optimize.data import InputSpec
+from optimize.targets.base import Artifact
 
 #: Samples whose outputs are compared: this many of noise, at most that many of data.
 NOISE_SAMPLES, DATA_SAMPLES = 8, 256
@@ -26,58 +22,9 @@ NOISE_SAMPLES, DATA_SAMPLES = 8, 256
 LABELLED_BATCH = 8
 
 
-@dataclass(frozen=True)
-class Model:
-    """One side: a file, what it takes, and where it runs.
-
-    Attributes:
-        source: As the user named it.
-        kind: What it is, in words.
-        artifact: The file.
-        places: Of its inputs among those of the pair.
-        interpreter: Python of its own environment; None for this one.
-    """
-
-    source: str
-    kind: str
-    artifact: Artifact
-    places: tuple[int, ...]
-    interpreter: Path | None = None
-
-    def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return arrays that were made for the pair's ``specs`` in this file's own order and types."""
-        wanted = zip(self.places, self.artifact.inputs, strict=True)
-        return [arrays[place].astype(element_type(spec.dtype), copy=False) for place, spec in wanted]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two models that take the same inputs.
-
-    Attributes:
-        base: What may be replaced.
-        candidate: What would replace it.
-        specs: What both take, in the base's order and types; the batch is a number where a file fixes it.
-        tokens: How many tokens each may name, where it is not of floats.
-    """
-
-    base: Model
-    candidate: Model
-    specs: tuple[TensorSpec, ...]
-    tokens: tuple[int, ...]
-
-    @property
-    def models(self) -> tuple[Model, Model]:
-        """Base and candidate."""
-        return self.base, self.candidate
-
-    @property
-    def fixed_batch(self) -> int | None:
-        """The only batch that both take; None where it is free."""
-        return next((size for size in (spec.shape[0] for spec in self.specs) if isinstance(size, int)), None)
-
-
-def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None) -> Pair:
+def open_pair(
+    base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None
+) -> AgreedPair:
     """Return two opened files as a pair.
 
     Args:
@@ -94,20 +41,8 @@ def open_pair(base: Subject, candidate: Subject, interpreters: Sequence[Path | N
     for subject, interpreter in zip((base, candidate), interpreters, strict=True):
         if interpreter is None and (reason := subject.missing or _unavailable(subject.artifact)):
             raise TargetUnavailable(f"'{subject.name}' cannot run on this machine: {reason}.")
-    batches = {batch for batch in (base.fixed_batch, candidate.fixed_batch) if batch is not None}
-    if len(batches) > 1:
-        raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
-    agreed = agreed_inputs([base, candidate], input_shape)
-    specs = agreed[0].artifact.inputs
-    if batches:
-        specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    first, second = (_model(subject, place) for subject, place in zip(agreed, interpreters, strict=True))
-    return Pair(first, second, specs, tuple(tokens for _, tokens in agreed[0].feed))
-
-
-def _model(subject: Subject, interpreter: Path | None) -> Model:
-    artifact, places = subject.artifact, tuple(place for place, _ in subject.feed)
-    return Model(str(artifact.path), subject.kind, artifact, places, interpreter)
+    first, second = interpreters
+    return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
 
 
 def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
@@ -126,11 +61,8 @@ def _captured(subject: Subject, source: str, opening: Opening, input_shape: str 
     from optimize.recipe import Recipe
 
     job = Job(source, Recipe(input_shape=input_shape), factory=opening.factory, trust=opening.trust)
-    program = open_program(job).program
     stem = hashlib.sha256(source.encode()).hexdigest()[:12]
-    artifact = find_target("eager").export(program, opening.folder / f"{stem}.eager.pt2")
-    if subject.artifact.sha256:
-        artifact = replace(artifact, sha256=subject.artifact.sha256, size_bytes=subject.artifact.size_bytes)
+    artifact = opening.write_program(open_program(job).program, stem, subject.artifact.path)
     return replace(subject, artifact=artifact, loading={})
 
 
@@ -148,14 +80,12 @@ class Samples:
         batch: Samples in a timed run.
         data: Unlabelled data as ``--calib`` takes it; noise where None.
         labelled: Labelled data, for accuracy.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
     """
 
-    pair: Pair
+    pair: AgreedPair
     batch: int = 1
     data: str | None = None
     labelled: str | None = None
-    preprocessing: Mapping[str, str] | None = None
 
     def timed(self) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``pair.specs``.
@@ -187,32 +117,12 @@ class Samples:
     def _unlabelled(self, size: int) -> Iterator[list[np.ndarray]]:
         source = self.data or self.labelled
         if source is None:
-            return self._noise(size)
+            return noise(self.pair.specs, size, NOISE_SAMPLES)
         return (arrays for arrays, _ in self._read(source, size, labelled=self.data is None))
 
-    def _noise(self, size: int) -> Iterator[list[np.ndarray]]:
-        generator = np.random.default_rng(0)
-        for _ in range(-(-NOISE_SAMPLES // size)):
-            pairs = zip(self.pair.specs, self.pair.tokens, strict=True)
-            yield [drawn(spec, size, tokens, generator) for spec, tokens in pairs]
-
     def _read(self, source: str, size: int, *, labelled: bool) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-        from optimize.data import open_data
-        from optimize.datasets import image_preprocessing
-
-        image = image_preprocessing(self.preprocessing or {})
-        opened = open_data(source, inputs=[_wanted(spec) for spec in self.pair.specs], labelled=labelled, image=image)
-        for batch in opened.batches(size):
-            if len(batch) == size or self.pair.fixed_batch is None:  # a fixed batch takes whole batches only
-                labels = batch.labels.numpy() if labelled and batch.labels is not None else None
-                yield [to_array(tensor) for tensor in batch.inputs], labels
-
-
-def _wanted(spec: TensorSpec) -> InputSpec:
-    from optimize.data import InputSpec
-
-    sizes = tuple(size if isinstance(size, int) else None for size in spec.shape[1:])
-    return InputSpec(spec.name, sizes, "float32" if spec.dtype in FLOATS else spec.dtype)
+        opened = open_for(self.pair.specs, source, labelled=labelled)
+        return read_whole(opened, size, rest=self.pair.fixed_batch is None)
 
 
 def digest(arrays: Sequence[np.ndarray]) -> str:

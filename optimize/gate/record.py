@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict
 
 from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
-from optimize.gate.models import Model
 from optimize.gate.rounds import Clock, SideName, Trace
 from optimize.gate.verdict import Decision, Outcome, Ratio, Rule
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.measure.statistics import percentile
+from optimize.measure.subjects import Subject
 
 SCHEMA_VERSION = 1
 #: Exit codes; what an inconclusive check ends as can be chosen.
@@ -257,11 +257,11 @@ def exit_code(verdict: Outcome, on_inconclusive: OnInconclusive) -> int:
     return EXIT_CODES[verdict]
 
 
-def side_record(model: Model, trace: Trace, side: SideName, output_digest: str | None) -> SideRecord:
+def side_record(model: Subject, trace: Trace, side: SideName, output_digest: str | None) -> SideRecord:
     """Return what is known of one side."""
     artifact = model.artifact
     return SideRecord(
-        source=model.source,
+        source=str(model.artifact.path),
         kind=model.kind,
         target=artifact.target,
         sha256=artifact.sha256,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from optimize.bench.subjects import Opening
 from optimize.errors import Refused
 from optimize.gate import suite
 from optimize.gate.case import open_case, protocol, rule_of
@@ -22,6 +21,7 @@ from optimize.gate.rounds import Clock, Trace
 from optimize.gate.verdict import FIRST_LOOK, Outcome, Rule, choose_clock, decide, is_decided
 from optimize.measure import environment
 from optimize.measure.fleet import Progress
+from optimize.measure.openers import Opening
 
 DECISIONS = 20
 #: The largest share of decisions that may stay open on a runner that is fit.

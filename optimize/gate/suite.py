@@ -6,13 +6,13 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from optimize.bench.subjects import Opening
 from optimize.gate import case as cases
 from optimize.gate import record
 from optimize.gate.limits import Settings
 from optimize.gate.record import Record, SelfTestRecord
 from optimize.measure import environment
 from optimize.measure.fleet import Progress
+from optimize.measure.openers import Opening
 
 
 def check(settings: Settings, *, trust: bool = False, command: str = "", progress: Progress | None = None) -> Record:

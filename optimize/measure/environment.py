@@ -11,17 +11,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = (
-    "optimize",
-    "torch",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "openvino",
-    "tensorrt",
-    "tensorrt-rtx",
-)
+from optimize.registry import targets
+
 CPUFREQ = Path("/sys/devices/system/cpu")
 #: The instruction sets that decide which kernels a runtime picks, and the mark of a virtual machine.
 FLAGS = re.compile(r"(avx2|avx512f|avx(512)?_vnni|avx512_(bf16|fp16)|amx_\w+|asimddp|i8mm|bf16|sve2?|hypervisor)")
@@ -148,7 +139,8 @@ def _gpus() -> tuple[str, ...]:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in PACKAGES:
+    runtimes = (name for target in targets().values() for name in target.packages)
+    for name in dict.fromkeys(("optimize", "torch", "numpy", *runtimes)):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ from optimize.escaping import plain
 from optimize.measure.worker import read_answer, write_arrays
 from optimize.progress import Progress as Progress
 from optimize.progress import silent as silent
-from optimize.registry import find_target
+from optimize.registry import find_target, targets
 from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
 from optimize.sandbox.lines import Lines, read_object
@@ -112,7 +112,8 @@ class Session:
     @property
     def on_gpu(self) -> bool:
         """Whether its runtime reserves addresses for a GPU's memory, more than any limit of memory allows."""
-        return self.artifact.target == "tensorrt"
+        found = targets().get(self.artifact.target)
+        return found is not None and found.device == "cuda"
 
     @property
     def limits(self) -> dict[str, Any] | None:

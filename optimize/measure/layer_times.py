@@ -13,18 +13,21 @@ import numpy as np
 
 from optimize.errors import UsageError
 from optimize.measure.fleet import Progress, silent
-from optimize.targets.base import Artifact
+from optimize.registry import find_target, targets
+from optimize.targets.base import Artifact, Probing
 
 if TYPE_CHECKING:
-    from optimize.targets.onnx.profile import ProfiledSession
+    from optimize.targets.probe import Probe
 
-#: The target whose runtime tells the time of each layer.
-TARGETS = ("onnx",)
 #: Runs of each file: rounds of short blocks, fewer where the budget ends before.
 _ROUNDS, _RUNS, _LEAST_ROUNDS = 24, 5, 4
 _BUDGET_S = 4.0
 #: A layer is slower in INT8 when it is by this much, in both halves of the rounds.
 SLOWER_RATIO, SLOWER_S = 1.1, 2e-6
+#: Noting one time takes no longer than this; a greater difference to a run without the profiler is noise.
+_LARGEST_EXCESS_S = 6e-6
+#: What is left of a kernel's time at least.
+_LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ def require_layer_times(target: str) -> None:
     Raises:
         UsageError: It does not.
     """
-    if target not in TARGETS:
+    if not find_target(target).times_layers:
+        names = " or ".join(name for name, entry in targets().items() if entry.times_layers)
         raise UsageError(
             f"The time of each layer cannot be measured on the target '{target}'.",
-            hint=f"Use --to {TARGETS[0]}: ONNX Runtime names the layer of every kernel it times.",
+            hint=f"Use --to {names}: ONNX Runtime names the layer of every kernel it times.",
         )
 
 
@@ -83,29 +87,47 @@ def layer_times(
         UsageError: The target's runtime does not tell the time of each layer.
         TargetUnavailable: The runtime is not installed, or cannot run a file.
     """
-    from optimize.targets.onnx.profile import ProfiledSession
-
     require_layer_times(plain.target)
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        sessions = []
+        probes, backend = [], find_target(plain.target)
         for index, artifact in enumerate((plain, quantized)):
             place = Path(folder) / str(index)
             place.mkdir()
-            sessions.append(ProfiledSession(artifact.path, layers, place, threads=threads))
-        _run_rounds(sessions, inputs, progress)
-        real, integer = (session.finish() for session in sessions)
+            probes.append(backend.probe(Probing(artifact, inputs, place, threads)))
+        unprofiled_s = _run_rounds(probes, progress)
+        pairs = zip(probes, unprofiled_s, strict=True)
+        real, integer = (_by_layer(probe, layers, samples_s) for probe, samples_s in pairs)
     return {name: _time(real[name], integer[name]) for name in (*layers, "") if name in real and name in integer}
 
 
-def _run_rounds(sessions: Sequence[ProfiledSession], inputs: Sequence[np.ndarray], progress: Progress) -> None:
-    start = time.monotonic()
+def _run_rounds(probes: Sequence[Probe], progress: Progress) -> list[list[float]]:
+    """Run every file with the profiler and as often without; return the seconds of the runs without, by file."""
+    start, unprofiled_s = time.monotonic(), [list[float]() for _ in probes]
     for done in range(_ROUNDS):
-        for session in sessions if done % 2 else sessions[::-1]:
-            session.run(inputs, _RUNS)
+        for index in (0, 1) if done % 2 else (1, 0):
+            probes[index].profile(_RUNS)
+            for _ in range(_RUNS):
+                begin = time.perf_counter()
+                probes[index].run()
+                unprofiled_s[index].append(time.perf_counter() - begin)
         spent = (time.monotonic() - start) / _BUDGET_S
         progress("time layers", min(1.0, max((done + 1) / _ROUNDS, spent)))
         if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
-            return
+            break
+    return unprofiled_s
+
+
+def _by_layer(probe: Probe, layers: Collection[str], unprofiled_s: Sequence[float]) -> dict[str, np.ndarray]:
+    """Return the seconds ``[runs]`` of each layer, and under an empty name of what serves none.
+
+    Noting a time takes time, about the same for every kernel: it is taken off, so that all add up to a run without the
+    profiler.
+    """
+    _, runs = probe.finish()
+    taken, owners = np.array([run.durations_s for run in runs]), probe.owners(layers)
+    excess = float(np.percentile(taken.sum(1), 25) - np.percentile(unprofiled_s, 25)) / len(owners)
+    net = np.maximum(taken - min(max(excess, 0.0), _LARGEST_EXCESS_S), _LEAST_SHARE * taken)
+    return {name: net[:, [owner == name for owner in owners]].sum(1) for name in dict.fromkeys(owners)}
 
 
 def _time(real: np.ndarray, integer: np.ndarray) -> LayerTime:

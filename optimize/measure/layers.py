@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -19,10 +20,10 @@ from optimize.measure.agreement import CAP_DB, is_logits
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import Feed
 from optimize.measure.fleet import Progress, silent
-from optimize.measure.sides import OnnxSide, Side
-
-if TYPE_CHECKING:
-    from optimize.targets.onnx.values import Shared
+from optimize.measure.openers import Side
+from optimize.measure.subjects import MODULE
+from optimize.registry import find_target
+from optimize.targets.values import Basis, FileValues, Shared
 
 #: Below this a value holds more than a hundredth of its power in errors.
 THRESHOLD_DB = 20.0
@@ -58,7 +59,7 @@ class Tensor:
         name: Its name before quantization, in the first file.
         layer: The node that computes it: in files of this package the module's path.
         op: That node's operator in the second file.
-        basis: What tells that the two values are one (``optimize.targets.onnx.values``).
+        basis: What tells that the two values are one (``optimize.targets.values``).
         stored: Whether the second file stores it as integers.
         distance: How far apart the files are.
         input_db: Smallest SQNR of the compared values it is computed from, looking through those that recover; None
@@ -71,7 +72,7 @@ class Tensor:
     name: str
     layer: str
     op: str
-    basis: Literal["output", "name", "layer", "position"]
+    basis: Basis
     stored: bool
     distance: Distance
     input_db: float | None
@@ -151,14 +152,12 @@ def compare(
     Raises:
         Refused: The files are not of one model, cannot be run, or ``layers`` is asked of other files than ONNX.
     """
-    if layers:
-        _require_onnx(first, second)
+    values = [_values(side) for side in (first, second)] if layers else []
     outputs, top1, samples = _outputs(first, second, feed, progress)
     if not layers:
         return Distances(outputs, top1, samples, threshold_db)
-    assert isinstance(first, OnnxSide) and isinstance(second, OnnxSide)
-    pairs, distances, others, read = _between(first, second, feed, progress)
-    tensors = _tensors(second, pairs, distances, threshold_db)
+    pairs, distances, others, read = _between((first, second), values, feed, progress)
+    tensors = _tensors(values[1], pairs, distances, threshold_db)
     notes = [_EMULATED, *_fused_note(outputs, tensors, threshold_db)]
     if others:
         notes.append(f"Not compared, because the shapes differ: {', '.join(others)}.")
@@ -167,29 +166,38 @@ def compare(
     return Distances(outputs, top1, samples, threshold_db, tensors, read, tuple(notes))
 
 
-def _require_onnx(first: Side, second: Side) -> None:
-    for side in (first, second):
-        if not isinstance(side, OnnxSide):
-            raise Refused(
-                f"Layers can be compared between two ONNX files; '{side.path}' is a file of kind '{side.kind}'.",
-                hint="Leave --layers out, or write it as ONNX first: optimize MODEL --to onnx.",
-            )
+def _values(side: Side) -> FileValues:
+    """Return what a file computes inside.
+
+    Raises:
+        Refused: Its runtime does not tell.
+    """
+    artifact = side.subject.artifact
+    found = None if artifact.target == MODULE else find_target(artifact.target).values(artifact)
+    if found is None:
+        raise Refused(
+            f"Layers can be compared between two ONNX files; '{artifact.path}' is a file of kind "
+            f"'{side.subject.kind}'.",
+            hint="Leave --layers out, or write it as ONNX first: optimize MODEL --to onnx.",
+        )
+    return found
 
 
 def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple[tuple[Output, ...], float | None, int]:
     """Compare the outputs of the unmodified files; return them with the top-1 agreement and the number of samples."""
     meters: list[DistanceMeter] = []
     same, samples, ranked = 0, 0, False
+    paths = [side.subject.artifact.path for side in (first, second)]
     for arrays in feed.batches(OUTPUT_SAMPLES):
         want, got = first.run(arrays), second.run(arrays)
-        _check_outputs(first, second, want, got)
+        _check_outputs(paths, want, got)
         meters = meters or [DistanceMeter() for _ in want]
         for meter, one, other in zip(meters, want, got, strict=True):
             meter.update(one, other)
             if not meter.fits:  # what is not counted would count as equal
                 kinds = f"{_named(one)} and {_named(other)}"
                 raise Refused(
-                    f"'{first.path}' and '{second.path}' return what cannot be compared: {kinds}.",
+                    f"'{paths[0]}' and '{paths[1]}' return what cannot be compared: {kinds}.",
                     hint="Compare files whose outputs are tensors of numbers of one kind.",
                 )
         ranked = is_logits(want[0])
@@ -198,7 +206,9 @@ def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
     if not samples:
         raise Refused(f"'{feed.name}' gives no samples.")
-    names = first.output_names or [f"output_{index}" for index in range(len(meters))]
+    names = [spec.name for spec in first.subject.artifact.outputs] or [
+        f"output_{index}" for index in range(len(meters))
+    ]
     outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
     return tuple(outputs), same / samples if ranked else None, samples
 
@@ -207,37 +217,36 @@ def _named(output: object) -> str:
     return f"a tensor of {output.dtype}" if isinstance(output, np.ndarray) else f"a {type(output).__name__}"
 
 
-def _check_outputs(first: Side, second: Side, want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:
+def _check_outputs(paths: Sequence[Path], want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:
     shapes = [[list(np.shape(array)) for array in outputs] for outputs in (want, got)]
     if shapes[0] != shapes[1]:
         raise Refused(
-            f"The files do not return the same outputs: '{first.path}' returns {', '.join(map(str, shapes[0]))}, "
-            f"'{second.path}' returns {', '.join(map(str, shapes[1]))}.",
+            f"The files do not return the same outputs: '{paths[0]}' returns {', '.join(map(str, shapes[0]))}, "
+            f"'{paths[1]}' returns {', '.join(map(str, shapes[1]))}.",
             hint="Compare two files of one model.",
         )
 
 
 def _between(
-    first: OnnxSide, second: OnnxSide, feed: Feed, progress: Progress
+    sides: Sequence[Side], values: Sequence[FileValues], feed: Feed, progress: Progress
 ) -> tuple[list[Shared], list[Distance], list[str], int]:
     """Read every shared value, a chunk at a time.
 
     Returns:
         The values that fit with their distances, the names of those that do not, and the number of samples.
     """
-    from optimize.targets.onnx.values import shared
-
-    pairs, samples = shared(first.values, second.values), 0
+    pairs, samples = values[0].shared(values[1]), 0
     meters = [DistanceMeter() for _ in pairs]
     for start in range(0, len(pairs), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        samples = sum(_read(first, second, pairs[chunk], meters[chunk], feed))
+        samples = sum(_read(sides, values, pairs[chunk], meters[chunk], feed))
         progress("compare layers", min(1.0, (start + _CHUNK) / len(pairs)))
     kept = [index for index, meter in enumerate(meters) if meter.fits]
     others = [pair.name for pair, meter in zip(pairs, meters, strict=True) if not meter.fits]
     if others and len(others) >= sum(pairs[index].basis != "output" for index in kept):
+        first, second = (side.subject.artifact.path for side in sides)
         raise Refused(
-            f"'{first.path}' and '{second.path}' are not files of one network: {len(others)} of the {len(pairs)} "
+            f"'{first}' and '{second}' are not files of one network: {len(others)} of the {len(pairs)} "
             f"values that should be one have different shapes ('{others[0]}', for example).",
             hint="Leave --layers out to compare outputs alone.",
         )
@@ -245,42 +254,41 @@ def _between(
 
 
 def _read(
-    first: OnnxSide, second: OnnxSide, pairs: Sequence[Shared], meters: Sequence[DistanceMeter], feed: Feed
+    sides: Sequence[Side],
+    values: Sequence[FileValues],
+    pairs: Sequence[Shared],
+    meters: Sequence[DistanceMeter],
+    feed: Feed,
 ) -> Iterator[int]:
     """Put the samples through both files and update the meters; yield the number of samples of each batch."""
-    one, other = first.reader([pair.first for pair in pairs]), second.reader([pair.second for pair in pairs])
+    read = values[0].reader([pair.first for pair in pairs]), values[1].reader([pair.second for pair in pairs])
     for arrays in feed.batches(LAYER_SAMPLES):
-        for meter, want, got in zip(meters, one(arrays), other(arrays), strict=True):
+        one, other = (side.guarded(run, arrays) for side, run in zip(sides, read, strict=True))
+        for meter, want, got in zip(meters, one, other, strict=True):
             meter.update(want, got)
         yield len(arrays[0])
 
 
 def _tensors(
-    second: OnnxSide, pairs: Sequence[Shared], distances: Sequence[Distance], threshold_db: float
+    values: FileValues, pairs: Sequence[Shared], distances: Sequence[Distance], threshold_db: float
 ) -> tuple[Tensor, ...]:
-    from optimize.targets.onnx import values
-
-    places = {pair.second: index for index, pair in enumerate(pairs)}
-    inputs = [[places[value] for value in values.sources(pair.second, places)] for pair in pairs]
+    inputs = values.sources([pair.second for pair in pairs])
     ends = {index for index, pair in enumerate(pairs) if pair.basis == "output"}
     levels = [distance.sqnr_db for distance in distances]
     found, entries = states(levels, inputs, ends, threshold_db)
-    tensors = []
-    for index, (pair, state) in enumerate(zip(pairs, found, strict=True)):
-        node, named = values.producer(pair.second), values.producer(pair.first)
-        tensors.append(
-            Tensor(
-                name=pair.name,
-                layer=(named and named.name) or (node and node.name) or pair.name,
-                op=node.op_type if node is not None else "Input",
-                basis=pair.basis,
-                stored=values.is_stored(pair.second),
-                distance=distances[index],
-                input_db=entries[index] if entries[index] < CAP_DB else None,
-                state=state,
-            )
+    return tuple(
+        Tensor(
+            name=pair.name,
+            layer=pair.layer,
+            op=pair.op,
+            basis=pair.basis,
+            stored=pair.stored,
+            distance=distance,
+            input_db=entry if entry < CAP_DB else None,
+            state=state,
         )
-    return tuple(tensors)
+        for pair, distance, entry, state in zip(pairs, distances, entries, found, strict=True)
+    )
 
 
 def states(

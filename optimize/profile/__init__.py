@@ -1,14 +1,13 @@
 """Where one run of a model spends its time: costs from the graph, times from the runtime, joined by module names.
 
-``costs`` and ``memory`` read shapes; ``machine`` measures what this machine can do and ``roofline`` compares;
-``*_runtime`` read each runtime's own profiler, ``join`` finds the calls a kernel computes; ``profiling`` and
-``artifacts`` put it together for a program and for a file.
+``memory`` reads shapes; ``machine`` measures what this machine can do and ``roofline`` compares; ``kernels`` runs a
+target's probe; ``profiling`` and ``artifacts`` put it together for a program and for a file.
 """
 
 from __future__ import annotations
 
+from optimize.costs import Costs, NodeCost, program_costs
 from optimize.profile.artifacts import profile_file
-from optimize.profile.costs import Costs, NodeCost, program_costs
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.memory import LiveMemory, live_memory
 from optimize.profile.profiling import profile_program

@@ -13,7 +13,6 @@ interrupted, the end-to-end time of one thread is its processor time.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from optimize.measure.fleet import Progress, silent
+from optimize.targets.probe import Probe, Run, TimedKernel
 
 Clock = Literal["wall", "processor"]
 #: Blocks of plain and profiled runs, fewer where the time ends before.
@@ -37,56 +37,6 @@ _LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One thing a runtime executes.
-
-    Attributes:
-        name: Its name in the runtime.
-        op: Its kind, in the runtime's word.
-        nodes: Names of the calls of the graph that it computes; empty for conversions and layout changes.
-        dtype: What it computes in, where the runtime says so; empty otherwise.
-    """
-
-    name: str
-    op: str
-    nodes: tuple[str, ...]
-    dtype: str = ""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One profiled run.
-
-    Attributes:
-        wall_s: Seconds from call to return.
-        starts_s: When each kernel began ``[kernels]``, from the start of the run.
-        durations_s: How long it took ``[kernels]``.
-        notes: Times noted while it ran ``[kernels]``: its own and those of what it calls.
-    """
-
-    wall_s: float
-    starts_s: np.ndarray
-    durations_s: np.ndarray
-    notes: np.ndarray
-
-
-class Probe(ABC):
-    """A loaded model that runs with and without its runtime's profiler."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Run once, without the profiler."""
-
-    @abstractmethod
-    def profile(self, times: int) -> None:
-        """Run so many times with the profiler."""
-
-    @abstractmethod
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
-        """End profiling; return the kernels in execution order and every profiled run."""
-
-
-@dataclass(frozen=True)
 class Times:
     """What a run is made of.
 
@@ -99,7 +49,7 @@ class Times:
         typical: A profiled run of middling length, for a trace.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[TimedKernel, ...]
     seconds: tuple[float, ...]
     total_s: float
     clock: Clock
@@ -135,7 +85,7 @@ def take_times(probe: Probe, *, budget_s: float = 4.0, progress: Progress = sile
     return summarize(kernels, runs, np.array(plain))
 
 
-def summarize(kernels: tuple[Kernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
+def summarize(kernels: tuple[TimedKernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
     """Return the times of kernels, the profiler's own cost taken off by notes.
 
     Args:

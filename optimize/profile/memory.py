@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from optimize import graph
-from optimize.profile.costs import size_bytes, storage_owners
-from optimize.profile.shapes import Values, values_at
+from optimize.costs import size_bytes, storage_owners
 from optimize.program import Program
+from optimize.shapes import Values, values_at
 
 
 @dataclass(frozen=True)

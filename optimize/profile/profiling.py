@@ -6,29 +6,27 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from optimize import graph
+from optimize.costs import Costs, program_costs
 from optimize.errors import UsageError
 from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import measure
-from optimize.profile.costs import Costs, program_costs
-from optimize.profile.kernels import Kernel, Probe, Times, take_times
+from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import Limits, measure_limits, torch_threads
 from optimize.profile.memory import live_memory
 from optimize.profile.python_cost import PythonCost, python_cost
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.program import Program
-from optimize.registry import find_target
+from optimize.registry import find_target, targets
 from optimize.targets.arrays import to_array
-from optimize.targets.base import Artifact
+from optimize.targets.base import Artifact, Probing
+from optimize.targets.probe import TimedKernel
 
-#: The targets whose runtimes tell the time of each kernel.
-TARGETS = ("eager", "torchscript", "onnx", "openvino", "pt2")
 _FRESH_BUDGET_S = 1.0
 #: What runtimes call the types that ``Limits`` knows.
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
@@ -40,11 +38,11 @@ def require_times(target: str) -> None:
     Raises:
         UsageError: It does not.
     """
-    find_target(target)
-    if target not in TARGETS:
+    if not find_target(target).profiled:
+        names = [name for name, entry in targets().items() if entry.profiled]
         raise UsageError(
             f"The time of each layer cannot be taken on the target '{target}'.",
-            hint=f"One of {', '.join(TARGETS)}; for TensorRT use its own trtexec --dumpProfile on the engine.",
+            hint=f"One of {', '.join(names)}; for TensorRT use its own trtexec --dumpProfile on the engine.",
         )
 
 
@@ -62,7 +60,7 @@ def profile_program(
 
     Args:
         program: The captured model, in float.
-        target: One of ``TARGETS``.
+        target: One that is ``profiled``.
         batch: Samples in a run; a program with a fixed batch keeps it.
         threads: Compute threads.
         limits: What this machine can do; measured when None.
@@ -80,8 +78,10 @@ def profile_program(
     costs = program_costs(program, size)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
         artifact = _export(program, target, Path(name), progress)
-        times = take_times(_probe(program, artifact, inputs, Path(name), threads), progress=progress)
-        process = fresh_process(artifact, [to_array(tensor) for tensor in inputs], threads, progress) if fresh else None
+        arrays = [to_array(tensor) for tensor in inputs]
+        probe = find_target(target).probe(Probing(artifact, arrays, Path(name), threads, program))
+        times = take_times(probe, progress=progress)
+        process = fresh_process(artifact, arrays, threads, progress) if fresh else None
         python = _python(program, inputs) if target == "eager" else None
     progress("machine", 0.0)
     layers = {node.name: graph.origin(node) for node in program.graph.nodes}
@@ -124,37 +124,10 @@ def join(times: Times, costs: Costs, layers: Mapping[str, str], limits: Limits, 
 
 
 def _export(program: Program, target: str, folder: Path, progress: Progress) -> Artifact:
-    from optimize.profile.pt2_runtime import noting_kernels
-
     progress(f"export {target}", 0.0)
     backend = find_target(target)
-    with noting_kernels():
+    with backend.noting_kernels():
         return backend.export(program, folder / f"model{backend.suffix}")
-
-
-def _probe(program: Program, artifact: Artifact, inputs: Sequence[torch.Tensor], folder: Path, threads: int) -> Probe:
-    arrays = [to_array(tensor) for tensor in inputs]
-    if artifact.target == "onnx":
-        from optimize.profile.names import program_names
-        from optimize.profile.onnx_runtime import OnnxProbe
-
-        return OnnxProbe(artifact.path, arrays, program_names(program), folder, threads=threads)
-    if artifact.target == "openvino":
-        from optimize.profile.names import program_names
-        from optimize.profile.openvino_runtime import OpenVinoProbe
-
-        return OpenVinoProbe(artifact.path, arrays, program_names(program), threads=threads)
-    return _torch_probe(program, artifact, inputs, threads)
-
-
-def _torch_probe(program: Program, artifact: Artifact, inputs: Sequence[torch.Tensor], threads: int) -> Probe:
-    from optimize.profile.pt2_runtime import PT2Probe
-    from optimize.profile.torch_runtime import TorchProbe
-
-    runner: Any = artifact.load(threads=threads)
-    if artifact.target == "pt2":
-        return PT2Probe(runner.module, artifact.path, inputs, program)
-    return TorchProbe(runner.module, inputs, program)
 
 
 def fresh_process(
@@ -178,7 +151,7 @@ def _python(program: Program, inputs: Sequence[torch.Tensor]) -> PythonCost | No
         return python_cost(lambda: source(*arguments, **keywords))
 
 
-def _served(kernels: Sequence[Kernel]) -> Iterator[tuple[str, ...]]:
+def _served(kernels: Sequence[TimedKernel]) -> Iterator[tuple[str, ...]]:
     """Yield for each kernel that computes no call the calls of the next one that does, or of the one before."""
     for index, kernel in enumerate(kernels):
         behind = (other.nodes for other in kernels[index:] if other.nodes)
@@ -187,7 +160,7 @@ def _served(kernels: Sequence[Kernel]) -> Iterator[tuple[str, ...]]:
 
 
 def _row(
-    kernel: Kernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
+    kernel: TimedKernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
 ) -> KernelProfile:
     calls = [costs.calls[name] for name in kernel.nodes if name in costs.calls]
     main = max(calls, key=lambda call: call.macs, default=None)

@@ -124,7 +124,7 @@ class BenchReport(Document):
         energy: str,
     ) -> BenchReport:
         """Return the record of a finished benchmark."""
-        specs = next((track.subject.artifact.inputs for track in outcome.tracks if track.subject.feed), ())
+        specs = next((track.subject.artifact.inputs for track in outcome.tracks if track.subject.places), ())
         batch = plan.scenarios[0].batch
         inputs = tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, (batch, *spec.shape[1:])))}]" for spec in specs)
         return cls(

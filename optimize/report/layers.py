@@ -19,7 +19,8 @@ from optimize.measure import layers
 from optimize.measure.feed import Feed, open_feed
 from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
-from optimize.measure.sides import Side, aligned, open_side
+from optimize.measure.openers import Side, open_side
+from optimize.measure.subjects import AgreedPair, agreed_pair
 from optimize.report import format as form
 from optimize.report.console import listing_grid, standard_output
 from optimize.report.layer_plot import level, plot
@@ -66,9 +67,12 @@ class FileComparison(Document):
     found: Distances
 
     @classmethod
-    def of(cls, first: Side, second: Side, feed: Feed, found: Distances, command: str) -> FileComparison:
+    def of(cls, pair: AgreedPair, feed: Feed, found: Distances, command: str) -> FileComparison:
         """Return the record of a comparison."""
-        files = [ComparedFile(path=str(side.path), kind=side.kind, sha256=side.sha256) for side in (first, second)]
+        files = [
+            ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
+            for entry in pair.models
+        ]
         wrong = found.first_wrong
         return cls(
             created=now(),
@@ -137,10 +141,12 @@ def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
 def compare_here(folder: Path, tell: Progress, asked: dict[str, Any]) -> dict[str, Any]:
     """Compare two files in this process; return the record as JSON holds it."""
     given = Comparing(**asked)
-    opened = aligned(*(open_side(source, trust=given.trust) for source in (given.first, given.second)))
-    feed = open_feed(*opened, data=given.data, input_shape=given.input_shape, preprocessing=given.preprocessing)
-    found = layers.compare(*opened, feed, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
-    return FileComparison.of(*opened, feed, found, given.command).model_dump(mode="json")
+    first, second = (open_side(source, trust=given.trust) for source in (given.first, given.second))
+    pair = agreed_pair(first.subject, second.subject, given.input_shape)
+    sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
+    feed = open_feed(pair.specs, data=given.data, preprocessing=given.preprocessing)
+    found = layers.compare(*sides, feed, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
+    return FileComparison.of(pair, feed, found, given.command).model_dump(mode="json")
 
 
 def show(record: FileComparison, *, worst_first: bool = False, console: Console | None = None) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from optimize.report.console import listing_grid, standard_output
-from optimize.targets.support import SUPPORT, UNKNOWN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def target_record(target: Target) -> dict[str, Any]:
     """Return what there is to know about a target here, as JSON holds it."""
-    found, support = target.available(), SUPPORT.get(target.name, UNKNOWN)
+    found, support = target.available(), target.support
     return {
         "name": target.name,
         "summary": target.summary,
@@ -54,7 +53,7 @@ def _here(found: Availability) -> Text:
 
 
 def _lines(target: Target, found: Availability) -> Iterator[Text]:
-    support = SUPPORT.get(target.name, UNKNOWN)
+    support = target.support
     yield Text(target.summary.rstrip("."))
     yield Text(", ".join(support.precisions) or "precisions unknown")
     yield Text(f"free: {support.free}{'. ' if support.remark else ''}{support.remark}", "dim")

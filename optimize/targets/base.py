@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,9 @@ from optimize.quantization.numerics import Numerics, TensorFormat
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.quantization.plan import Quantization
+    from optimize.targets.probe import Probe
+    from optimize.targets.values import FileValues
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,36 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Support:
+    """What one target writes and its runtime runs, in the words of the files' precisions.
+
+    Attributes:
+        floats: Float types of a whole file: ``float32``, ``float16``, ``bfloat16``.
+        int8: Kinds of INT8: ``static`` (calibrated), ``dynamic``, ``weights`` (weights alone).
+        mixed: Float types beside static INT8 in one file, float32 apart.
+        free: Dimensions that a file leaves free.
+        remark: What else decides, as a sentence.
+    """
+
+    floats: tuple[str, ...] = ("float32",)
+    int8: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    free: str = "batch, height, width"
+    remark: str = ""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions as files carry them in their names."""
+        kinds = tuple("int8" if kind == "static" else f"int8-{kind}" for kind in self.int8)
+        return (*self.floats, *kinds, *(f"int8-{dtype}" for dtype in self.mixed))
+
+
+#: What many a row of ``Support`` holds.
+FLOATS, HALVES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
+INT8 = ("static", "dynamic", "weights")
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """One input or output of an artifact.
 
@@ -45,11 +79,13 @@ class TensorSpec:
         name: Its name in the file.
         shape: Sizes; a string names a free dimension.
         dtype: NumPy's name of the element type, such as ``float32``.
+        tokens: How many tokens its integers may name, where the file says so.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +171,7 @@ class Artifact:
         providers: What executes it where the runtime has a choice, read from it, the preferred one first.
         settings: What its runner is asked, by the target's options.
         untrusted: Whether somebody else may have made it: then it is run in a confined process alone.
+        missing: Why it cannot run here, where that was seen when it was opened; empty otherwise.
     """
 
     target: str
@@ -153,6 +190,7 @@ class Artifact:
     providers: tuple[str, ...] = ()
     settings: Mapping[str, str | bool] = field(default_factory=dict)
     untrusted: bool = False
+    missing: str = ""
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -165,8 +203,33 @@ class Artifact:
         return find_target(self.target).load(self, threads=threads)
 
 
+@dataclass(frozen=True)
+class Probing:
+    """An artifact to be run with its runtime's profiler.
+
+    Attributes:
+        artifact: The file.
+        inputs: Flat arrays of every run.
+        folder: An empty folder for what the profiler writes.
+        threads: Compute threads.
+        program: What was exported; None where only a file is known.
+    """
+
+    artifact: Artifact
+    inputs: Sequence[np.ndarray]
+    folder: Path
+    threads: int
+    program: Program | None = None
+
+
 class Runner(ABC):
-    """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind)."""
+    """A loaded artifact: called like the module, on torch tensors or NumPy arrays (and answers in kind).
+
+    Attributes:
+        shared: Whether several threads may call one at the same time.
+    """
+
+    shared: bool = False
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -189,16 +252,33 @@ class Runner(ABC):
 class Target(ABC):
     """A backend. Subclasses are registered once with ``register_target``.
 
+    What a subclass must say is abstract or without a value here; everything else is a face it may have.
+
     Attributes:
         name: The word after ``--to``.
         suffix: File name ending, with its dot.
         summary: One line for ``optimize targets``.
+        support: What it writes and runs.
+        packages: Distributions whose versions a figure depends on.
+        profiled: Whether its runtime tells the time of each kernel (``probe``).
+        times_layers: Whether it tells, too, which layer each kernel serves.
+        endings: How the names of files end that it opens as they are, in lower case.
+        noun: What to call such a file.
+        alone: Python that makes of a ``path`` a function ``f`` from one array to the first output, without this
+            package; empty where files are for measuring here.
         numerics: What INT8 means to the backend.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str]
     summary: ClassVar[str]
+    support: ClassVar[Support] = Support(floats=(), free="unknown")
+    packages: ClassVar[tuple[str, ...]] = ()
+    profiled: ClassVar[bool] = False
+    times_layers: ClassVar[bool] = False
+    endings: ClassVar[tuple[str, ...]] = ()
+    noun: ClassVar[str] = ""
+    alone: ClassVar[str] = ""
     numerics: ClassVar[Numerics] = Numerics(
         activation=TensorFormat("uint8", symmetric=False),
         weight=TensorFormat("int8", symmetric=True, per_channel=True),
@@ -236,6 +316,47 @@ class Target(ABC):
             TargetUnavailable: The backend is not installed.
             Refused: The program uses something the backend lacks; the message names the op and the layer.
         """
+
+    def owns(self, path: Path) -> bool:
+        """Say whether a file is one that this target opens as it is."""
+        return path.suffix.lower() in self.endings
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a file that it owns, whoever made it: what it takes is read once, behind the checks of its kind.
+
+        Args:
+            path: The file.
+            trust: Take whatever the file asks for, code included; without, the artifact is ``untrusted``.
+
+        Raises:
+            Refused: The file is missing, or is refused by the checks.
+        """
+        raise NotImplementedError(f"{self.name} opens no files")
+
+    def values(self, artifact: Artifact) -> FileValues | None:
+        """Return the values that a file computes between its inputs and its outputs; None where nothing tells them."""
+        return None
+
+    def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
+        """Write a file for each of several INT8 plans of a program, to time them.
+
+        Raises:
+            Refused: The program cannot be translated, or no layer of a plan can run in INT8.
+        """
+        paths = [folder / f"trial_{index}{self.suffix}" for index in range(len(plans))]
+        return [self.export(replace(program, quantization=plan), path) for plan, path in zip(plans, paths, strict=True)]
+
+    def noting_kernels(self) -> AbstractContextManager[None]:
+        """Let files that are exported meanwhile tell a profiler of their kernels, where they must be asked to."""
+        return nullcontext()
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load an artifact so that it runs with and without its runtime's profiler; of targets that are ``profiled``.
+
+        Raises:
+            TargetUnavailable: The runtime is not installed, or cannot run the file.
+        """
+        raise NotImplementedError(f"{self.name} tells no times")
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Return what the reader of a report must know about an artifact of this target first; mostly nothing."""

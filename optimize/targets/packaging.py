@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from optimize.registry import find_target
-from optimize.targets.base import Artifact, Coverage, FloatLayer, LayerTypes, TensorSpec, file_digest
+from optimize.errors import Refused
+from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -16,38 +17,43 @@ if TYPE_CHECKING:
 
 
 def describe(
-    program: Program,
-    *,
-    target: str,
-    path: Path,
-    precision: str,
-    versions: Mapping[str, str],
-    output_names: Sequence[str] = (),
-    coverage: Coverage | None = None,
-    notes: Sequence[str] = (),
-    layer_types: LayerTypes | None = None,
-    settings: Mapping[str, str | bool] | None = None,
+    target: Target, program: Program, path: Path, *, output_names: Sequence[str] = (), **more: Any
 ) -> Artifact:
-    """Return the artifact of a file just written, with the program's inputs and outputs."""
+    """Return the artifact of a file just written, with the program's inputs and outputs.
+
+    Args:
+        target: What wrote it.
+        program: What was written.
+        path: The file.
+        output_names: Of the outputs in the file, where it has names of its own.
+        more: Other fields of the artifact; its precision is the program's and its versions are the target's otherwise.
+    """
     from torch.utils import _pytree as pytree
 
-    files = find_target(target).files(path)
-    return Artifact(
-        target=target,
-        path=path,
-        inputs=input_specs(program),
+    return replace(
+        describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         outputs=output_specs(program, output_names),
-        precision=precision,
-        sha256=file_digest(*files),
-        size_bytes=sum(file.stat().st_size for file in files),
         out_spec=pytree.treespec_dumps(program.out_spec),
-        versions=dict(versions),
         in_spec=pytree.treespec_dumps(program.in_spec),
-        coverage=coverage,
-        notes=tuple(notes),
-        layer_types=layer_types,
-        settings=dict(settings or {}),
+        **{"precision": program.precision, "versions": dict(target.available().version), **more},
     )
+
+
+def describe_file(
+    target: str, path: Path, files: Sequence[Path] = (), inputs: Sequence[TensorSpec] = (), *, trust: bool
+) -> Artifact:
+    """Return the artifact of a file that somebody else wrote.
+
+    Args:
+        target: What runs it.
+        path: The file.
+        files: All that it consists of, ``path`` first; ``path`` alone by default.
+        inputs: What it takes; nothing where that is not known.
+        trust: Whether it may be run in a process that is not confined.
+    """
+    there = [file for file in files or (path,) if file.is_file()]
+    size_bytes = sum(file.stat().st_size for file in there)
+    return Artifact(target, path, tuple(inputs), (), "", file_digest(*there), size_bytes, "", untrusted=not trust)
 
 
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:
@@ -67,6 +73,17 @@ def output_specs(program: Program, names: Sequence[str] = ()) -> tuple[TensorSpe
         shape = tuple(size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape)
         specs.append(TensorSpec(names[index] if names else f"output_{index}", shape, dtype_name(value)))
     return tuple(specs)
+
+
+def require_layers(placed: Coverage, runtime: str) -> None:
+    """Check that some layer runs in INT8.
+
+    Raises:
+        Refused: None does; the message gives the first reasons.
+    """
+    if not placed.quantized:
+        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
+        raise Refused(f"No layer can run in INT8 on {runtime}: {reasons}.", hint="Leave --int8 out for this target.")
 
 
 def planned_floats(program: Program) -> tuple[FloatLayer, ...]:

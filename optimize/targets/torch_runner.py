@@ -21,6 +21,8 @@ class TorchRunner(Runner):
         threads: Threads of torch's operators, for the whole process; None leaves them as they are.
     """
 
+    shared = True
+
     def __init__(self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None) -> None:
         super().__init__(artifact)
         self.module = module

@@ -8,8 +8,8 @@ import pytest
 
 from optimize.bench.plan import Plan, Scenario
 from optimize.bench.rounds import Block, Outcome, Start, Track, WarmUp
-from optimize.bench.subjects import Subject
 from optimize.measure import latency
+from optimize.measure.subjects import Subject
 from optimize.targets.base import Artifact
 from tests.measure.conftest import make
 
@@ -21,7 +21,7 @@ def subject(make: Callable[..., Artifact]) -> Callable[..., Subject]:
     """Returns a function that makes a subject with a behaviour."""
 
     def build(name: str, **behaviour: object) -> Subject:
-        return Subject(name, "arithmetic", make(**behaviour), feed=((0, 2),))
+        return Subject(name, "arithmetic", make(**behaviour), places=(0,))
 
     return build
 
@@ -46,7 +46,7 @@ def track(name: str, found: dict[Scenario, list[Block]], output: float | None = 
     warm_ups = {scenario.name: WarmUp(12, (0.003, 0.001)) for scenario in found}
     numbers = sorted({block.restart for entries in found.values() for block in entries}) or [0]
     return Track(
-        Subject(name, "ONNX", artifact, feed=((0, 2),)),
+        Subject(name, "ONNX", artifact, places=(0,)),
         found,
         [Start(number, 0.05, warm_ups, 5e-8, 50_000_000) for number in numbers],
         outputs=None if output is None else [np.full((1, 4), output, np.float32)],

@@ -11,7 +11,7 @@ from optimize.bench.energy import EnergyMeter
 from optimize.bench.figures import figures
 from optimize.bench.plan import Plan, Scenario
 from optimize.bench.rounds import WARM_UP_KEPT, run, samples_in_a_run, scenario_inputs
-from optimize.bench.subjects import Subject
+from optimize.measure.subjects import Subject
 from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Subject]
@@ -68,7 +68,8 @@ def test_death_at_run_50_is_told_what_it_did_before_is_kept_and_the_others_finis
 def test_what_cannot_be_loaded_or_is_missing_is_told(subject: Make) -> None:
     import dataclasses
 
-    absent = dataclasses.replace(subject("absent"), missing="no GPU")
+    absent = subject("absent")
+    absent = dataclasses.replace(absent, artifact=dataclasses.replace(absent.artifact, missing="no GPU"))
     outcome = run([subject("a"), subject("bad", refuses=True), absent], Plan((Scenario(),), restarts=1, runs=3))
     good, bad, missing = outcome.tracks
     assert good.failure is None and good.blocks[Scenario()]
@@ -119,13 +120,12 @@ def test_a_coarse_clock_times_runs_in_groups(subject: Make, monkeypatch: pytest.
 
 
 def test_everybody_gets_the_same_numbers_in_its_own_order_and_type() -> None:
-    def taking(feed: tuple, *specs: TensorSpec) -> Subject:
-        return Subject("s", "", Artifact("onnx", None, specs, (), "", "", 0, ""), feed=feed)  # type: ignore[arg-type]
+    def taking(places: tuple, *specs: TensorSpec) -> Subject:
+        return Subject("s", "", Artifact("onnx", None, specs, (), "", "", 0, ""), places=places)  # type: ignore[arg-type]
 
     x, half = TensorSpec("x", ("n", 4), "float32"), TensorSpec("x", ("n", 4), "float16")
-    ids = TensorSpec("ids", ("n", 6), "int64")
-    one = taking(((0, 2), (1, 30)), x, ids)
-    other = taking(((1, 30), (0, 2)), ids, half)
+    ids = TensorSpec("ids", ("n", 6), "int64", tokens=30)
+    one, other = taking((0, 1), x, ids), taking((1, 0), ids, half)
     (a, tokens), (same, b) = (scenario_inputs(entry, Scenario(3), seed=5) for entry in (one, other))
     assert a.shape == (3, 4) and b.dtype == np.float16
     np.testing.assert_array_equal(tokens, same)

@@ -10,8 +10,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import optimize
-from optimize.bench.subjects import MODULE, Opening, Subject, agreed_inputs
 from optimize.errors import Refused, UsageError
+from optimize.measure.openers import Opening
+from optimize.measure.subjects import MODULE, Subject, agreed_inputs
 from optimize.targets.base import Artifact, TensorSpec
 
 
@@ -49,7 +50,7 @@ def test_every_form_is_told_apart(folder: Path, opening: Opening) -> None:
     assert subjects[4].missing == "no GPU" and not any(subject.missing for subject in subjects[:4])
     filled = agreed_inputs(subjects, None)
     assert [subject.artifact.inputs[0].shape[1:] for subject in filled[:4]] == [(4,)] * 4
-    assert filled[3].feed == ((0, 2),) and filled[4].feed == ()
+    assert filled[3].places == (0,) and filled[4].places == ()
 
 
 def test_a_factory_is_named_as_it_is_written(opening: Opening) -> None:
@@ -113,7 +114,7 @@ def embedding(path: Path, *, outside: bool = False) -> Path:
 
 def test_tokens_lie_inside_the_table(opening: Opening, tmp_path: Path) -> None:
     (subject,) = agreed_inputs([opening.open(str(embedding(tmp_path / "e.onnx")))], None)
-    assert subject.feed == ((0, 11),) and subject.artifact.inputs == (TensorSpec("ids", ("N", 6), "int64"),)
+    assert subject.places == (0,) and subject.artifact.inputs == (TensorSpec("ids", ("N", 6), "int64", tokens=11),)
 
 
 def test_weights_beside_the_file_count(opening: Opening, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_inputs_are_joined_by_name_and_by_place() -> None:
         None,
     )
     assert [spec.shape for spec in first.artifact.inputs] == [("N", 3), ("N", 7)]
-    assert [place for place, _ in swapped.feed] == [1, 0] and [place for place, _ in other.feed] == [0, 1]
+    assert swapped.places == (1, 0) and other.places == (0, 1)
     assert first.fixed_batch is None and swapped.fixed_batch == 4 and other.fixed_batch == 1
     with pytest.raises(Refused, match="do not take the same inputs"):
         agreed_inputs([taking(a), taking(a, b)], None)

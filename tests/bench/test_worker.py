@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import optimize
-from optimize.bench import modules
-from optimize.bench.engines import read_specs
-from optimize.bench.modules import ModuleRunner, open_module
 from optimize.bench.worker import BenchWorker, clock_step_s
 from optimize.errors import TargetUnavailable
+from optimize.measure import modules
+from optimize.measure.modules import ModuleRunner, open_module
 from optimize.measure.worker import write_arrays
 from optimize.targets.base import Artifact, TensorSpec
 
@@ -73,7 +72,7 @@ def test_what_a_caller_raises_is_the_answer(tmp_path: Path) -> None:
 def test_a_runtime_whose_model_cannot_be_shared_is_opened_for_each_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimize.bench.worker.SHARED", frozenset())
+    monkeypatch.setattr(ModuleRunner, "shared", False)
     assert len(set(map(id, opened(tmp_path, streams=3).runners))) == 3
 
 
@@ -132,51 +131,6 @@ def test_bfloat16_outputs_keep_their_type(tmp_path: Path) -> None:
     runner = ModuleRunner(Artifact("module", Path("m"), SPEC, (), "", "", 0, ""), Narrow(), "cpu")
     (output,) = runner.run([np.ones((1, 4), np.float32)])
     assert output.dtype.name == "bfloat16" and (output.astype(np.float32) == 1).all()
-
-
-class Engine:
-    """Stands for a TensorRT engine of one input and one output."""
-
-    num_io_tensors = 2
-
-    def get_tensor_name(self, index: int) -> str:
-        return ("x", "y")[index]
-
-    def get_tensor_mode(self, name: str) -> str:
-        return {"x": "in", "y": "out"}[name]
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return {"x": (-1, 3, 8, 8), "y": (-1, 10)}[name]
-
-    def get_tensor_dtype(self, name: str) -> type:
-        return np.float16
-
-
-def test_an_engine_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from optimize.bench import engines
-
-    runtime = SimpleNamespace(deserialize_cuda_engine=lambda content: Engine() if content[4:] == b"good" else None)
-    library = SimpleNamespace(
-        Runtime=lambda logger: runtime,
-        TensorIOMode=SimpleNamespace(INPUT="in"),
-        nptype=lambda kind: kind,
-        __version__="1.7",
-    )
-    asked: list[str] = []
-    monkeypatch.setattr(engines, "Device", lambda: None)
-    monkeypatch.setattr(engines.log, "listen", lambda module: None)
-    monkeypatch.setattr(engines.importlib, "import_module", lambda name: asked.append(name) or library)
-    (tmp_path / "a.engine").write_bytes(b"vtrtgood")
-    versions, inputs, outputs = read_specs(tmp_path / "a.engine")
-    assert asked == ["tensorrt_rtx"] and versions == {"tensorrt-rtx": "1.7"}
-    assert inputs == (TensorSpec("x", ("?", 3, 8, 8), "float16"),)
-    assert outputs == (TensorSpec("y", ("?", 10), "float16"),)
-    (tmp_path / "b.engine").write_bytes(b"ftrtbad")
-    with pytest.raises(TargetUnavailable, match=r"cannot read 'b\.engine'"):
-        read_specs(tmp_path / "b.engine")
-    assert asked[-1] == "tensorrt"
 
 
 def test_worker_needs_no_torch_for_files_of_other_runtimes(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Laws over every registered target: its file runs in a fresh process that does not know this package."""
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,38 +16,12 @@ from models import REFERENCES, randomize_batch_norm
 from optimize import registry
 from optimize.targets.base import Runner
 
-_OPENVINO = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="pip install openvino to write IR")
-_COMPILER = pytest.mark.skipif(not registry.find_target("pt2").available().export, reason="apt install g++ for pt2")
-#: The eager baseline is float by definition; TensorRT files need a GPU to run.
-FILES = [
-    ("eager", "float32"),
-    ("torchscript", "float32"),
-    ("torchscript", "int8"),
-    ("onnx", "float32"),
-    ("onnx", "int8"),
-    *(pytest.param("pt2", precision, marks=_COMPILER) for precision in ("float32", "int8")),
-    *(pytest.param("openvino", precision, marks=_OPENVINO) for precision in ("float32", "int8")),
-]
 #: A file of this target is compiled for some twenty seconds: convolutions with shortcuts, and attention, stand for all.
-FEWER = {
-    ("pt2", "float32"): ("vit",),
-    ("pt2", "int8"): ("resnet",),
-    ("openvino", "int8"): tuple(name for name in REFERENCES if name != "lstm"),  # dynamic INT8 has no form there
-}
-LOADERS = {
-    "torchscript": "m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x)).detach().numpy()",
-    "eager": "m = torch.export.load(path).module(); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()",
-    "pt2": "m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()",
-    "onnx": "s = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']); n = s.get_inputs()[0].name; "
-    "f = lambda x: s.run(None, {n: x})[0]",
-    "openvino": "m = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}); "
-    "f = lambda x: m([x])[0]",
-}
+FEWER = {("pt2", "float32"): ("vit",), ("pt2", "int8"): ("resnet",)}
 FRESH = """
 import json, sys
 import numpy as np
-for path, kind, inputs, outputs in json.load(sys.stdin):
-    import {module}
+for path, inputs, outputs in json.load(sys.stdin):
     {loader}
     for x, y in zip(inputs, outputs):
         np.save(y, f(np.load(x)))
@@ -70,12 +43,25 @@ def program(name: str, precision: str) -> optimize.Program:
     return optimize.Pipeline([entry]).run(base).program
 
 
-@pytest.mark.parametrize("target, precision", FILES)
+def files() -> list[tuple[str, str]]:
+    """Every target whose files run without this package, in float and in INT8 where it calibrates."""
+    found = [(name, target) for name, target in registry.targets().items() if target.alone]
+    return [(name, "float32") for name, _ in found] + [
+        (name, "int8") for name, target in found if "static" in target.support.int8
+    ]
+
+
+@pytest.mark.parametrize("target, precision", files())
 def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precision: str, tmp_path: Path) -> None:
+    backend = registry.find_target(target)
+    if not (backend.available().export and backend.available().run):
+        pytest.skip(backend.available().install)
     work, expected = [], {}
     for name in FEWER.get((target, precision), REFERENCES):
+        if name == "lstm" and precision == "int8" and "dynamic" not in backend.support.int8:
+            continue  # its INT8 is dynamic
         reference, subject = REFERENCES[name], program(name, precision)
-        artifact = optimize.export(subject, target, tmp_path / f"{name}{registry.find_target(target).suffix}")
+        artifact = optimize.export(subject, target, tmp_path / f"{name}{backend.suffix}")
         runner, inputs, outputs = artifact.load(threads=1), [], []
         for batch in (1, 5):
             x = reference.inputs(batch, seed=batch)
@@ -84,9 +70,8 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
             np.save(inputs[-1], x.numpy())
             expected[outputs[-1]] = subject(x).numpy()
             assert_agree(runner, x, expected[outputs[-1]], precision)
-        work.append((str(artifact.path), target, inputs, outputs))
-    module = {"onnx": "onnxruntime", "openvino": "openvino"}.get(target, "torch")
-    script = FRESH.format(module=module, loader=LOADERS[target])
+        work.append((str(artifact.path), inputs, outputs))
+    script = FRESH.format(loader=backend.alone)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # no trial builds when a package is loaded
     done = subprocess.run(

@@ -126,7 +126,7 @@ def open_onnx(path: Path, here: Here) -> None:
     Raises:
         OptimizeError: It is refused.
     """
-    from optimize.measure.sides import open_side
+    from optimize.measure.openers import open_side
     from optimize.targets.onnx.reading import files_of
     from optimize.targets.onnx.values import read_values
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from optimize.bench.subjects import Subject
 from optimize.gate import case as cases
-from optimize.gate.models import Pair, open_pair
+from optimize.gate.models import open_pair
+from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
 from tests.measure.conftest import make
 
@@ -15,10 +15,10 @@ Make = Callable[..., Artifact]
 
 
 @pytest.fixture
-def pair(make: Make) -> Callable[..., Pair]:
+def pair(make: Make) -> Callable[..., AgreedPair]:
     """Returns a function that makes a pair from the behaviours of its sides."""
 
-    def build(base: dict[str, object], candidate: dict[str, object]) -> Pair:
+    def build(base: dict[str, object], candidate: dict[str, object]) -> AgreedPair:
         subjects = [Subject(name, name, make(**told)) for name, told in (("base", base), ("candidate", candidate))]
         return open_pair(*subjects, (None, None), None)
 

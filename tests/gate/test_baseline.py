@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from optimize.bench.subjects import Opening
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.gate import baseline, suite
 from optimize.gate import case as cases
@@ -15,6 +14,7 @@ from optimize.gate.limits import Case, Settings
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Outcome
 from optimize.measure import environment
+from optimize.measure.openers import Opening
 from tests.gate.records import RECORD
 from tests.gate.streams import draw
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.bench.subjects import Opening
 from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
@@ -14,6 +13,7 @@ from optimize.gate.lockstep import SideFailed
 from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Outcome
+from optimize.measure.openers import Opening
 from tests.gate.streams import draw
 
 Models = Callable[..., None]
@@ -142,7 +142,7 @@ def test_the_other_cases_of_a_suite_are_judged(
     real = cases.judge
 
     def judge(samples: object, fleet: object, *, seconds: float) -> object:
-        if samples.pair.candidate.kind == "arithmetic" and "1.json" in samples.pair.candidate.source:  # type: ignore[attr-defined]
+        if samples.pair.candidate.kind == "arithmetic" and "1.json" in str(samples.pair.candidate.artifact.path):  # type: ignore[attr-defined]
             raise SideFailed("candidate", "time: the worker was killed by SIGSEGV")
         return real(samples, fleet, seconds=seconds)  # type: ignore[arg-type]
 

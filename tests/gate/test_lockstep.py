@@ -10,14 +10,14 @@ import pytest
 
 from optimize.gate import lockstep
 from optimize.gate.lockstep import Protocol, SideFailed, measure, rounds_that_fit, start_fleet
-from optimize.gate.models import Pair
 from optimize.gate.rounds import SIDES, Trace
 from optimize.measure.latency import MAX_RUNS_PER_BLOCK
+from optimize.measure.subjects import AgreedPair
 
 X = np.ones((2, 3), np.float32)
 #: More time than any machine needs: what ends a measurement is never the clock.
 AMPLE_S = 3600.0
-MakePair = Callable[..., Pair]
+MakePair = Callable[..., AgreedPair]
 
 
 @pytest.fixture(autouse=True)

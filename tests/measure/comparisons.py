@@ -12,7 +12,8 @@ import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.measure.feed import open_feed
 from optimize.measure.layers import Distances, compare
-from optimize.measure.sides import aligned, open_side
+from optimize.measure.openers import Side, open_side
+from optimize.measure.subjects import agreed_pair
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.registry import find_target
 
@@ -67,8 +68,19 @@ def renamed(new: Callable[[str], str], *, nodes: bool) -> Callable[[onnx.ModelPr
 
 def compared(first: Path, second: Path, *, layers: bool = True, threshold_db: float = 20.0, **given: str) -> Distances:
     """Opens and compares two files."""
-    one, other = aligned(open_side(str(first)), open_side(str(second)))
-    return compare(one, other, open_feed(one, other, **given), layers=layers, threshold_db=threshold_db)
+    return compared_sides(
+        open_side(str(first)), open_side(str(second)), layers=layers, threshold_db=threshold_db, **given
+    )
+
+
+def compared_sides(
+    first: Side, second: Side, *, layers: bool = False, threshold_db: float = 20.0, input_shape: str | None = None,
+    data: str | None = None,
+) -> Distances:  # fmt: skip
+    """Compares two opened files."""
+    pair = agreed_pair(first.subject, second.subject, input_shape)
+    sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
+    return compare(*sides, open_feed(pair.specs, data=data), layers=layers, threshold_db=threshold_db)
 
 
 def save_onnx(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> Path:

@@ -13,7 +13,7 @@ from optimize.errors import UsageError
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
 from optimize.program import Program
 from optimize.quantization.sensitivity import layer_paths
-from optimize.targets.onnx.profile import owners
+from optimize.targets.onnx.probe import owners_of
 
 
 def both(name: str) -> tuple[Program, Program]:
@@ -57,7 +57,7 @@ def test_the_nodes_of_an_optimized_graph_are_counted_to_their_layers() -> None:
         helper.make_node("QGemm", ["g"], ["h"], name="head_token_7"),
         helper.make_node("Shape", ["k"], ["l"], name="unrelated"),
     ]
-    assert owners(optimized, file, {"stem", "head"}) == ["stem", "stem", "stem", "stem", "head", "stem", "head", ""]
+    assert owners_of(optimized, file, {"stem", "head"}) == ["stem", "stem", "stem", "stem", "head", "stem", "head", ""]
 
 
 def test_a_sum_counts_to_the_layer_computed_last() -> None:
@@ -66,7 +66,7 @@ def test_a_sum_counts_to_the_layer_computed_last() -> None:
         helper.make_node("Conv", ["x", "w"], ["b"], name="second"),
         helper.make_node("Add", ["b", "a"], ["c"], name="sum"),
     ]
-    assert owners(nodes, nodes, {"first", "second"})[2] == "second"
+    assert owners_of(nodes, nodes, {"first", "second"})[2] == "second"
 
 
 def test_targets_that_do_not_tell_are_refused() -> None:

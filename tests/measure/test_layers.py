@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import optimize
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
-from optimize.measure.feed import open_feed
 from optimize.measure.layers import states
-from optimize.measure.sides import Side, aligned, open_side
+from optimize.measure.openers import Side, open_side
+from optimize.measure.subjects import MODULE, Subject
 from optimize.registry import find_target
-from tests.measure.comparisons import compared, edited, renamed, save_onnx, scaled, write_pair
+from optimize.targets.base import Artifact, Runner
+from tests.measure.comparisons import compared, compared_sides, edited, renamed, save_onnx, scaled, write_pair
 
 Pair = tuple[Path, Path]
 
@@ -202,15 +203,23 @@ def test_other_runtimes_compare_their_outputs(
     eager_file = find_target("eager").export(program, tmp_path / "a.eager.pt2").path
     first, script, eager = (open_side(str(path), trust=True) for path in (onnx_file, script_file, eager_file))
     for pair in ((first, script), (script, eager), (eager, first)):
-        one, other = aligned(*pair)
-        found = layers.compare(one, other, open_feed(one, other))
+        found = compared_sides(*pair)
         assert len(found.outputs) == 2 and found.outputs[1].distance.sqnr_db > 100
     with pytest.raises(Refused, match=r"between two ONNX files; '.*torchscript.pt' is .*TorchScript"):
-        layers.compare(first, script, open_feed(first, script), layers=True)
+        compared_sides(first, script, layers=True)
     with pytest.raises(UsageError, match="No file says"):
-        open_feed(script, script)
-    shaped = open_feed(script, script, input_shape="5:int64;8")
-    assert layers.compare(script, script, shaped).outputs[0].distance.sqnr_db == 200
+        compared_sides(script, script)
+    assert compared_sides(script, script, input_shape="5:int64;8").outputs[0].distance.sqnr_db == 200
+
+
+def test_a_file_that_does_not_say_what_it_takes_is_not_given_half(tmp_path: Path) -> None:
+    """A module in float32 beside an ONNX file in float16, whose inputs are all that is known."""
+    program = optimize.capture(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
+    script = find_target("torchscript").export(program, tmp_path / "a.torchscript.pt").path
+    half, _ = optimize.CastFP16([torch.randn(2, 4)]).apply(program)
+    narrow = find_target("onnx").export(half, tmp_path / "a.onnx").path
+    found = compared_sides(*(open_side(str(path), trust=True) for path in (script, narrow)))
+    assert 40 < found.outputs[0].distance.sqnr_db < 100
 
 
 def test_other_nets_are_refused(resnet: Pair, mobilenet: Pair, tmp_path: Path) -> None:
@@ -239,25 +248,22 @@ def test_a_file_that_is_no_model_is_refused(content: bytes, tmp_path: Path) -> N
         open_side(str(path))
 
 
-class Answering(Side):
+class Answering(Runner):
     """A file that answers what it is told."""
 
-    answer: Any = None
+    def __init__(self, artifact: Artifact, answer: Any) -> None:
+        super().__init__(artifact)
+        self.answer = answer
 
-    @property
-    def kind(self) -> str:
-        return "test"
-
-    def _run(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         return [self.answer]
 
 
 def answered(want: Any, got: Any) -> layers.Distances:
     """Compares two outputs."""
-    sides = [Answering(Path(name), (), ()) for name in "ab"]
-    for side, answer in zip(sides, (want, got), strict=True):
-        object.__setattr__(side, "answer", answer)
-    return layers.compare(*sides, open_feed(*sides, input_shape="2"))
+    artifact = Artifact(MODULE, Path("a"), (), (), "", "", 0, "")
+    one, other = (Side(Subject("a", "test", artifact), Answering(artifact, answer)) for answer in (want, got))
+    return compared_sides(one, other, input_shape="2")
 
 
 def test_complex_outputs_are_compared_whole() -> None:

@@ -11,13 +11,13 @@ import pytest
 import optimize
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.profile import profile_file, profile_program
-from optimize.profile.join import calls_of
-from optimize.profile.kernels import Kernel, Run, summarize
-from optimize.profile.openvino_runtime import undisturbed
-from optimize.profile.profiling import TARGETS
-from optimize.profile.pt2_runtime import claims_of
+from optimize.profile.kernels import summarize
 from optimize.profile.result import Profile
 from optimize.program import Program
+from optimize.registry import targets
+from optimize.targets.openvino.probe import undisturbed
+from optimize.targets.probe import Run, TimedKernel, calls_of
+from optimize.targets.pt2.probe import claims_of
 from tests.profile.nets import LIMITS, attention, block, recurrent
 
 LAYERS = {"stem.0", "stem.1", "stem.2", "body", "add_20", "relu_1", "mean", "head"}
@@ -27,7 +27,10 @@ def profiled(program: Program, target: str, **given: object) -> Profile:
     return profile_program(program, target, limits=LIMITS, fresh=False, **given)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=[name for name in TARGETS if name != "pt2"])
+PROFILED = [name for name, target in targets().items() if target.profiled]
+
+
+@pytest.fixture(scope="module", params=[name for name in PROFILED if name != "pt2"])
 def found(request: pytest.FixtureRequest) -> Profile:
     return profiled(block(), request.param)
 
@@ -153,7 +156,7 @@ def test_a_runtime_that_is_not_installed_is_said(target: str, package: str, monk
 
 
 def test_the_profilers_own_cost_is_taken_off_by_notes() -> None:
-    kernels = tuple(Kernel(name, "op", (name,)) for name in "ab")
+    kernels = tuple(TimedKernel(name, "op", (name,)) for name in "ab")
     noisy = Run(90e-6, np.array([0.0, 5e-6]), np.array([60e-6, 20e-6]), np.array([3, 1]))
     runs = [Run(15e-6, np.array([0.0, 7e-6]), np.array([7e-6, 5e-6]), np.array([3, 1]))] * 4
     times = summarize(

@@ -15,7 +15,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
 from optimize.quantization.simulation import USUAL
 from optimize.quantization.weights import SAMPLES, WeightRounding
-from optimize.targets.onnx.policy import onnx_runtime
+from optimize.targets.onnx_graph.policy import onnx_runtime
 
 
 class Net(nn.Module):

@@ -8,8 +8,8 @@ from optimize.bench.doubts import doubts
 from optimize.bench.figures import figures
 from optimize.bench.plan import Plan, Scenario, sweep
 from optimize.bench.rounds import Block, Outcome, Start, Track, WarmUp
-from optimize.bench.subjects import Subject
 from optimize.measure.environment import Environment
+from optimize.measure.subjects import Subject
 from optimize.report.bench_model import BenchReport
 from optimize.targets.base import Artifact, TensorSpec
 
@@ -36,8 +36,8 @@ def rounds(median_s: float, count: int, seed: int) -> list[Block]:
 
 def subject(name: str, kind: str, target: str = "onnx", missing: str = "") -> Subject:
     spec = (TensorSpec("x", ("N", 3, 32, 32), "float32"),)
-    artifact = Artifact(target, Path("/models") / name, spec, (), "", "ab" * 32, 1_234_567, "")
-    return Subject(name, kind, artifact, missing=missing, feed=() if missing else ((0, 2),))
+    artifact = Artifact(target, Path("/models") / name, spec, (), "", "ab" * 32, 1_234_567, "", missing=missing)
+    return Subject(name, kind, artifact, places=() if missing else (0,))
 
 
 def track(made: Subject, found: dict[Scenario, list[Block]], output: float, failure: str | None = None) -> Track:

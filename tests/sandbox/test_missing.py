@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from optimize.bench.subjects import Opening
 from optimize.measure.fleet import Fleet
+from optimize.measure.openers import Opening
 from optimize.targets.base import Artifact, TensorSpec, file_digest
 
 

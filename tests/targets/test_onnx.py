@@ -19,7 +19,7 @@ from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
 from optimize.registry import find_target
 from optimize.targets.onnx import Onnx, runner
-from optimize.targets.onnx.export import save, to_onnx
+from optimize.targets.onnx_graph.export import save, to_onnx
 
 FRESH = """
 import sys

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import optimize
 from optimize.registry import find_target
 from optimize.targets.base import file_digest
-from optimize.targets.onnx.external import weights_path
+from optimize.targets.onnx_graph.external import weights_path
 
 FRESH = """
 import sys
@@ -38,7 +38,7 @@ class Words(nn.Module):
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> optimize.Program:
     torch.manual_seed(0)
-    monkeypatch.setattr("optimize.targets.onnx.external.LARGEST_BYTES", 4096)
+    monkeypatch.setattr("optimize.targets.onnx_graph.external.LARGEST_BYTES", 4096)
     return optimize.capture(Words().eval(), (torch.randint(0, 64, (2, 5)),))
 
 

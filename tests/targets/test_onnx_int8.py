@@ -19,9 +19,9 @@ from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.registry import find_target
 from optimize.targets.base import Artifact, Coverage
-from optimize.targets.onnx.export import save, to_onnx
-from optimize.targets.onnx.policy import TENSORRT
-from optimize.targets.onnx.quantize import quantize_onnx
+from optimize.targets.onnx_graph.export import save, to_onnx
+from optimize.targets.onnx_graph.policy import TENSORRT
+from optimize.targets.onnx_graph.quantize import quantize_onnx
 
 
 @pytest.fixture(autouse=True)

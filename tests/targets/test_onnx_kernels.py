@@ -20,12 +20,12 @@ from optimize.program import Program
 from optimize.quantization.plan import Range
 from optimize.registry import find_target
 from optimize.targets.base import Artifact, FloatLayer
-from optimize.targets.onnx.export import save, to_onnx
-from optimize.targets.onnx.policy import TENSORRT
-from optimize.targets.onnx.quantize import quantize_onnx
-from optimize.targets.onnx.ranges import infer_ranges
 from optimize.targets.onnx.rewrites import rewrite_for_integers
 from optimize.targets.onnx.widening import widen_channels
+from optimize.targets.onnx_graph.export import save, to_onnx
+from optimize.targets.onnx_graph.policy import TENSORRT
+from optimize.targets.onnx_graph.quantize import quantize_onnx
+from optimize.targets.onnx_graph.ranges import infer_ranges
 
 
 @pytest.fixture(autouse=True)

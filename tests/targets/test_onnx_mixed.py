@@ -15,11 +15,11 @@ from optimize.precision.lowering import lower_half
 from optimize.program import Program
 from optimize.registry import find_target
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.export import save, to_onnx
-from optimize.targets.onnx.half import note_weights
-from optimize.targets.onnx.nodes import constant
-from optimize.targets.onnx.policy import TENSORRT
-from optimize.targets.onnx.quantize import quantize_onnx
+from optimize.targets.onnx_graph.export import save, to_onnx
+from optimize.targets.onnx_graph.half import note_weights
+from optimize.targets.onnx_graph.nodes import constant
+from optimize.targets.onnx_graph.policy import TENSORRT
+from optimize.targets.onnx_graph.quantize import quantize_onnx
 
 HALVES = {"float16": optimize.CastFP16, "bfloat16": optimize.CastBF16}
 

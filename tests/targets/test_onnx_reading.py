@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from optimize.bench.subjects import Opening
 from optimize.errors import Refused
-from optimize.measure.sides import open_side
+from optimize.measure.openers import Opening, open_side
 from optimize.targets.onnx.reading import files_of, read_checked
 from tests.targets.onnx_files import FLOAT, INT64, OPSETS, Y, added, constant, outside, refused, saved
 

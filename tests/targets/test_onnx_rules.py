@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import optimize
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.export import to_onnx
-from optimize.targets.onnx.policy import multiplies_in_32_bits
-from optimize.targets.onnx.ranges import infer_ranges
 from optimize.targets.onnx.rewrites import rewrite_for_integers
+from optimize.targets.onnx_graph.export import to_onnx
+from optimize.targets.onnx_graph.policy import multiplies_in_32_bits
+from optimize.targets.onnx_graph.ranges import infer_ranges
 
 UNIT = Range(0.0, 1.0)
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from optimize.bench.subjects import Opening
 from optimize.errors import Refused
-from optimize.measure.sides import open_side
+from optimize.measure.openers import Opening, open_side
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.values import read_values
 from tests.targets.onnx_files import FLOAT, INT64, OPSETS, constant, refused, saved

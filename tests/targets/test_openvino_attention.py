@@ -20,8 +20,8 @@ from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.quantization.plan import Range
 from optimize.targets.onnx import policy
-from optimize.targets.onnx.export import to_onnx
-from optimize.targets.onnx.quantize import quantize_onnx
+from optimize.targets.onnx_graph.export import to_onnx
+from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO, attention
 from optimize.targets.openvino.attention import multiply_integers, separate_projections
 from optimize.targets.openvino.maxima import reduce_integers

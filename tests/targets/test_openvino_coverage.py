@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from models import REFERENCES
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.targets.onnx import policy
-from optimize.targets.onnx.export import to_onnx
-from optimize.targets.onnx.quantize import quantize_onnx
+from optimize.targets.onnx_graph.export import to_onnx
+from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.maxima import reduce_integers
 from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, reference, worst_db

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.bench.subjects import Opening
 from optimize.errors import Refused
+from optimize.measure.openers import Opening
 from optimize.profile.artifacts import profile_file
 from optimize.targets.openvino.description import Body
 from optimize.targets.openvino.reading import check_ir, read_model

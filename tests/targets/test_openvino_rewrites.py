@@ -12,7 +12,7 @@ import optimize
 from optimize.passes.cast_half import CastBF16
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.export import to_onnx
+from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
 
 
@@ -112,7 +112,7 @@ def test_a_mean_reads_integers_where_its_result_is_stored_as_such() -> None:
 
 
 def _quantize(model: ir.Model, value: ir.Value) -> None:
-    from optimize.targets.onnx.nodes import add, store
+    from optimize.targets.onnx_graph.nodes import add, store
 
     readers = list(value.uses())
     step = store(model.graph, "step", np.asarray(0.02, np.float32))

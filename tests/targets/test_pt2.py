@@ -22,7 +22,7 @@ from optimize.targets.base import Artifact
 from optimize.targets.pt2 import PT2, isolated
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
-from optimize.targets.pt2.placement import Placement, place
+from optimize.targets.pt2.placement import InductorPlacement, place
 from tests.targets.scripted import Net, captured, draw, quantized, seeded, sqnr_db
 
 TARGET = PT2()
@@ -137,10 +137,10 @@ def test_bfloat16_is_compiled_too(floats: Program, tmp_path: Path) -> None:
     assert sqnr_db(floats(x), artifact.load(threads=1)(x)) > 40
 
 
-# Placement
+# InductorPlacement
 
 
-def _placed(function: Any, shape: tuple[int, ...], **layers: nn.Module) -> tuple[Program, Placement]:
+def _placed(function: Any, shape: tuple[int, ...], **layers: nn.Module) -> tuple[Program, InductorPlacement]:
     program = quantized(captured(function, shape, **layers), [draw(16, *shape)])
     assert program.quantization is not None
     return program, place(program, program.quantization)

@@ -14,7 +14,7 @@ from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.targets.pt2 import PT2
 from optimize.targets.pt2.lowering import SCALE, lower
-from optimize.targets.pt2.placement import Placement, place
+from optimize.targets.pt2.placement import InductorPlacement, place
 from optimize.targets.pt2.sums import is_sum, write_sum
 from tests.targets.scripted import captured, draw, quantized, seeded, sqnr_db
 
@@ -50,7 +50,7 @@ def _plan(program: Program) -> Quantization:
     return program.quantization
 
 
-def _placed(program: Program) -> Placement:
+def _placed(program: Program) -> InductorPlacement:
     return place(program, _plan(program))
 
 

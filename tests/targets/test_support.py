@@ -9,7 +9,6 @@ from optimize.errors import OptimizeError
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.program import Program
 from optimize.registry import find_target
-from optimize.targets.support import SUPPORT
 
 #: Those that write a file within a second; the others' own tests export each precision they claim.
 QUICK = ("eager", "onnx", "openvino", "torchscript")
@@ -58,4 +57,4 @@ def test_precisions_are_written_as_said(name: str, programs: dict[str, Program],
             continue
         written.add(precision)
     assert len(programs) == 8
-    assert written - {kind for target_, kind in WIDENED if target_ == name} == set(SUPPORT[name].precisions)
+    assert written - {kind for target_, kind in WIDENED if target_ == name} == set(target.support.precisions)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.external import weights_path
-from optimize.targets.onnx.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
+from optimize.targets.base import (
+    FLOATS,
+    HALVES,
+    INT8,
+    Artifact,
+    Availability,
+    Coverage,
+    Probing,
+    Runner,
+    Support,
+    Target,
+)
 from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER, Provider
+from optimize.targets.onnx_graph.external import weights_path
+from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from optimize.program import Program
+    from optimize.quantization.plan import Quantization
+    from optimize.targets.probe import Probe
+    from optimize.targets.values import FileValues
 
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
@@ -25,6 +40,7 @@ _INSTEAD = {
     "bfloat16": "--to openvino or torchscript there, --to onnx-cuda for GPUs.",
     "int8-bfloat16": "--mixed float16, or --to openvino.",
 }
+_HALF = "float16 halves the file and is not faster; bfloat16 is written, and few CPU kernels take it."
 _SAME_AS_INT8 = "Nothing is left to compute in half beside the integers: this is what the INT8 file does."
 
 
@@ -41,6 +57,15 @@ class Onnx(Target):
     name = "onnx"
     suffix = ".onnx"
     summary = "ONNX file, run with ONNX Runtime on CPU"
+    support = Support(("float32", "float16"), INT8, ("float16",), remark=_HALF)
+    packages = ("onnx", *CPU.packages)
+    profiled = times_layers = True
+    endings: ClassVar[tuple[str, ...]] = (".onnx",)
+    noun = "ONNX"
+    alone = (
+        "import onnxruntime; s = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']); "
+        "f = lambda x: s.run(None, {s.get_inputs()[0].name: x})[0]"
+    )
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
     provider: ClassVar[Provider] = CPU
@@ -65,8 +90,8 @@ class Onnx(Target):
             TargetUnavailable: The execution provider is not installed.
         """
         from optimize.precision.lowering import holds_half, lower_half
-        from optimize.targets.onnx.export import save, to_onnx
-        from optimize.targets.onnx.half import note_weights
+        from optimize.targets.onnx_graph.export import save, to_onnx
+        from optimize.targets.onnx_graph.half import note_weights
         from optimize.targets.packaging import describe
 
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
@@ -76,9 +101,7 @@ class Onnx(Target):
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
         save(model, path)
-        artifact = describe(
-            lowered, target=self.name, path=path, precision=program.precision, versions=self.available().version
-        )
+        artifact = describe(self, lowered, path, precision=program.precision)
         if lowered is not program and not holds_half(lowered):
             artifact = replace(artifact, notes=(_SAME_AS_INT8,))
         return _seen_running(artifact, placed, self.provider)
@@ -92,6 +115,58 @@ class Onnx(Target):
         from optimize.targets.onnx.runner import OnnxRunner
 
         return OnnxRunner(artifact, threads=threads, provider=self.provider)
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe an ONNX file once it is checked.
+
+        Raises:
+            Refused: It is no ONNX file, asks for too much, or takes what is no tensor of numbers.
+        """
+        from optimize.targets.onnx.reading import files_of
+        from optimize.targets.onnx.values import inputs_of, outputs_of
+        from optimize.targets.packaging import describe_file
+
+        model, files = files_of(path, trust=trust)
+        found = describe_file(self.name, path, files, inputs_of(model, path), trust=trust)
+        return replace(found, outputs=outputs_of(model))
+
+    def values(self, artifact: Artifact) -> FileValues:
+        """Return the float values that a file computes."""
+        from optimize.targets.onnx.values import read_values
+
+        return read_values(artifact.path, trust=not artifact.untrusted)
+
+    def export_plans(self, program: Program, plans: Sequence[Quantization], folder: Path) -> list[Artifact]:
+        """Write a file a plan from one translation; the weights of layers in float are the program's, rounded or not.
+
+        Raises:
+            Refused: The program cannot be translated, or no layer of a plan can run in INT8.
+        """
+        import onnx_ir as ir
+
+        from optimize.precision.lowering import lower_half
+        from optimize.targets.onnx_graph.export import save, to_onnx
+        from optimize.targets.packaging import describe
+
+        program = lower_half(program, integers="float32")
+        model, value_names = to_onnx(program)
+        proto, written = ir.to_proto(model), []
+        for index, plan in enumerate(plans):
+            path, trial = folder / f"trial_{index}.onnx", ir.from_proto(proto)
+            place(replace(program, quantization=plan), trial, value_names)
+            save(trial, path)
+            written.append(describe(self, program, path, precision=plan.precision, versions={}))
+        return written
+
+    def probe(self, asked: Probing) -> Probe:
+        """Open the file twice in ONNX Runtime, once with its profiler.
+
+        Raises:
+            TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator of the file.
+        """
+        from optimize.targets.onnx.probe import OnnxProbe
+
+        return OnnxProbe(asked)
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Say that something else than the wanted provider runs the file, or that a CPU will not run it, if so."""
@@ -107,6 +182,10 @@ class Onnx(Target):
 
 class _OnProvider(Onnx):
     """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
+
+    profiled = times_layers = False
+    endings = ()
+    alone = ""
 
     @property
     def device(self) -> str:
@@ -136,6 +215,7 @@ class OnnxCuda(_OnProvider):
     name = "onnx-cuda"
     suffix = ".cuda.onnx"
     summary = "ONNX file, run with ONNX Runtime's CUDA provider (float32, float16, bfloat16)"
+    support = Support(FLOATS)
     provider = CUDA
 
 
@@ -146,6 +226,7 @@ class OnnxTensorRT(_OnProvider):
     name = "onnx-tensorrt"
     suffix = ".trt.onnx"
     summary = "ONNX file, run with ONNX Runtime's TensorRT provider"
+    support = Support(FLOATS, ("static",), HALVES)
     numerics = TENSORRT.numerics
     provider = TENSORRT_PROVIDER
 
@@ -157,6 +238,7 @@ class OnnxOpenVINO(_OnProvider):
     name = "onnx-openvino"
     suffix = ".ov.onnx"
     summary = "ONNX file, run with ONNX Runtime's OpenVINO provider on CPU"
+    support = Support(("float32",), ("static",))
     numerics = OPENVINO.numerics
     provider = OPENVINO_PROVIDER
 
@@ -173,7 +255,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
     Raises:
         Refused: No layer can run in INT8.
     """
-    from optimize.targets.packaging import planned_floats
+    from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
     if plan is None:
@@ -185,11 +267,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
             hint="Use --to onnx-tensorrt, tensorrt or onnx for it.",
         )
     placed = _placed(program, model, value_names, policy)
-    if not placed.quantized:
-        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-        raise Refused(
-            f"No layer can run in INT8 on {policy.runtime}: {reasons}.", hint="Leave --int8 out for this target."
-        )
+    require_layers(placed, policy.runtime)
     if plan.mode != "static":
         placed = replace(placed, left_float=(*placed.left_float, *planned_floats(program)))
     return placed
@@ -197,10 +275,10 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
 
 def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
     from optimize.targets.onnx.dynamic import quantize_dynamic
-    from optimize.targets.onnx.quantize import quantize_onnx
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
     from optimize.targets.onnx.weight_only import quantize_weights
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
 
     plan = program.quantization
     assert plan is not None

@@ -11,9 +11,9 @@ from pathlib import Path
 import onnx
 
 from optimize.targets.base import Coverage, FloatLayer
-from optimize.targets.onnx.nodes import MOVES
-from optimize.targets.onnx.policy import ONNX_RUNTIME
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
+from optimize.targets.onnx_graph.nodes import MOVES
+from optimize.targets.onnx_graph.policy import ONNX_RUNTIME
 
 #: Kernels that multiply integers.
 _LAYER_KERNELS = frozenset(

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from optimize.quantization.numerics import TensorFormat, quantize, weight_scales
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
-from optimize.targets.onnx.export import ORIGIN
 from optimize.targets.onnx.gru import reason_for_float, write_gru
-from optimize.targets.onnx.nodes import add, constant, is_float, replace, store, tidy
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import add, constant, is_float, replace, store, tidy
 
 CONTRIB = "com.microsoft"
 _LAYERS = frozenset({"MatMul", "Gemm", "LSTM", "GRU", "Conv", "ConvTranspose"})

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from optimize.quantization.blocks import read_blocks
-from optimize.targets.onnx.nodes import constant, replace, store
+from optimize.targets.onnx_graph.nodes import constant, replace, store
 
 CONTRIB = "com.microsoft"
 #: Fewer hidden units are faster in float.

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import add, constant, name_of, readers, replace, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, replace, scalar, store, tidy
 
 
 def sum_integers(model: ir.Model) -> None:

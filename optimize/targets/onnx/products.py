@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import add, constant, name_of, readers, replace, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, replace, tidy
 
 CONTRIB = "com.microsoft"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from optimize.targets.onnx.policy import TENSORRT, Placement, onnx_runtime, openvino
+from optimize.targets.onnx_graph.policy import TENSORRT, Placement, onnx_runtime, openvino
 
 
 @dataclass(frozen=True)

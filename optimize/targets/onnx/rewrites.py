@@ -21,8 +21,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import FLOOR, add, constant, moves, name_of, readers, replace, store, tidy
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import FLOOR, add, constant, moves, name_of, readers, replace, store, tidy
 
 
 def rewrite_for_integers(model: ir.Model) -> frozenset[str]:

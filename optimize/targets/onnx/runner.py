@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from optimize.errors import TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable
 from optimize.targets.arrays import element_type, fitted
 from optimize.targets.base import Artifact, Runner
-from optimize.targets.onnx.external import weights_path
 from optimize.targets.onnx.providers import CPU, Provider
+from optimize.targets.onnx_graph.external import weights_path
 
 INSTALL = "pip install onnxruntime"
 #: ONNX's number of bfloat16.
@@ -29,6 +29,8 @@ class OnnxRunner(Runner):
     Attributes:
         providers: The execution providers the session really uses, the preferred one first.
     """
+
+    shared = True
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, provider: Provider = CPU) -> None:
         """Open a session.
@@ -81,18 +83,30 @@ def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provi
 
     Raises:
         TargetUnavailable: An operator has no kernel for its types; the message is ONNX Runtime's.
+        Refused: ONNX Runtime cannot open it.
     """
     try:
         return runtime.InferenceSession(model, options, providers=provider.chain)
     except Exception as error:
         text = str(error)
         if "NOT_IMPLEMENTED" not in text and type(error).__name__ != "NotImplemented":
-            raise
+            file = f"'{model}'" if isinstance(model, str) else "the file operator by operator"
+            line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+            raise Refused(f"ONNX Runtime cannot open {file}: {line}") from error
         reason = text.split("NOT_IMPLEMENTED : ")[-1].strip()
         raise TargetUnavailable(
             f"ONNX Runtime {runtime.__version__} on {provider.title} cannot run the file: {reason}",
             hint="It has few bfloat16 kernels: take float32, --int8 or --mixed float16 for it, or --to openvino.",
         ) from error
+
+
+def open_unfused(model: bytes, folder: Path) -> Any:
+    """Return a session that runs every operator of a model on its own; weights outside it lie in ``folder``."""
+    runtime = import_runtime()
+    options = session_options(runtime, threads=None)
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return open_session(runtime, model, options)
 
 
 def keep_optimized(options: Any, path: Path) -> None:

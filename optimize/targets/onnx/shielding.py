@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, name_of, scalar, store, tidy
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 

@@ -10,11 +10,11 @@ import onnx_ir as ir
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
 from optimize.targets.onnx.means import sum_integers
-from optimize.targets.onnx.policy import Placement
 from optimize.targets.onnx.products import add_bias_in_products
-from optimize.targets.onnx.quantize import quantize_onnx
 from optimize.targets.onnx.rewrites import rewrite_for_integers
 from optimize.targets.onnx.widening import widen_channels, widen_inputs
+from optimize.targets.onnx_graph.policy import Placement
+from optimize.targets.onnx_graph.quantize import quantize_onnx
 
 
 def quantize_static(model: ir.Model, value_names: Mapping[str, str], plan: Quantization, policy: Placement) -> Coverage:

@@ -16,47 +16,32 @@ Two files share a value
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from optimize.errors import Refused
-from optimize.targets.onnx.nodes import constant, name_of, readers
+from optimize.targets.base import TensorSpec
 from optimize.targets.onnx.reading import read_checked
+from optimize.targets.onnx.runner import open_unfused, run_of
+from optimize.targets.onnx_graph.nodes import constant, name_of, readers
+from optimize.targets.values import Basis, FileValues, Shared
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _FAMILIES = {"Conv": "convolution", "ConvTranspose": "transposed convolution", "Gemm": "linear", "MatMul": "linear"}
 _BEHIND = frozenset({"Relu", "Clip", "QuantizeLinear", "DequantizeLinear"})
+_REALS = frozenset({"float16", "float32", "float64", "bfloat16"})
+_NUMBERS = _REALS | {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16})
-Basis = Literal["output", "name", "layer", "position"]
 
 
 @dataclass(frozen=True)
-class Shared:
-    """One value of two files.
-
-    Attributes:
-        name: Its name before quantization, in the first file.
-        first: The value in the first file.
-        second: The value in the second one.
-        basis: What tells that they are one: the place among the outputs, the name, the name of the layer they end, or
-            the place of that layer.
-    """
-
-    name: str
-    first: ir.Value
-    second: ir.Value
-    basis: Basis
-
-
-@dataclass(frozen=True)
-class Values:
+class Values(FileValues):
     """What a file computes.
 
     Attributes:
@@ -70,11 +55,31 @@ class Values:
     named: dict[str, ir.Value]
     _proto: onnx.ModelProto = field(repr=False)
 
-    def returning(self, values: Sequence[ir.Value]) -> bytes:
-        """Return the file as bytes, with these values as its only outputs."""
+    def shared(self, other: FileValues) -> list[Shared]:
+        """Return the values that another ONNX file with as many outputs shares, in its order of execution.
+
+        Raises:
+            Refused: The files share nothing between inputs and outputs.
+        """
+        assert isinstance(other, Values)
+        return _shared(self, other)
+
+    def sources(self, values: Sequence[ir.Value]) -> list[list[int]]:
+        """Return for each of some values the places of the nearest ones that it is computed from."""
+        places = {value: index for index, value in enumerate(values)}
+        return [[places[source] for source in _sources(value, places)] for value in values]
+
+    def reader(self, values: Sequence[ir.Value]) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+        """Return a function from flat inputs to these values, computed operator by operator, none fused.
+
+        Raises:
+            Refused: ONNX Runtime cannot run the file that way.
+        """
         del self._proto.graph.output[:]
         self._proto.graph.output.extend(onnx.ValueInfoProto(name=name_of(value)) for value in values)
-        return self._proto.SerializeToString()
+        session = open_unfused(self._proto.SerializeToString(), self.folder)
+        names, run = [entry.name for entry in session.get_inputs()], run_of(session)
+        return lambda arrays: run(dict(zip(names, arrays, strict=True)))
 
     def order(self) -> dict[ir.Value, int]:
         """Return the place of every computed value in the order of execution."""
@@ -92,7 +97,10 @@ def read_values(path: Path, *, trust: bool = False) -> Values:
     Raises:
         Refused: It is missing, unreadable or no ONNX model, or ``read_checked`` refuses it.
     """
-    checked = read_checked(path, trust=trust)
+    return _values_of(read_checked(path, trust=trust), path)
+
+
+def _values_of(checked: onnx.ModelProto, path: Path) -> Values:
     try:
         model = ir.from_proto(checked)
         ir.external_data.set_base_dir(model.graph, path.parent)
@@ -104,7 +112,42 @@ def read_values(path: Path, *, trust: bool = False) -> Values:
     return Values(model, path.parent, _named(model.graph), proto)
 
 
-def shared(first: Values, second: Values) -> list[Shared]:
+def inputs_of(model: onnx.ModelProto, path: Path) -> tuple[TensorSpec, ...]:
+    """Return what a checked file takes, and how many tokens its integers may name.
+
+    Raises:
+        Refused: An input is no tensor of numbers.
+    """
+    held = {tensor.name for tensor in model.graph.initializer}
+    specs = tuple(_spec(entry) for entry in model.graph.input if entry.name not in held)
+    odd = next((spec.name for spec in specs if spec.dtype not in _NUMBERS), None)
+    if odd is not None:
+        raise Refused(f"'{path}' takes '{odd}'; only tensors of numbers can be given here.")
+    if all(spec.dtype in _REALS for spec in specs):
+        return specs
+    values = _values_of(model, path)
+    return tuple(
+        spec if spec.dtype in _REALS else replace(spec, tokens=_rows_of_table(values, spec.name)) for spec in specs
+    )
+
+
+def outputs_of(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
+    """Return what a file gives; the type of what is no tensor of numbers is empty."""
+    return tuple(_spec(entry) for entry in model.graph.output)
+
+
+def _spec(entry: onnx.ValueInfoProto) -> TensorSpec:
+    """Return an input or output; a free size without a name is ``?``."""
+    kind = entry.type.tensor_type
+    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    except (KeyError, ValueError):
+        dtype = ""
+    return TensorSpec(entry.name, tuple(sizes), dtype)
+
+
+def _shared(first: Values, second: Values) -> list[Shared]:
     """Return the values two files with as many outputs share, in the second one's order of execution.
 
     Raises:
@@ -125,7 +168,7 @@ def shared(first: Values, second: Values) -> list[Shared]:
     return sorted([*inner, *ends], key=lambda pair: order.get(pair.second, -1))
 
 
-def producer(value: ir.Value) -> ir.Node | None:
+def _producer(value: ir.Value) -> ir.Node | None:
     """Return the node that computed a value, looking through its rounding to integers; None for an input."""
     node = value.producer()
     while node is not None and node.op_type in ("DequantizeLinear", "QuantizeLinear") and node.inputs[0] is not None:
@@ -133,13 +176,13 @@ def producer(value: ir.Value) -> ir.Node | None:
     return node
 
 
-def is_stored(value: ir.Value) -> bool:
+def _is_stored(value: ir.Value) -> bool:
     """Say whether a value is stored as integers."""
     node = value.producer()
     return node is not None and node.op_type == "DequantizeLinear"
 
 
-def sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
+def _sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
     """Return the nearest known values that a value is computed from."""
     found, seen, open_ = [], {value}, _inputs(value)
     while open_:
@@ -154,7 +197,7 @@ def sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
     return found
 
 
-def rows_of_table(values: Values, name: str) -> int | None:
+def _rows_of_table(values: Values, name: str) -> int | None:
     """Return the rows of the smallest constant table that an input of this name indexes; None where there is none."""
     found = []
     for node in values.model.graph:
@@ -226,9 +269,16 @@ def _untaken(pairs: Iterable[Shared], taken: set[ir.Value]) -> list[Shared]:
     return found
 
 
+def _pair(name: str, first: ir.Value, second: ir.Value, basis: Basis) -> Shared:
+    """Return a shared value with the node that computes it."""
+    named, node = _producer(first), _producer(second)
+    layer = (named and named.name) or (node and node.name) or name
+    return Shared(name, first, second, basis, layer, node.op_type if node else "Input", _is_stored(second))
+
+
 def _by_output(first: Values, second: Values) -> Iterator[Shared]:
     for one, other in zip(first.model.graph.outputs, second.model.graph.outputs, strict=True):
-        yield Shared(name_of(one), one, other, "output")
+        yield _pair(name_of(one), one, other, "output")
 
 
 def _by_name(first: Values, second: Values) -> Iterator[Shared]:
@@ -236,7 +286,7 @@ def _by_name(first: Values, second: Values) -> Iterator[Shared]:
     for name, value in first.named.items():
         other = second.named.get(name)
         if other is not None and not (value.producer() is None and other.producer() is None):
-            yield Shared(name, value, other, "name")
+            yield _pair(name, value, other, "name")
 
 
 def _by_node(first: Values, second: Values) -> Iterator[Shared]:
@@ -245,7 +295,7 @@ def _by_node(first: Values, second: Values) -> Iterator[Shared]:
         other = others.get(node.name or "")
         if other is not None and _FAMILIES[other.op_type] == _FAMILIES[node.op_type]:
             value = _end(node)
-            yield Shared(name_of(value), value, _end(other), "layer")
+            yield _pair(name_of(value), value, _end(other), "layer")
 
 
 def _by_position(first: Values, second: Values) -> Iterator[Shared]:
@@ -253,7 +303,7 @@ def _by_position(first: Values, second: Values) -> Iterator[Shared]:
     if [_FAMILIES[node.op_type] for node in one] == [_FAMILIES[node.op_type] for node in other]:
         for left, right in zip(one, other, strict=True):
             value = _end(left)
-            yield Shared(_without_ending(name_of(value)), value, _end(right), "position")
+            yield _pair(_without_ending(name_of(value)), value, _end(right), "position")
 
 
 def _weighted(values: Values) -> Iterator[ir.Node]:

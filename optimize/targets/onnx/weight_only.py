@@ -18,8 +18,8 @@ from optimize.program import Program
 from optimize.quantization.blocks import Blocks, read_blocks
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import add, constant, is_float, replace, store, tidy
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import add, constant, is_float, replace, store, tidy
 
 CONTRIB = "com.microsoft"
 #: The operators that can be written, and which input of them is the weight.

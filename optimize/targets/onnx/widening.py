@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import add, constant, name_of, readers, scalar, store, tidy
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, scalar, store, tidy
 
 #: Channels that one step of the integer kernels takes.
 STEP, DEPTHWISE_STEP = 4, 16

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimize.errors import Refused, UsageError, nearest
+from optimize.errors import OptimizeError, Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.policy import OPENVINO
+from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
+from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from optimize.program import Program
-    from optimize.targets.openvino.coverage import Kernel
+    from optimize.targets.openvino.coverage import ExecutedNode
+    from optimize.targets.probe import Probe
 
+_BFLOAT16 = "bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere."
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
 
@@ -44,6 +46,15 @@ class OpenVINO(Target):
     name = "openvino"
     suffix = ".xml"
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
+    support = Support(("float32", "bfloat16"), ("static",), ("bfloat16",), remark=_BFLOAT16)
+    packages = ("openvino",)
+    profiled = True
+    endings = (".xml",)
+    noun = "OpenVINO"
+    alone = (
+        "import openvino; m = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}); "
+        "f = lambda x: m([x])[0]"
+    )
     numerics = OPENVINO.numerics
 
     hint: Literal["latency", "throughput"] = "latency"
@@ -87,16 +98,31 @@ class OpenVINO(Target):
         asked = _float_precision(program)
         kernels = _write(runtime, model, asked, self.files(path))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
+        told = notes(kernels, asked, usable_precision(runtime.Core(), asked))
         return describe(
+            self,
             program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=self.available().version,
+            path,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
-            notes=[*notes(kernels, asked, usable_precision(runtime.Core(), asked)), *_apart(program, asked, wide=wide)],
+            notes=(*told, *_apart(program, asked, wide=wide)),
             settings={"hint": self.hint, "cache": self.cache},
         )
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a graph and its weights once they are checked.
+
+        Raises:
+            Refused: They are no IR, or ask for too much.
+        """
+        from optimize.targets.openvino.reading import check_ir, inputs_of
+        from optimize.targets.packaging import describe_file
+
+        check_ir(path, trust=trust)
+        found = describe_file(self.name, path, self.files(path), trust=trust)
+        try:
+            return replace(found, inputs=inputs_of(path, trust=trust))
+        except OptimizeError as error:
+            return replace(found, missing=error.what.rstrip("."))
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Compile the file for this CPU, in the precision it carries.
@@ -109,6 +135,17 @@ class OpenVINO(Target):
 
         return OpenVINORunner(artifact, threads=threads)
 
+    def probe(self, asked: Probing) -> Probe:
+        """Compile the file twice, once with counters.
+
+        Raises:
+            TargetUnavailable: OpenVINO is not installed.
+            Refused: OpenVINO cannot compile the file here.
+        """
+        from optimize.targets.openvino.probe import OpenVinoProbe
+
+        return OpenVinoProbe(asked)
+
 
 def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     """Return the program as ONNX, and what was placed in INT8 in it.
@@ -116,12 +153,13 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     Raises:
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
-    from optimize.targets.onnx.export import to_onnx
-    from optimize.targets.onnx.policy import openvino
-    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.export import to_onnx
+    from optimize.targets.onnx_graph.policy import openvino
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+    from optimize.targets.packaging import require_layers
 
     plan = program.quantization
     if plan is not None and plan.mode == "dynamic":
@@ -138,9 +176,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
         return model, None
     parts = separate_projections(model, plan.layers)
     placed = _whole(quantize_onnx(model, value_names, plan, openvino()), parts)
-    if not placed.quantized:
-        reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-        raise Refused(f"No layer can run in INT8 on OpenVINO: {reasons}.", hint="Leave --int8 out for this target.")
+    require_layers(placed, "OpenVINO")
     calibrated = {value_names[node]: known for node, known in plan.ranges.items() if node in value_names}
     store_means(model, calibrated, OPENVINO.numerics.activation)
     multiply_integers(model, calibrated)
@@ -190,9 +226,9 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     return found
 
 
-def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[Kernel]:
+def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[ExecutedNode]:
     """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
-    from optimize.targets.onnx.export import save
+    from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.coverage import read_kernels
     from optimize.targets.openvino.runner import compile_file, label, refusing
 

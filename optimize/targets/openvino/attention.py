@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import (
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import (
     FULL,
     PERMUTATIONS,
     add,
@@ -29,8 +29,8 @@ from optimize.targets.onnx.nodes import (
     store,
     tidy,
 )
-from optimize.targets.onnx.quantize import through_integers
-from optimize.targets.onnx.ranges import infer_ranges
+from optimize.targets.onnx_graph.quantize import through_integers
+from optimize.targets.onnx_graph.ranges import infer_ranges
 
 _SIGNED = TensorFormat("int8", symmetric=True)
 #: A score (the logarithm of an attention weight, but for a constant) may be off by about this much.

@@ -22,7 +22,7 @@ _CONVERSIONS = frozenset(
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ExecutedNode:
     """One node of the graph that OpenVINO executes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Kernel:
         return self.op in _WEIGHTED and self.precision in _INTEGERS
 
 
-def read_kernels(compiled: Any, names: Container[str]) -> list[Kernel]:
+def read_kernels(compiled: Any, names: Container[str]) -> list[ExecutedNode]:
     """Return what a compiled model executes for each inference, in order; constants are computed once and left out.
 
     Args:
@@ -63,11 +63,11 @@ def read_kernels(compiled: Any, names: Container[str]) -> list[Kernel]:
             found = map(_undecorated, facts["originalLayersNames"].split(","))
             origins = tuple(dict.fromkeys(name for name in found if name in names))
             entry = (node.get_friendly_name(), facts["layerType"], facts["runtimePrecision"], origins, sources)
-            kernels.append(Kernel(*entry))
+            kernels.append(ExecutedNode(*entry))
     return kernels
 
 
-def read_coverage(kernels: Sequence[Kernel], placed: Coverage, outputs: Mapping[str, str]) -> Coverage:
+def read_coverage(kernels: Sequence[ExecutedNode], placed: Coverage, outputs: Mapping[str, str]) -> Coverage:
     """Return which layers OpenVINO executes in INT8.
 
     Args:
@@ -92,7 +92,7 @@ def read_coverage(kernels: Sequence[Kernel], placed: Coverage, outputs: Mapping[
     )
 
 
-def notes(kernels: Sequence[Kernel], asked: str, used: str) -> list[str]:
+def notes(kernels: Sequence[ExecutedNode], asked: str, used: str) -> list[str]:
     """Return what the report should say: the precision each kind of kernel runs in, and how to get it.
 
     Args:
@@ -113,12 +113,12 @@ def notes(kernels: Sequence[Kernel], asked: str, used: str) -> list[str]:
     ]
 
 
-def _computes(kernel: Kernel) -> bool:
+def _computes(kernel: ExecutedNode) -> bool:
     """Say whether a kernel without weights changes values, and not their form alone."""
     return kernel.op not in _WEIGHTED and kernel.op not in _CONVERSIONS and kernel.op != "ShapeOf"
 
 
-def _kernel_of(layer: str, kernels: Sequence[Kernel], outputs: Mapping[str, str]) -> Kernel | None:
+def _kernel_of(layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str, str]) -> ExecutedNode | None:
     """Return the kernel that multiplies by a layer's weight; a layer with a bias is two nodes to OpenVINO."""
     names = {layer, f"{layer}/WithoutBiases", outputs.get(layer, layer)}
     weighted = [kernel for kernel in kernels if kernel.op in _WEIGHTED]
@@ -130,13 +130,13 @@ def _undecorated(origin: str) -> str:
     return origin.partition("/Dequantization")[0]
 
 
-def _reason(kernel: Kernel | None) -> str:
+def _reason(kernel: ExecutedNode | None) -> str:
     if kernel is None:
         return "OpenVINO does not execute it as one kernel with weights"
     return f"OpenVINO executes it in {kernel.precision}"
 
 
-def _between(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+def _between(kernels: Sequence[ExecutedNode]) -> Iterator[ExecutedNode]:
     """Yield the float kernels that stand between integer ones: after one and before another."""
     after, before = set[str](), set[str]()
     for kernel in kernels:
@@ -151,7 +151,7 @@ def _between(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
             yield kernel
 
 
-def _float_layer(kernel: Kernel) -> FloatLayer:
+def _float_layer(kernel: ExecutedNode) -> FloatLayer:
     name = next((origin for origin in kernel.origins if "/" in origin), kernel.origins[0])
     reason = f"only operands of weighted layers are stored as integers; OpenVINO executes it in {kernel.precision}"
     return FloatLayer(name, kernel.op, reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import PERMUTATIONS, constant, readers, tidy
+from optimize.targets.onnx_graph.nodes import PERMUTATIONS, constant, readers, tidy
 
 _MONOTONE = PERMUTATIONS | {"MaxPool", "ReduceMax", "ReduceMin"}
 

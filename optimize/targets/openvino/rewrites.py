@@ -20,8 +20,18 @@ import onnx_ir as ir
 
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.nodes import PERMUTATIONS, add, constant, name_of, readers, replace, scalar, store, tidy
-from optimize.targets.onnx.quantize import through_integers
+from optimize.targets.onnx_graph.nodes import (
+    PERMUTATIONS,
+    add,
+    constant,
+    name_of,
+    readers,
+    replace,
+    scalar,
+    store,
+    tidy,
+)
+from optimize.targets.onnx_graph.quantize import through_integers
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -7,18 +7,20 @@ import os
 import platform
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.targets.probe import Probe
 
 
 @register_target
@@ -37,6 +39,10 @@ class PT2(Target):
     name = "pt2"
     suffix = ".pt2"
     summary = "AOTInductor package, compiled for this CPU and this torch; float32, bfloat16 and static INT8."
+    support = Support(("float32", "bfloat16"), ("static",), remark="Tied to the CPU and the torch release it is for.")
+    profiled = True
+    alone = "import torch; m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()"
+    noun = "AOTInductor package"
 
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
@@ -60,15 +66,30 @@ class PT2(Target):
         if not found.export:
             raise TargetUnavailable(f"The pt2 target cannot compile: {found.reason}.", hint=found.install)
         coverage = _compile_float(program, path) if program.quantization is None else _compile_int8(program, path)
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=found.version,
-            coverage=coverage,
-            notes=[_tied(found.version["torch"])],
-        )
+        return packaging.describe(self, program, path, coverage=coverage, notes=(_tied(found.version["torch"]),))
+
+    def owns(self, path: Path) -> bool:
+        """Say whether a file is a package, by its members: torch.export programs have the same ending."""
+        try:
+            if not path.is_file():  # a fifo would be waited for
+                return False
+            with zipfile.ZipFile(path) as archive:
+                return any("aotinductor/" in name for name in archive.namelist())
+        except Exception:  # what is no archive, or a broken one, is told by `load`
+            return False
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe a package; what it takes is not written in it.
+
+        Raises:
+            Refused: It is not trusted: it holds native code.
+        """
+        if not trust:
+            raise Refused(
+                f"'{path}' is native code, compiled ahead of time for one machine.",
+                hint="Give --trust if you made it yourself.",
+            )
+        return packaging.describe_file(self.name, path, trust=trust)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
@@ -83,7 +104,21 @@ class PT2(Target):
         def run(*inputs: torch.Tensor) -> Any:
             return loader.run(list(inputs))
 
-        return TorchRunner(artifact, run, threads)
+        runner = TorchRunner(artifact, run, threads)
+        runner.shared = False
+        return runner
+
+    def noting_kernels(self) -> AbstractContextManager[None]:
+        """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
+        from optimize.targets.pt2.probe import noting_kernels
+
+        return noting_kernels()
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load a package, compiled under ``noting_kernels``, for torch's profiler."""
+        from optimize.targets.pt2.probe import PT2Probe
+
+        return PT2Probe(self.load(asked.artifact, threads=asked.threads), asked)
 
 
 def _compiler() -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from optimize import graph
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.pt2.lowering import SCALE
-from optimize.targets.pt2.placement import Placement
+from optimize.targets.pt2.placement import InductorPlacement
 
 _CALL = re.compile(
     r"^\s+(?:AOTI_TORCH_ERROR_CODE_CHECK\()?(?:aoti_torch_cpu__?|aoti_torch_(?=proxy)|cpp_)(\w+)\((.*)$", re.MULTILINE
@@ -73,7 +73,7 @@ def _named(call: Call, table: Sequence[Mapping[str, Any]]) -> Call:
     return Call(table[number]["node"]["target"], call.arguments)
 
 
-def coverage(package: Path, placement: Placement) -> Coverage:
+def coverage(package: Path, placement: InductorPlacement) -> Coverage:
     """Return what a package runs on integers and what it does not, with the kernels counted.
 
     A layer runs on integers when an integer kernel reads its weight scales, which keep their names in the C++.

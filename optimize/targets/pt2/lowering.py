@@ -16,7 +16,7 @@ from optimize.precision.casting import write_casts
 from optimize.precision.host import half_layers
 from optimize.program import Program
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
-from optimize.targets.pt2.placement import Placement, place
+from optimize.targets.pt2.placement import InductorPlacement, place
 from optimize.targets.pt2.sums import write_sum
 
 ACTIVATION = TensorFormat("uint8", symmetric=False)
@@ -24,7 +24,7 @@ ACTIVATION = TensorFormat("uint8", symmetric=False)
 SCALE = "_int8_scale"
 
 
-def lower(program: Program) -> tuple[Program, Placement]:
+def lower(program: Program) -> tuple[Program, InductorPlacement]:
     """Return the program with quantize and dequantize operators around its integer layers, and what was decided.
 
     Layers given back to float for their INT8 error alone multiply in bfloat16 where this CPU does so faster.
@@ -70,7 +70,7 @@ def operators() -> torch._ops._OpNamespace:
     return torch.ops.quantized_decomposed
 
 
-def _store_integers(nodes: fx.Graph, node: fx.Node, placement: Placement) -> None:
+def _store_integers(nodes: fx.Graph, node: fx.Node, placement: InductorPlacement) -> None:
     """Quantize a value, and let its readers read what comes back."""
     scale, zero_point = scale_and_zero_point(placement.ranges[node], ACTIVATION)
     form = (float(scale), zero_point, *ACTIVATION.bounds, torch.uint8)

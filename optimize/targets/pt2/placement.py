@@ -46,7 +46,7 @@ _SUMMED = "it reads one position, for which a float loop over its integer weight
 
 
 @dataclass(frozen=True)
-class Placement:
+class InductorPlacement:
     """What runs on integers.
 
     Attributes:
@@ -64,7 +64,7 @@ class Placement:
     left_float: tuple[FloatLayer, ...]
 
 
-def place(program: Program, plan: Quantization) -> Placement:
+def place(program: Program, plan: Quantization) -> InductorPlacement:
     """Decide what runs on integers, and say what stays in float and why."""
     weights, left = {}, []
     for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
@@ -86,7 +86,7 @@ def place(program: Program, plan: Quantization) -> Placement:
                 stored[source] = None
                 replaced.add(source)
     ranges = {node: plan.ranges[_scale_owner(node, stored).name] for node in stored}
-    return Placement(weights, ranges, frozenset(replaced), sums, tuple(left))
+    return InductorPlacement(weights, ranges, frozenset(replaced), sums, tuple(left))
 
 
 def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torch.Tensor:

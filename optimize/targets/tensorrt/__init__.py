@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize.errors import TargetUnavailable
+from optimize.errors import OptimizeError, TargetUnavailable
 from optimize.files import whole
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
-from optimize.targets.onnx.policy import TENSORRT as POLICY
+from optimize.regular import require_file
+from optimize.targets.base import FLOATS, HALVES, Artifact, Availability, Coverage, Runner, Support, Target
+from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt import packages
 from optimize.targets.tensorrt.options import EngineOptions
 from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX, Package
@@ -38,6 +39,12 @@ class TensorRT(EngineOptions, Target):
     name = "tensorrt"
     suffix = ".engine"
     summary = "TensorRT or TensorRT-RTX engine for NVIDIA GPUs, and the ONNX file to rebuild it from"
+    support = Support(
+        FLOATS, ("static",), HALVES, remark="The batch is free from min_batch to max_batch; runs on NVIDIA GPUs."
+    )
+    packages = (TENSORRT.distribution, TENSORRT_RTX.distribution)
+    endings = (".engine", ".plan", ".trt")
+    noun = "TensorRT"
     numerics = POLICY.numerics
 
     @property
@@ -58,8 +65,8 @@ class TensorRT(EngineOptions, Target):
             Refused: TensorRT lacks something the program uses (the message names the operator and the layer), or an
                 option that was given.
         """
-        from optimize.targets.onnx.export import save
-        from optimize.targets.onnx.external import weights_path
+        from optimize.targets.onnx_graph.export import save
+        from optimize.targets.onnx_graph.external import weights_path
         from optimize.targets.tensorrt.lowering import lower, to_model
 
         package = packages.asked(self.library)
@@ -80,6 +87,25 @@ class TensorRT(EngineOptions, Target):
                 file.unlink(missing_ok=True)
             raise
         return self._describe(program.precision, lowered, path, package, built, placed)
+
+    def open(self, path: Path, *, trust: bool = False) -> Artifact:
+        """Describe an engine; what it takes is read from the engine, which needs a GPU.
+
+        Raises:
+            Refused: There is no such file.
+        """
+        from optimize.targets.packaging import describe_file
+        from optimize.targets.tensorrt.reading import read_specs
+
+        require_file(path)
+        found, here = describe_file(self.name, path, trust=trust), self.available()
+        if not here.run:
+            return replace(found, missing=here.reason)
+        try:
+            versions, inputs, outputs = read_specs(path)
+        except OptimizeError as error:
+            return replace(found, missing=error.what.rstrip("."))
+        return replace(found, versions=versions, inputs=inputs, outputs=outputs)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the engine on the first visible GPU; ``threads`` has no meaning there.
@@ -146,14 +172,14 @@ class TensorRT(EngineOptions, Target):
         ]
         writers = {name: importlib.metadata.version(name) for name in ("torch", "onnx")}
         artifact = describe(
+            self,
             lowered,
-            target=TensorRT.name,
-            path=path,
+            path,
             precision=precision,
             versions={package.distribution: built.version, **writers},
             output_names=built.outputs,
             coverage=None if placed is None else read_coverage(placed, built.layers),
-            notes=notes,
+            notes=tuple(notes),
             layer_types=built.types,
             settings={"cuda_graph": True} if self.cuda_graph else {},
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import constant, name_of
+from optimize.targets.onnx_graph.nodes import constant, name_of
 
 _BORDERS = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from optimize.errors import Refused
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.policy import TENSORRT as POLICY
+from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt.conformance import check
 from optimize.targets.tensorrt.packages import TENSORRT_RTX, TORCH_TENSORRT, Package
 from optimize.targets.tensorrt.scales import widen_scales
@@ -48,18 +48,17 @@ def to_model(program: Program, lowered: Program, capabilities: tuple[str, ...]) 
     Raises:
         Refused: It cannot be expressed so; the message names the operator, the layer, and the rule.
     """
-    from optimize.targets.onnx.export import to_onnx
-    from optimize.targets.onnx.half import note_weights
-    from optimize.targets.onnx.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.export import to_onnx
+    from optimize.targets.onnx_graph.half import note_weights
+    from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.packaging import require_layers
 
     model, value_names = to_onnx(lowered)
     placed = None
     if lowered.quantization is not None:
         note_weights(model, program)
         placed = quantize_onnx(model, value_names, lowered.quantization, POLICY)
-        if not placed.quantized:
-            reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
-            raise Refused(f"No layer can run in INT8 on TensorRT: {reasons}.", hint="Leave --int8 out for this target.")
+        require_layers(placed, "TensorRT")
     findings = check(model, capabilities)
     if findings:
         listed = "; ".join(f"{entry.where}: {entry.rule}" for entry in findings[:3])
@@ -82,7 +81,7 @@ def widened(onnx: Path) -> Iterator[Path]:
     """
     import onnx_ir as ir
 
-    from optimize.targets.onnx.export import save
+    from optimize.targets.onnx_graph.export import save
 
     model = ir.load(onnx)
     if not widen_scales(model):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+from optimize.errors import TargetUnavailable
 from optimize.targets.base import Availability
 from optimize.targets.tensorrt.driver import load_driver
 
@@ -53,6 +56,17 @@ class Package:
             return importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
             return ""
+
+    def load(self) -> Any:
+        """Return its module.
+
+        Raises:
+            TargetUnavailable: It cannot be imported.
+        """
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError) as error:
+            raise TargetUnavailable(f"{self.title} cannot be imported: {error}.", hint=self.install) from error
 
 
 TENSORRT = Package("TensorRT", "tensorrt", "tensorrt", "trtexec", needs_gpu=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class EngineRunner(Runner):
                 hint="Copy the engine to a machine with an NVIDIA GPU and run it there.",
             )
         package = TENSORRT_RTX if TENSORRT_RTX.distribution in artifact.versions else TENSORRT
-        module = _import(package)
+        module = package.load()
         self._device = Device()
         logger = log.listen(module)
         # The runtime must outlive the engine, and the engine its context.
@@ -144,13 +143,6 @@ class EngineRunner(Runner):
         if self._recorded is not None:
             self._device.forget(self._recorded)
             self._recorded = None
-
-
-def _import(package: Package) -> Any:
-    try:
-        return importlib.import_module(package.module)
-    except (ImportError, OSError) as error:
-        raise TargetUnavailable(f"{package.title} cannot be imported: {error}.", hint=package.install) from error
 
 
 def _create_context(module: Any, engine: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import constant, name_of, store
+from optimize.targets.onnx_graph.nodes import constant, name_of, store
 
 OPSET = 23
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from optimize import files
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Coverage, Runner, Target
+from optimize.targets.base import FLOATS, INT8, Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
 if TYPE_CHECKING:
     import torch
 
     from optimize.program import Program
     from optimize.quantization.plan import Quantization
+    from optimize.targets.probe import Probe
 
 
 @register_target
@@ -34,6 +35,9 @@ class TorchScript(Target):
     name = "torchscript"
     suffix = ".torchscript.pt"
     summary = "TorchScript file for any process with torch, Python or C++; float32, float16, bfloat16 and INT8 on CPU."
+    support = Support(FLOATS, INT8, remark="INT8 on x86 and ARM, with torch's own kernels.")
+    profiled = True
+    alone = "import torch; m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x)).detach().numpy()"
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""
@@ -58,16 +62,7 @@ class TorchScript(Target):
                 scripted, coverage = _compile_int8(program)
                 notes = _int8_notes(program, program.quantization)
         _save(scripted, path)
-        versions = self.available().version
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=versions,
-            coverage=coverage,
-            notes=notes,
-        )
+        return packaging.describe(self, program, path, coverage=coverage, notes=tuple(notes))
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
@@ -79,6 +74,12 @@ class TorchScript(Target):
             warnings.simplefilter("ignore")
             module = torch.jit.load(str(artifact.path), map_location="cpu")
         return TorchRunner(artifact, module, threads)
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load the file for torch's profiler."""
+        from optimize.targets.torch_probe import TorchProbe
+
+        return TorchProbe(self.load(asked.artifact, threads=asked.threads), asked)
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:

@@ -35,7 +35,7 @@ class Emitter(Protocol):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class QuantizedKernel:
     """How one operator runs on integer tensors.
 
     Attributes:
@@ -131,19 +131,19 @@ def clips_at_zero(node: fx.Node) -> bool:
     return graph.is_call(node, aten.clamp.default) and graph.argument(node, "min") == 0
 
 
-_COMPUTES = Kernel(_same)
-_MOVES = Kernel(_same, moves=True)
-_PADS = Kernel(_same, refuses=_not_zero)
-_POOLS = Kernel(_same, refuses=_not_batched)
+_COMPUTES = QuantizedKernel(_same)
+_MOVES = QuantizedKernel(_same, moves=True)
+_PADS = QuantizedKernel(_same, refuses=_not_zero)
+_POOLS = QuantizedKernel(_same, refuses=_not_batched)
 
-KERNELS: dict[Any, Kernel] = {
-    aten.add.Tensor: Kernel(_binary(quantized.add.default), rescales=True, refuses=_not_two_tensors),
-    aten.mul.Tensor: Kernel(_binary(quantized.mul.default), rescales=True, refuses=_not_two_tensors),
-    aten.cat.default: Kernel(_cat, rescales=True, moves=True),
-    aten.hardswish.default: Kernel(_rescaled(quantized.hardswish.default), rescales=True),
-    aten.sigmoid.default: Kernel(_rescaled(quantized.sigmoid.default), rescales=True),
-    aten.leaky_relu.default: Kernel(_leaky_relu, rescales=True),
-    aten.silu.default: Kernel(_silu, rescales=True),
+KERNELS: dict[Any, QuantizedKernel] = {
+    aten.add.Tensor: QuantizedKernel(_binary(quantized.add.default), rescales=True, refuses=_not_two_tensors),
+    aten.mul.Tensor: QuantizedKernel(_binary(quantized.mul.default), rescales=True, refuses=_not_two_tensors),
+    aten.cat.default: QuantizedKernel(_cat, rescales=True, moves=True),
+    aten.hardswish.default: QuantizedKernel(_rescaled(quantized.hardswish.default), rescales=True),
+    aten.sigmoid.default: QuantizedKernel(_rescaled(quantized.sigmoid.default), rescales=True),
+    aten.leaky_relu.default: QuantizedKernel(_leaky_relu, rescales=True),
+    aten.silu.default: QuantizedKernel(_silu, rescales=True),
     **dict.fromkeys(
         (
             aten.relu.default,
@@ -156,7 +156,7 @@ KERNELS: dict[Any, Kernel] = {
         ),
         _COMPUTES,
     ),
-    aten.clamp.default: Kernel(_same, refuses=_half_open),
+    aten.clamp.default: QuantizedKernel(_same, refuses=_half_open),
     **dict.fromkeys(
         (
             aten.max_pool1d.default,

@@ -28,7 +28,7 @@ from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
 from optimize.targets.torchscript.kernels import KERNELS, quantized
 from optimize.targets.torchscript.packing import ACTIVATION
-from optimize.targets.torchscript.placement import Placement, is_float, place
+from optimize.targets.torchscript.placement import TorchScriptPlacement, is_float, place
 from optimize.targets.torchscript.weight_only import pack_weights
 
 
@@ -103,7 +103,7 @@ class _Copy:
 class _Integers(_Copy):
     """A graph under construction whose values are float, integers, or both, converted where they meet."""
 
-    def __init__(self, program: Program, placement: Placement) -> None:
+    def __init__(self, program: Program, placement: TorchScriptPlacement) -> None:
         super().__init__(program)
         self.placement = placement
         self.integers: dict[fx.Node, fx.Node] = {}

@@ -30,7 +30,7 @@ _FLOAT_LINEAR_ENGINES = ("x86", "fbgemm")
 
 
 @dataclass(frozen=True)
-class Placement:
+class TorchScriptPlacement:
     """What runs in integers.
 
     Attributes:
@@ -48,7 +48,7 @@ class Placement:
     left_float: tuple[FloatLayer, ...] = field(default=())
 
 
-def place(program: Program, plan: Quantization) -> Placement:
+def place(program: Program, plan: Quantization) -> TorchScriptPlacement:
     """Decide what runs in integers, pack its weights, and say what stays float and why."""
     ranges = _ranges(program, plan)
     packed, skipped = pack_layers(program, plan, ranges)
@@ -60,7 +60,7 @@ def place(program: Program, plan: Quantization) -> Placement:
     wanted = _wanted(program.graph, packed, clips, ranges)
     integers = _integers(program.graph, packed, clips, wanted, ranges)
     between = _left_between(program.graph, packed, integers, wanted, ranges)
-    return Placement(packed, frozenset(integers), clips, ranges, (*skipped, *between))
+    return TorchScriptPlacement(packed, frozenset(integers), clips, ranges, (*skipped, *between))
 
 
 def is_float(node: fx.Node) -> bool:

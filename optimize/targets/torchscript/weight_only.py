@@ -132,7 +132,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
     plan = program.quantization
     assert plan is not None
     modules: dict[fx.Node, nn.Module] = {}
-    tables: dict[str, Table] = {}
+    tables: dict[str, IntegerTable] = {}
     left = []
     for node in graph.calls(program.graph, aten.linear.default, aten.embedding.default):
         if node.name not in plan.layers:
@@ -142,7 +142,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
         assert weight is not None
         path = str(source.target) if source.op == "get_attr" else node.name
         if path not in tables:
-            tables[path] = Table.of(weight, plan)
+            tables[path] = IntegerTable.of(weight, plan)
         try:
             modules[node] = _module(program, node, weight, tables[path])
         except Refused as refusal:
@@ -151,7 +151,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
 
 
 @dataclass(frozen=True)
-class Table:
+class IntegerTable:
     """A weight as the modules hold it.
 
     Attributes:
@@ -164,7 +164,7 @@ class Table:
     scales: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, plan: Quantization) -> Table:
+    def of(cls, weight: Tensor, plan: Quantization) -> IntegerTable:
         """Return the table of a weight ``[rows, columns]``."""
         blocks = read_blocks(weight, plan.bits, plan.group)
         if plan.bits == 8:
@@ -175,7 +175,7 @@ class Table:
         return cls(functional.pad(blocks.stored().flatten(1), rows), functional.pad(blocks.scales, rows))
 
 
-def _module(program: Program, node: fx.Node, weight: Tensor, table: Table) -> nn.Module:
+def _module(program: Program, node: fx.Node, weight: Tensor, table: IntegerTable) -> nn.Module:
     """Return the module of a layer.
 
     Raises:

@@ -12,19 +12,19 @@ from torch.utils import _pytree as pytree
 from optimize.errors import TargetUnavailable
 from optimize.load import ModelSource, load_confined, load_trusted
 from optimize.targets.arrays import to_array, to_tensor
-from optimize.targets.base import Artifact, Runner
+from optimize.targets.base import Artifact
+from optimize.targets.torch_runner import TorchRunner
 
 
-class ModuleRunner(Runner):
-    """Calls a module on flat positional tensors, without gradients; copies to and from its device belong to a run.
+class ModuleRunner(TorchRunner):
+    """Calls a module that may return any structure; copies to and from its device belong to a run.
 
     Attributes:
         providers: The device it runs on.
     """
 
     def __init__(self, artifact: Artifact, module: Callable[..., Any], device: str) -> None:
-        super().__init__(artifact)
-        self.module = module
+        super().__init__(artifact, module)
         self.device = torch.device(device)
         self.providers = (device if device == "cpu" else f"{device} ({torch.cuda.get_device_name(self.device)})",)
 

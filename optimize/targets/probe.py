@@ -1,4 +1,4 @@
-"""Which calls of the graph each kernel of a runtime computes.
+"""What every runtime's profiler is asked for, and which calls of the graph each kernel computes.
 
 Runtimes fuse, rename and reorder. What they keep is the name of some call or value, so a kernel *claims* the calls it
 is known to compute by name, and the rest follows from the data flow:
@@ -15,15 +15,79 @@ So every call of the graph belongs to exactly one kernel.
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import fx
 
 from optimize import graph
-from optimize.profile.costs import MULTIPLYING
+from optimize.costs import MULTIPLYING, Costs
 from optimize.program import Program
+
+
+@dataclass(frozen=True)
+class TimedKernel:
+    """One thing a runtime executes.
+
+    Attributes:
+        name: Its name in the runtime.
+        op: Its kind, in the runtime's word.
+        nodes: Names of the calls of the graph that it computes; empty for conversions and layout changes.
+        dtype: What it computes in, where the runtime says so; empty otherwise.
+    """
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One profiled run.
+
+    Attributes:
+        wall_s: Seconds from call to return.
+        starts_s: When each kernel began ``[kernels]``, from the start of the run.
+        durations_s: How long it took ``[kernels]``.
+        notes: Times noted while it ran ``[kernels]``: its own and those of what it calls.
+    """
+
+    wall_s: float
+    starts_s: np.ndarray
+    durations_s: np.ndarray
+    notes: np.ndarray
+
+
+class Probe(ABC):
+    """A loaded model that runs with and without its runtime's profiler."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run once, without the profiler."""
+
+    @abstractmethod
+    def profile(self, times: int) -> None:
+        """Run so many times with the profiler."""
+
+    @abstractmethod
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
+        """End profiling; return the kernels in execution order and every profiled run."""
+
+    def costs(self) -> Costs:
+        """Return what each call costs where a file alone is known; nothing by default."""
+        return Costs({}, frozenset())
+
+    def owners(self, layers: Collection[str]) -> list[str]:
+        """Return the weighted layer that each kernel serves, empty where it serves none, after ``finish``.
+
+        Args:
+            layers: Their names in the file.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

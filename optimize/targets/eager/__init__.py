@@ -12,10 +12,11 @@ from optimize import files
 from optimize.errors import Refused
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Runner, Target
+from optimize.targets.base import FLOATS, Artifact, Availability, Probing, Runner, Support, Target
 
 if TYPE_CHECKING:
     from optimize.program import Program
+    from optimize.targets.probe import Probe
 
 
 @register_target
@@ -29,6 +30,11 @@ class Eager(Target):
     name = "eager"
     suffix = ".eager.pt2"
     summary = "Eager PyTorch: the baseline that speed-ups are quoted against; for measuring, not for deploying."
+    support = Support(FLOATS)
+    profiled = True
+    alone = (
+        "import torch; m = torch.export.load(path).module(); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()"
+    )
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""
@@ -53,8 +59,7 @@ class Eager(Target):
             torch.export.save(program.export(), buffer)
         with files.whole(path) as temporary:
             temporary.write_bytes(buffer.getvalue())
-        precision, versions = program.precision, self.available().version
-        return packaging.describe(program, target=self.name, path=path, precision=precision, versions=versions)
+        return packaging.describe(self, program, path)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
@@ -69,3 +74,9 @@ class Eager(Target):
             unlifted = exported.module(check_guards=False)
         unlifted.graph.set_codegen(fx.graph.CodeGen())
         return TorchRunner(artifact, fx.GraphModule(unlifted, unlifted.graph), threads)
+
+    def probe(self, asked: Probing) -> Probe:
+        """Load the file for torch's profiler."""
+        from optimize.targets.torch_probe import TorchProbe
+
+        return TorchProbe(self.load(asked.artifact, threads=asked.threads), asked)

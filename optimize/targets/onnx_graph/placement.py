@@ -17,17 +17,17 @@ import onnx_ir as ir
 
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import constant, moves, name_of, readers, scalar
-from optimize.targets.onnx.policy import Placement
-from optimize.targets.onnx.ranges import clip_bounds, range_of
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import constant, moves, name_of, readers, scalar
+from optimize.targets.onnx_graph.policy import Placement
+from optimize.targets.onnx_graph.ranges import clip_bounds, range_of
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _JOINING = frozenset({"Add", "Mul", "Concat"})
 
 
 @dataclass
-class Decision:
+class PlacedParts:
     """What is to be quantized.
 
     Attributes:
@@ -47,7 +47,7 @@ class Decision:
     left_float: list[FloatLayer] = field(default_factory=list)
 
 
-def decide(graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement) -> Decision:
+def decide(graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement) -> PlacedParts:
     """Choose what runs on integers.
 
     Args:
@@ -56,7 +56,7 @@ def decide(graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], pol
         ranges: Ranges by ONNX value name.
         policy: The runtime's row.
     """
-    decision = Decision()
+    decision = PlacedParts()
     _choose_layers(graph, plan, ranges, policy, decision)
     born = _born(graph, ranges, policy, decision)
     _keep_wanted(graph, born, policy, decision)
@@ -95,7 +95,7 @@ def takes(policy: Placement, value: ir.Value | None) -> bool:
 
 
 def _choose_layers(
-    graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement, decision: Decision
+    graph: ir.Graph, plan: Quantization, ranges: Mapping[str, Range], policy: Placement, decision: PlacedParts
 ) -> None:
     found, asked = set(), plan.layers | plan.left_float.keys()
     for node in graph:
@@ -134,7 +134,7 @@ def _reason_for_float(node: ir.Node, ranges: Mapping[str, Range], policy: Placem
     return ""
 
 
-def _born(graph: ir.Graph, ranges: Mapping[str, Range], policy: Placement, decision: Decision) -> set[ir.Node]:
+def _born(graph: ir.Graph, ranges: Mapping[str, Range], policy: Placement, decision: PlacedParts) -> set[ir.Node]:
     """Return the operators that could run on integers."""
     layers, able = set(decision.layers), set[ir.Node]()
     stored: set[ir.Value] = set()
@@ -172,7 +172,7 @@ def rescaled_input(node: ir.Node) -> ir.Value | None:
     return None
 
 
-def _keep_wanted(graph: ir.Graph, able: set[ir.Node], policy: Placement, decision: Decision) -> None:
+def _keep_wanted(graph: ir.Graph, able: set[ir.Node], policy: Placement, decision: PlacedParts) -> None:
     """Keep the operators whose output an integer kernel reads; drop the rest, last first."""
     integer = set(decision.layers)
     rescaled = set(decision.rescaled)
@@ -197,7 +197,7 @@ def _is_wanted(node: ir.Node, integer: set[ir.Node]) -> bool:
     return any(user in integer for user in users)
 
 
-def _before_rescale(decision: Decision, value: ir.Value) -> ir.Value:
+def _before_rescale(decision: PlacedParts, value: ir.Value) -> ir.Value:
     producer = value.producer()
     if producer is not None and producer in decision.rescaled:
         source = rescaled_input(producer)
@@ -206,7 +206,7 @@ def _before_rescale(decision: Decision, value: ir.Value) -> ir.Value:
     return value
 
 
-def _store(decision: Decision, value: ir.Value, ranges: Mapping[str, Range], reader: ir.Node | None) -> None:
+def _store(decision: PlacedParts, value: ir.Value, ranges: Mapping[str, Range], reader: ir.Node | None) -> None:
     """Note that a value is stored as integers: for one reader, or (None) for all because its producer writes them."""
     known = range_of(value, ranges)
     assert known is not None
@@ -217,7 +217,7 @@ def _store(decision: Decision, value: ir.Value, ranges: Mapping[str, Range], rea
         decision.readers[value].add(reader)  # type: ignore[union-attr]
 
 
-def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], policy: Placement, decision: Decision) -> None:
+def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], policy: Placement, decision: PlacedParts) -> None:
     """Quantize the shortcut into an Add that a layer feeds: the input that is computed earlier."""
     layers, order = set(decision.layers), {node: index for index, node in enumerate(graph)}
     for node in graph:
@@ -232,7 +232,7 @@ def _choose_residuals(graph: ir.Graph, ranges: Mapping[str, Range], policy: Plac
             _store(decision, shortcut, ranges, node)  # type: ignore[arg-type]
 
 
-def _share(decision: Decision, ranges: Mapping[str, Range], policy: Placement) -> None:
+def _share(decision: PlacedParts, ranges: Mapping[str, Range], policy: Placement) -> None:
     """Give values that must share a scale the union of their ranges."""
     groups: dict[ir.Value, set[ir.Value]] = {}
     for node in {user for value in decision.values for user in [*readers(value), value.producer()] if user is not None}:

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from optimize import graph as aten_graph
 from optimize.program import Program
-from optimize.targets.onnx.export import ORIGIN
-from optimize.targets.onnx.nodes import FULL, constant
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.onnx_graph.nodes import FULL, constant
 
 #: Relative rounding of bfloat16, with room for one more.
 _ROUNDED = 2.0**-7

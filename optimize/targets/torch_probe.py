@@ -14,9 +14,10 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from optimize import graph
-from optimize.profile.join import align, attribute, calls_of
-from optimize.profile.kernels import Kernel, Probe, Run
-from optimize.program import Program
+from optimize.targets.arrays import to_tensor
+from optimize.targets.base import Probing, Runner
+from optimize.targets.probe import Probe, Run, TimedKernel, align, attribute, calls_of
+from optimize.targets.torch_runner import TorchRunner
 
 RUN = "optimize::run"
 #: What TorchScript calls around the operators of a module.
@@ -27,13 +28,13 @@ class TorchProbe(Probe):
     """A module in this process, in torch's profiler.
 
     Args:
-        module: Takes flat tensors.
-        inputs: Of every run.
-        program: The graph the module runs.
+        runner: A ``TorchRunner``.
+        asked: Its inputs, and the program whose graph its module runs.
     """
 
-    def __init__(self, module: Callable[..., Any], inputs: Sequence[torch.Tensor], program: Program) -> None:
-        self._module, self._inputs, self._program = module, tuple(inputs), program
+    def __init__(self, runner: Runner, asked: Probing) -> None:
+        assert isinstance(runner, TorchRunner) and asked.program is not None
+        self._module, self._inputs, self._program = runner.module, tuple(map(to_tensor, asked.inputs)), asked.program
         self._runs: list[list[Any]] = []
 
     def run(self) -> None:
@@ -43,24 +44,25 @@ class TorchProbe(Probe):
 
     def profile(self, times: int) -> None:
         """Run so many times with the profiler."""
-        self._runs += record_runs(self.run, times)
+        self._runs += _record_runs(self.run, times)
 
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
-        """Return a kernel an operator, joined by their order to the calls of the graph."""
-        runs = alike(self._runs)
-        names = [event.name for event in operators(runs[0])]
-        return self._kernels(names), [read_run(events) for events in runs]
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
+        """Return a kernel an operator that no other calls."""
+        runs = _alike(self._runs)
+        names = [event.name for event in _operators(runs[0])]
+        return self.kernels(names), [_read_run(events) for events in runs]
 
-    def _kernels(self, names: Sequence[str]) -> tuple[Kernel, ...]:
+    def kernels(self, names: Sequence[str]) -> tuple[TimedKernel, ...]:
+        """Return the kernels of operators that ran, joined by their order to the calls of the graph."""
         calls = calls_of(self._program)
         nodes = [node for node in self._program.graph.nodes if node.name in calls.reads]
         places = align([name.partition("::")[2] for name in names], [graph.op_name(node) for node in nodes])
         claims = [() if place is None else (nodes[place].name,) for place in places]
         found = attribute(calls, claims)
-        return tuple(Kernel(name, name.partition("::")[2], mine) for name, mine in zip(names, found, strict=True))
+        return tuple(TimedKernel(name, name.partition("::")[2], mine) for name, mine in zip(names, found, strict=True))
 
 
-def record_runs(run: Callable[[], None], times: int) -> list[list[Any]]:
+def _record_runs(run: Callable[[], None], times: int) -> list[list[Any]]:
     """Return the profiler's events of each run: the run's own first, then all within it by their start."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch prints a line at each start and stop
     with profile() as recorded:
@@ -76,20 +78,20 @@ def record_runs(run: Callable[[], None], times: int) -> list[list[Any]]:
     return runs
 
 
-def operators(events: Sequence[Any]) -> list[Any]:
+def _operators(events: Sequence[Any]) -> list[Any]:
     """Return the operators of one run that no other operator calls."""
     return [event for event in events[1:] if _is_outermost(event)]
 
 
-def alike(runs: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+def _alike(runs: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return the runs that called the same operators as the last one: TorchScript changes its mind in the first two."""
-    last = [event.name for event in operators(runs[-1])]
-    return [events for events in runs if [event.name for event in operators(events)] == last]
+    last = [event.name for event in _operators(runs[-1])]
+    return [events for events in runs if [event.name for event in _operators(events)] == last]
 
 
-def read_run(events: Sequence[Any]) -> Run:
+def _read_run(events: Sequence[Any]) -> Run:
     """Return the times of one run's operators."""
-    whole, found = events[0].time_range, operators(events)
+    whole, found = events[0].time_range, _operators(events)
     return Run(
         wall_s=1e-6 * (whole.end - whole.start),
         starts_s=np.array([1e-6 * (event.time_range.start - whole.start) for event in found]),

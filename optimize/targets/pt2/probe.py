@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from optimize import graph
-from optimize.profile.join import align, attribute, calls_of
-from optimize.profile.kernels import Kernel, Probe, Run
-from optimize.profile.torch_runtime import alike, operators, read_run, record_runs
 from optimize.program import Program
+from optimize.targets.base import Probing, Runner
+from optimize.targets.probe import TimedKernel, align, attribute, calls_of
 from optimize.targets.pt2.coverage import Call
+from optimize.targets.torch_probe import TorchProbe
 
 #: A comment that names the nodes of the next library kernel, or the place where a kernel is called.
 _LINES = re.compile(r'Source Nodes: \[([^\]]*)\]|KernelContextGuard _ctx\("(\w+)"')
@@ -29,41 +26,25 @@ _NOTED = re.compile(r"^graph_\d+_")
 _VARIABLE = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"
 
 
-class PT2Probe(Probe):
+class PT2Probe(TorchProbe):
     """A package in this process, in torch's profiler.
 
     Args:
-        call: Takes flat tensors.
-        package: The file, compiled under ``noting_kernels``.
-        inputs: Of every run.
-        program: What was compiled.
+        runner: Of a file that was compiled under ``noting_kernels``.
+        asked: Its inputs, and the program that was compiled.
     """
 
-    def __init__(
-        self, call: Callable[..., Any], package: Path, inputs: Sequence[torch.Tensor], program: Program
-    ) -> None:
-        self._call, self._inputs, self._program = call, tuple(inputs), program
-        self._written = kernels_in(package)
-        self._runs: list[list[Any]] = []
+    def __init__(self, runner: Runner, asked: Probing) -> None:
+        super().__init__(runner, asked)
+        self._written = kernels_in(runner.artifact.path)
 
-    def run(self) -> None:
-        """Run once."""
-        with torch.inference_mode():
-            self._call(*self._inputs)
-
-    def profile(self, times: int) -> None:
-        """Run so many times with the profiler."""
-        self._runs += record_runs(self.run, times)
-
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def kernels(self, names: Sequence[str]) -> tuple[TimedKernel, ...]:
         """Return a kernel a call in the package's C++."""
-        runs = alike(self._runs)
-        names = [_NOTED.sub("", event.name) for event in operators(runs[0])]
+        names = [_NOTED.sub("", name) for name in names]
         places = align(names, [name for name, _ in self._written])
         sources = [() if place is None else self._written[place][1] for place in places]
         found = attribute(calls_of(self._program), claims_of(names, sources, self._program))
-        kernels = tuple(Kernel(name, _short(name), mine) for name, mine in zip(names, found, strict=True))
-        return kernels, [read_run(events) for events in runs]
+        return tuple(TimedKernel(name, _short(name), mine) for name, mine in zip(names, found, strict=True))
 
 
 @contextmanager

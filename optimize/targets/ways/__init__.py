@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from optimize.registry import register_target
-from optimize.targets.base import Artifact, Availability, Runner
+from optimize.targets.base import FLOATS, Artifact, Availability, Runner, Support
 from optimize.targets.eager import Eager
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class _OtherWay(Eager):
     """The eager file, run in another way; a subclass says which."""
 
     way: ClassVar[Way]
+    profiled = False
+    alone = ""
 
     @property
     def device(self) -> str:
@@ -109,7 +111,7 @@ class _OtherWay(Eager):
         self.require()
         runner = super().load(artifact, threads=threads)
         assert isinstance(runner, TorchRunner)
-        runner.module = self.way.prepare(runner.module)  # type: ignore[arg-type]
+        runner.module, runner.shared = self.way.prepare(runner.module), False  # type: ignore[arg-type]
         return runner
 
 
@@ -124,18 +126,24 @@ def _no_gpu() -> tuple[str, str]:
     return "no CUDA device was found", ""
 
 
-def _register(name: str, summary: str, way: Way) -> None:
+def _register(name: str, summary: str, way: Way, remark: str = "") -> None:
     """Register the eager file, run in a way, as a target."""
 
     class Other(_OtherWay):
         __doc__ = f"{summary}."
 
+    if way.device == "cuda":
+        remark = "For measuring beside runtimes; absent without a GPU."
     Other.name, Other.suffix, Other.summary, Other.way = name, f".{name}.pt2", summary, way
+    Other.support = Support(FLOATS, remark=remark)
     register_target(Other)
 
 
 _register(
-    "compile", "torch.compile on CPU: the eager file, compiled by inductor where it is loaded", Way(compiled=True)
+    "compile",
+    "torch.compile on CPU: the eager file, compiled by inductor where it is loaded",
+    Way(compiled=True),
+    "Compiled where it is loaded, at the first run of a shape.",
 )
 _register("channels-last", "Eager PyTorch on CPU with images and kernels channels last", Way(channels_last=True))
 _register("cuda", "Eager PyTorch on the GPU", Way("cuda"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,7 @@ def read_specs(path: Path) -> tuple[Mapping[str, str], tuple[TensorSpec, ...], t
     """
     content = path.read_bytes()
     package = TENSORRT_RTX if content.startswith(_RTX_MAGIC) else TENSORRT
-    try:
-        module = importlib.import_module(package.module)
-    except (ImportError, OSError) as error:
-        raise TargetUnavailable(f"{package.title} cannot be imported: {error}.", hint=package.install) from error
+    module = package.load()
     device = Device()
     runtime = module.Runtime(log.listen(module))
     engine = runtime.deserialize_cuda_engine(content)

@@ -8,19 +8,22 @@ precision of the mean.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optimize.profile.join import attribute
-from optimize.profile.kernels import Kernel, Probe, Run
-from optimize.profile.names import FileNames, ir_names
-from optimize.targets.openvino.coverage import Kernel as Executed
-from optimize.targets.openvino.coverage import read_kernels
+from optimize.targets.base import Probing
+from optimize.targets.onnx_graph.names import FileNames, program_names
+from optimize.targets.openvino.coverage import ExecutedNode, read_kernels
 from optimize.targets.openvino.runner import compile_file, import_runtime
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
 
+_IR_LAYERS = frozenset(
+    {
+        "Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData", "MatMul",
+        "LSTMSequence", "GRUSequence",
+    }
+)  # fmt: skip
 _RECURRENT = ("RNNSeq", "RNNCell")
 #: Counters are whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
@@ -32,23 +35,22 @@ class OpenVinoProbe(Probe):
     """One file compiled twice, once with counters.
 
     Args:
-        path: The ``.xml``, its ``.bin`` beside it.
-        inputs: Flat arrays of every run.
-        names: What the file calls the calls of the graph; the file's own nodes where only the file is known.
-        threads: Threads of the one stream that runs.
+        asked: The file, and the program where it is known: else its kernels are joined to the file's own nodes.
 
     Raises:
         TargetUnavailable: OpenVINO is not installed.
         Refused: OpenVINO cannot compile the file here.
     """
 
-    def __init__(self, path: Path, inputs: Sequence[np.ndarray], names: FileNames | None, *, threads: int) -> None:
-        runtime, weights = import_runtime(), path.with_suffix(".bin")
+    def __init__(self, asked: Probing) -> None:
+        runtime, path, threads = import_runtime(), asked.artifact.path, asked.threads
+        weights = path.with_suffix(".bin")
         plain = compile_file(runtime, path, weights, threads=threads)
         counting = compile_file(runtime, path, weights, threads=threads, counters=True)
         self._counting, self._plain = counting.create_infer_request(), plain.create_infer_request()
         model = runtime.Core().read_model(path, weights)
-        self._inputs, self._names = list(inputs), names or ir_names(model)
+        self._inputs = list(asked.inputs)
+        self._names = ir_names(model) if asked.program is None else program_names(asked.program)
         self._kernels = read_kernels(counting, {node.get_friendly_name() for node in model.get_ordered_ops()})
         self._walls_s: list[float] = []
         self._counters: list[list[Any]] = []
@@ -66,7 +68,7 @@ class OpenVinoProbe(Probe):
             counted = {info.node_name: info.real_time for info in self._counting.profiling_info if _ran(info)}
             self._counters.append([counted.get(kernel.name) for kernel in self._kernels])
 
-    def finish(self) -> tuple[tuple[Kernel, ...], list[Run]]:
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel a node that OpenVINO executed, and one run: the mean of those that nothing interrupted."""
         ran = [
             index for index in range(len(self._kernels)) if all(found[index] is not None for found in self._counters)
@@ -77,9 +79,8 @@ class OpenVinoProbe(Probe):
         self._counting = None
         self._plain = None
         found = attribute(self._names.calls, [self._names.claimed(_origins(kernel)) for kernel in executed])
-        kernels = tuple(
-            Kernel(kernel.name, kernel.op, mine, kernel.precision) for kernel, mine in zip(executed, found, strict=True)
-        )
+        pairs = zip(executed, found, strict=True)
+        kernels = tuple(TimedKernel(kernel.name, kernel.op, mine, kernel.precision) for kernel, mine in pairs)
         means_s = np.array([[counters[index].total_seconds() for index in ran] for counters in self._counters])
         durations_s, wall_s = undisturbed(means_s + _ROUNDED_OFF_S, np.array(self._walls_s))
         starts_s = np.cumsum(durations_s) - durations_s
@@ -104,7 +105,20 @@ def undisturbed(means_s: np.ndarray, walls_s: np.ndarray) -> tuple[np.ndarray, f
     return np.maximum(durations, _ROUNDED_OFF_S / len(means_s)), float(np.median(walls_s[1:][kept]))
 
 
-def _origins(kernel: Executed) -> tuple[str, ...]:
+def ir_names(model: Any) -> FileNames:
+    """Return the nodes of an OpenVINO model that depend on its inputs, called by their own names."""
+    reads: dict[str, tuple[str, ...]] = {}
+    inputs = {node.get_friendly_name() for node in model.get_parameters()}
+    layers = set()
+    for node in model.get_ordered_ops():
+        sources = [port.get_source_output().get_node().get_friendly_name() for port in node.inputs()]
+        if node.get_type_name() != "Result" and any(source in reads or source in inputs for source in sources):
+            reads[node.get_friendly_name()] = tuple(source for source in sources if source in reads)
+            layers |= {node.get_friendly_name()} if node.get_type_name() in _IR_LAYERS else set()
+    return FileNames(Calls(reads, frozenset(layers)), {name: name for name in reads}, {})
+
+
+def _origins(kernel: ExecutedNode) -> tuple[str, ...]:
     """Return the nodes of the file that a kernel computes; an LSTM's goes by the name of the layer it lies in."""
     parents = (name.rpartition("/")[0] for name in kernel.origins)
     return (*kernel.origins, *parents) if kernel.op in _RECURRENT else kernel.origins

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.nodes import FULL, add, constant, name_of, scalar, store, tidy
-from optimize.targets.onnx.placement import Decision, decide, rescaled_input
-from optimize.targets.onnx.policy import Placement
-from optimize.targets.onnx.ranges import infer_ranges
+from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
+from optimize.targets.onnx_graph.policy import Placement
+from optimize.targets.onnx_graph.ranges import infer_ranges
 
 #: An int32 bias keeps this distance from overflow, so that a sum of products can be added to it.
 LARGEST_BIAS = 2.0**30
@@ -74,7 +74,7 @@ def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, 
 
 
 def _write_activation(
-    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: Decision
+    graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat, decision: PlacedParts
 ) -> None:
     """Put Q and DQ behind a value, and let its integer readers (or all its readers) read the DQ."""
     users, wanted = list(value.uses()), decision.readers[value]

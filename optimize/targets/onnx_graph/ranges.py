@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.quantization.plan import Range
-from optimize.targets.onnx.nodes import FLOOR, PERMUTATIONS, constant, moves, name_of, scalar
+from optimize.targets.onnx_graph.nodes import FLOOR, PERMUTATIONS, constant, moves, name_of, scalar
 
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 _UNIT = Range(0.0, 1.0)

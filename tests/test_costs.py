@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import models
 import optimize
-from optimize.profile.costs import program_costs
+from optimize.costs import program_costs
 from optimize.program import Program
 from tests.profile.nets import attention, block, recurrent
 

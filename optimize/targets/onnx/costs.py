@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from optimize.profile.costs import Costs, NodeCost
+from optimize.costs import Costs, NodeCost
 from optimize.targets.onnx.reading import read_checked
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant"})
@@ -103,7 +103,7 @@ def _dtype(kind: int) -> str:
 
 
 _Formula = Callable[[Sequence[tuple[int, ...]], tuple[int, ...]], int]
-#: MACs from the shapes of a node's inputs and of its first output; see ``optimize.profile.costs``.
+#: MACs from the shapes of a node's inputs and of its first output; see ``optimize.costs``.
 _FORMULAS: dict[str, _Formula] = {
     "Conv": lambda shapes, made: math.prod(made) * math.prod(shapes[1][1:]),
     "ConvInteger": lambda shapes, made: math.prod(made) * math.prod(shapes[1][1:]),

@@ -16,7 +16,7 @@ from optimize.errors import Refused
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets import packaging
-from optimize.targets.base import Artifact, Availability, Runner, Target
+from optimize.targets.base import Artifact, Availability, Runner, Support, Target
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ class ExecuTorch(Target):
     name = "executorch"
     suffix = ".pte"
     summary = "ExecuTorch program for phones and small CPUs, run with XNNPACK's kernels"
+    support = Support(("float32",), free="batch", remark="INT8 is not written for it.")
+    packages = ("executorch",)
 
     def available(self) -> Availability:
         """Say whether ExecuTorch is installed; it both writes and runs the file."""
@@ -62,14 +64,8 @@ class ExecuTorch(Target):
         lowered = _lower(program.export())
         with whole(path) as temporary:
             temporary.write_bytes(lowered.buffer)
-        return packaging.describe(
-            program,
-            target=self.name,
-            path=path,
-            precision=program.precision,
-            versions=self.available().version,
-            notes=[_placed(lowered.exported_program().graph), _CORES],
-        )
+        notes = _placed(lowered.exported_program().graph), _CORES
+        return packaging.describe(self, program, path, notes=notes)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file with ExecuTorch's Python bindings; they have no say in its threads.

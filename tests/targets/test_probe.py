@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.profile.join import Calls, align, attribute, calls_of
+from optimize.targets.probe import Calls, align, attribute, calls_of
 from tests.profile.nets import block
 
 CHAIN = Calls(

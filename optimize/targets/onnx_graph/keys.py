@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx.nodes import add, constant, readers, replace, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, readers, replace, tidy
 
 #: A length that is a number, or that of an axis of a value.
 Length = int | tuple[ir.Value, int]

@@ -31,8 +31,8 @@ from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.profile.shapes import Values, values_at
 from optimize.program import Program
+from optimize.shapes import Values, values_at
 from optimize.stats import is_view
 
 _PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default)
@@ -147,7 +147,7 @@ def macs(node: fx.Node, values: Values) -> int:
 
     Args:
         node: A call.
-        values: Shapes of the graph's tensors (``optimize.profile.shapes.values_at``).
+        values: Shapes of the graph's tensors (``optimize.shapes.values_at``).
     """
     for targets, formula in _FORMULAS:
         if graph.is_call(node, *targets):

@@ -1,0 +1,195 @@
+"""What is timed, compared or profiled: opened files, and the inputs that several of them agree on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimize.errors import Refused, UsageError
+from optimize.targets.arrays import element_type
+from optimize.targets.base import Artifact, TensorSpec
+
+#: The target of a subject that is run as the user's own Python module; nothing can be exported to it.
+MODULE = "module"
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An opened file, or the user's own module.
+
+    Attributes:
+        name: File name, or the factory; unique in one benchmark.
+        kind: What it is, in words.
+        artifact: The file and what it takes (nothing where it does not say).
+        loading: What a worker must know to load it beside the artifact.
+        places: Of its inputs among those that all agree on.
+        interpreter: Python of its own environment; None for this one.
+    """
+
+    name: str
+    kind: str
+    artifact: Artifact
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    places: tuple[int, ...] = ()
+    interpreter: Path | None = None
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here, empty when it can."""
+        return self.artifact.missing
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch it takes; None where the batch is free."""
+        return _fixed(self.artifact.inputs)
+
+    def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return arrays that were made for the agreed inputs in this file's own order and types."""
+        wanted = zip(self.places or range(len(arrays)), self.artifact.inputs, strict=True)
+        return [arrays[place].astype(element_type(spec.dtype), copy=False) for place, spec in wanted]
+
+
+@dataclass(frozen=True)
+class AgreedPair:
+    """Two subjects that take the same inputs.
+
+    Attributes:
+        base: What may be replaced, or is taken for the truth.
+        candidate: What would replace it.
+        specs: What both take, in the base's order and types; the batch is a number where a file fixes it.
+    """
+
+    base: Subject
+    candidate: Subject
+    specs: tuple[TensorSpec, ...]
+
+    @property
+    def models(self) -> tuple[Subject, Subject]:
+        """Base and candidate."""
+        return self.base, self.candidate
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch that both take; None where it is free."""
+        return _fixed(self.specs)
+
+
+def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> AgreedPair:
+    """Return two subjects with the inputs that both take.
+
+    Args:
+        base: The base.
+        candidate: The candidate.
+        input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
+
+    Raises:
+        Refused: They do not take the same inputs, or other batches.
+        UsageError: Nothing says what they take.
+    """
+    batches = {batch for batch in (base.fixed_batch, candidate.fixed_batch) if batch is not None}
+    if len(batches) > 1:
+        raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
+    first, second = agreed_inputs([base, candidate], input_shape)
+    specs = first.artifact.inputs
+    if batches:
+        specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
+    return AgreedPair(first, second, specs)
+
+
+def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:
+    """Return the subjects that can run, what they take filled in from the others or from ``--input-shape``.
+
+    A size is free only where no file and not ``input_shape`` fixes it.
+
+    Raises:
+        Refused: They do not take the same inputs, or an input without a batch.
+        UsageError: Nothing says what they take, or a size is left free.
+    """
+    opened = [subject for subject in subjects if subject.artifact.inputs]
+    known = [_free_batch(subject.artifact.inputs) for subject in opened]
+    known = [_ordered(entry, known[0]) for entry in known]
+    for subject, entry in zip(opened[1:], known[1:], strict=True):
+        if len(entry) != len(known[0]) or not all(map(alike, known[0], entry)):
+            raise Refused(
+                f"The files do not take the same inputs: '{opened[0].artifact.path}' takes {_listed(known[0])}, "
+                f"'{subject.artifact.path}' takes {_listed(entry)}.",
+                hint="Compare files of one model.",
+            )
+    if input_shape is not None:
+        known.append(_given(input_shape, known[0] if known else ()))
+    if not known:
+        raise UsageError("No file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
+    specs = [functools.reduce(_merged, entries) for entries in zip(*known, strict=True)]
+    scalar = next((spec for spec in specs if not spec.shape), None)
+    if scalar is not None:
+        raise Refused(f"Input '{scalar.name}' is a single number without a batch; that cannot be compared yet.")
+    return [subject if subject.missing else _completed(subject, specs) for subject in subjects]
+
+
+def alike(one: TensorSpec, other: TensorSpec) -> bool:
+    """Say whether one array can be given for both inputs, cast where both are floats."""
+    floats = one.dtype in FLOATS and other.dtype in FLOATS
+    if (one.dtype != other.dtype and not floats) or len(one.shape) != len(other.shape):
+        return False
+    return all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(one.shape, other.shape, strict=True))
+
+
+def _fixed(specs: Sequence[TensorSpec]) -> int | None:
+    """Return the first batch that is a number."""
+    return next((spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)), None)
+
+
+def _free_batch(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return inputs whose batch is free: which batches a file takes is asked per scenario."""
+    return tuple(replace(spec, shape=("batch", *spec.shape[1:])) if spec.shape else spec for spec in specs)
+
+
+def _ordered(specs: tuple[TensorSpec, ...], first: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Return inputs in the first file's order where they have its names."""
+    by_name = {spec.name: spec for spec in specs}
+    return tuple(by_name[spec.name] for spec in first) if set(by_name) == {spec.name for spec in first} else specs
+
+
+def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that ``--input-shape`` describes, a free batch in front, checked against what is known."""
+    from optimize.datasets import example_inputs
+    from optimize.recipe import parse
+
+    examples = example_inputs(parse({"input_shape": input_shape}, source="options"), 2, {})
+    names = [spec.name for spec in known] or [f"input_{index}" for index in range(len(examples))]
+    dtypes = [spec.dtype for spec in known] or [str(tensor.dtype).removeprefix("torch.") for tensor in examples]
+    if len(names) != len(examples):
+        raise UsageError(f"--input-shape describes {len(examples)} inputs; the files take {_listed(known)}.")
+    shapes = [("batch", *tensor.shape[1:]) for tensor in examples]
+    given = tuple(map(TensorSpec, names, shapes, dtypes))
+    if known and not all(map(alike, given, known)):
+        raise UsageError(f"--input-shape '{input_shape}' does not fit: the files take {_listed(known)}.")
+    return given
+
+
+def _merged(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    sizes = tuple(b if isinstance(a, str) else a for a, b in zip(one.shape, other.shape, strict=True))
+    return replace(one, shape=sizes, tokens=min(filter(None, (one.tokens, other.tokens)), default=None))
+
+
+def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
+    """Return a subject with the sizes that all agree on; its inputs are found by name, else in order."""
+    own, names = subject.artifact.inputs or tuple(specs), [spec.name for spec in specs]
+    by_name = {spec.name for spec in own} == set(names)
+    places = tuple(names.index(spec.name) if by_name else index for index, spec in enumerate(own))
+    inputs = tuple(
+        replace(spec, shape=(spec.shape[0], *specs[place].shape[1:]), tokens=specs[place].tokens)
+        for spec, place in zip(own, places, strict=True)
+    )
+    return replace(subject, artifact=replace(subject.artifact, inputs=inputs), places=places)
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    """Return the inputs as a reader sees them."""
+    return ", ".join(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in specs).replace("'", "")

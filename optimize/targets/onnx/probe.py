@@ -1,0 +1,202 @@
+"""Times of the kernels that ONNX Runtime executes, read from its profile and joined to the graph by name.
+
+ONNX Runtime runs another graph than the file holds: it fuses, changes layouts and adds conversions. Every node of that
+graph can be counted to one weighted layer, so that the layers' times add up to the file's:
+
+1. a weighted node, by its name, which the runtime keeps but for an ending (``conv_token_3``), or by the name of the
+   value it computes (``relu_nchwc`` is the convolution that the value ``relu`` comes from in the file);
+2. what prepares integers or a layout (``QuantizeLinear``, ``ReorderInput``): to the layer that reads the result;
+3. all else (activations, sums, poolings, attention between projections): to the layer computed last before it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from optimize.costs import Costs
+from optimize.targets.base import Probing
+from optimize.targets.onnx.costs import MULTIPLYING, onnx_costs
+from optimize.targets.onnx.reading import read_checked
+from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
+from optimize.targets.onnx_graph.names import FileNames, plain_name, program_names
+from optimize.targets.onnx_graph.nodes import MOVES
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
+
+#: The profiler writes whole microseconds, rounded down.
+_ROUNDED_OFF_S = 0.5e-6
+_ENDING = "_kernel_time"
+_PREPARE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "ReorderInput"})
+_VALUE_ENDING = "_nchwc"
+
+
+class OnnxProbe(Probe):
+    """Two sessions of one file, one with the profiler.
+
+    Args:
+        asked: The file, and the program where it is known: else its kernels are joined to the file's own nodes.
+
+    Raises:
+        TargetUnavailable: ONNX Runtime is not installed, or cannot run the file.
+    """
+
+    def __init__(self, asked: Probing) -> None:
+        runtime, path, folder, threads = import_runtime(), asked.artifact.path, asked.folder, asked.threads
+        self._plain = open_session(runtime, str(path), session_options(runtime, threads=threads))
+        options = session_options(runtime, threads=threads)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        keep_optimized(options, folder / "optimized.onnx")
+        self._profiled = open_session(runtime, str(path), options)
+        self._path, self._inputs, self._feed = path, asked.inputs, feed_of(self._plain, asked.inputs)
+        self._run_plain, self._run_profiled = run_of(self._plain), run_of(self._profiled)
+        self._executed = list(onnx.load(folder / "optimized.onnx", load_external_data=False).graph.node)
+        self._names = onnx_names(path) if asked.program is None else program_names(asked.program)
+        self._walls_s: list[float] = []
+
+    def run(self) -> None:
+        """Run once."""
+        self._run_plain(self._feed)
+
+    def profile(self, times: int) -> None:
+        """Run so many times with the profiler."""
+        for _ in range(times):
+            start = time.perf_counter()
+            self._run_profiled(self._feed)
+            self._walls_s.append(time.perf_counter() - start)
+
+    def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
+        """Return a kernel a node of the graph that ONNX Runtime executes."""
+        events = json.loads(Path(self._profiled.end_profiling()).read_text(encoding="utf-8"))
+        runs = split_runs(events)
+        self._executed = _in_order([_key(event) for event in runs[0]], self._executed)
+        found = attribute(self._names.calls, claims_of(self._executed, self._names))
+        pairs = zip(self._executed, found, strict=True)
+        kernels = tuple(TimedKernel(node.name or node.output[0], node.op_type, mine) for node, mine in pairs)
+        return kernels, [_read(run, wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)]
+
+    def costs(self) -> Costs:
+        """Return what each node of the file costs."""
+        return onnx_costs(self._path, self._inputs)
+
+    def owners(self, layers: Collection[str]) -> list[str]:
+        """Return the layer that each kernel serves by the rules above, empty where there is none."""
+        return owners_of(self._executed, onnx.load(self._path, load_external_data=False).graph.node, layers)
+
+
+def onnx_names(path: Path) -> FileNames:
+    """Return the nodes of an ONNX file, called by their own names (or by their first output where they have none)."""
+    nodes = list(read_checked(path, trust=True).graph.node)  # what it asks for was judged when it was opened
+    keys = [node.name or node.output[0] for node in nodes]
+    made = {value: key for key, node in zip(keys, nodes, strict=True) for value in node.output if value}
+    reads = {
+        key: tuple(made[value] for value in node.input if value in made) for key, node in zip(keys, nodes, strict=True)
+    }
+    layers = frozenset(key for key, node in zip(keys, nodes, strict=True) if node.op_type in MULTIPLYING)
+    return FileNames(Calls(reads, layers), {key: key for key in keys}, made)
+
+
+def split_runs(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the kernel events of each run in the order they began."""
+    runs = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == "model_run")
+    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_ENDING)]
+    kernels.sort(key=lambda event: event["ts"])
+    times = [event["ts"] for event in kernels]
+    return [kernels[bisect.bisect_left(times, start) : bisect.bisect_right(times, end)] for start, end in runs]
+
+
+def claims_of(nodes: Sequence[onnx.NodeProto], names: FileNames) -> list[set[str]]:
+    """Return the calls that each executed node is known to compute.
+
+    A node says what it computes by its name and by the values it gives; a value in another layout gets its name only
+    from the conversion behind it, and is counted to the node in front of that.
+    """
+    makers = {value: index for index, node in enumerate(nodes) for value in node.output}
+    claims = [set(names.claimed([node.name])) for node in nodes]
+    for index, node in enumerate(nodes):
+        maker = makers.get(node.input[0], index) if node.op_type == "ReorderOutput" else index
+        claims[maker] |= set(names.claimed(node.output))
+    return claims
+
+
+def owners_of(
+    nodes: Sequence[onnx.NodeProto], file_nodes: Iterable[onnx.NodeProto], layers: Collection[str]
+) -> list[str]:
+    """Return the layer that each node of an optimized graph serves, empty where there is none.
+
+    Args:
+        nodes: The graph ONNX Runtime runs, in execution order.
+        file_nodes: The graph of the file.
+        layers: Names of the weighted nodes of the file.
+    """
+    values = _behind(file_nodes, lambda node: node.name if node.name in layers else "")
+
+    def layer(node: onnx.NodeProto) -> str:
+        name = plain_name(node.name)
+        if name in layers:
+            return name
+        return values.get(name, "") if node.name.endswith(_VALUE_ENDING) else ""
+
+    behind, ahead = _behind(nodes, layer), _ahead(nodes, layer)
+    return [layer(node) or _served(node, behind, ahead) for node in nodes]
+
+
+def _served(node: onnx.NodeProto, behind: Mapping[str, str], ahead: Mapping[str, str]) -> str:
+    before, after = behind.get(node.output[0], ""), ahead.get(node.output[0], "")
+    return after or before if node.op_type in _PREPARE else before or after
+
+
+def _behind(nodes: Iterable[onnx.NodeProto], layer: Callable[[onnx.NodeProto], str]) -> dict[str, str]:
+    """Return the layer each value comes from: of several inputs, the one computed last decides."""
+    found: dict[str, tuple[int, str]] = {}
+    for index, node in enumerate(nodes):
+        inherited = max((found[value] for value in node.input if value in found), default=(-1, ""))
+        own = layer(node)
+        for value in node.output:
+            found[value] = (index, own or inherited[1])
+    return {value: name for value, (_, name) in found.items() if name}
+
+
+def _ahead(nodes: Sequence[onnx.NodeProto], layer: Callable[[onnx.NodeProto], str]) -> dict[str, str]:
+    """Return the first layer that reads each value, at once or behind conversions and moves."""
+    found: dict[str, str] = {}
+    for node in reversed(nodes):
+        passes = node.op_type in _PREPARE or node.op_type in MOVES
+        reader = layer(node) or (found.get(node.output[0], "") if passes else "")
+        if reader:
+            found.update(dict.fromkeys(node.input[:1], reader))
+    return found
+
+
+def _in_order(keys: Sequence[tuple[str, str]], nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the node of each event; nodes of one name and operator run in their order.
+
+    The profiler makes up a name for a node without.
+    """
+    names = {node.name for node in nodes}
+    waiting: dict[tuple[str, str], list[onnx.NodeProto]] = defaultdict(list)
+    for node in nodes:
+        waiting[node.name, node.op_type].append(node)
+    return [waiting[name if name in names else "", op].pop(0) for name, op in keys]
+
+
+def _key(event: Mapping[str, Any]) -> tuple[str, str]:
+    return event["name"].removesuffix(_ENDING), event["args"]["op_name"]
+
+
+def _read(events: Sequence[Mapping[str, Any]], wall_s: float) -> Run:
+    first = events[0]["ts"] if events else 0
+    return Run(
+        wall_s=wall_s,
+        starts_s=np.array([1e-6 * (event["ts"] - first) for event in events]),
+        durations_s=np.array([1e-6 * event["dur"] + _ROUNDED_OFF_S for event in events]),
+        notes=np.ones(len(events), dtype=int),
+    )
