@@ -141,8 +141,7 @@ def is_occupied(folder: Path) -> bool:
 def _renameat2(source: Path, target: Path, flags: int) -> None:
     """Call Linux's ``renameat2``, which Python does not offer."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
-    if call is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source), None, str(target))
-    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(source), None, str(target))
+    if call and not call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)):
+        return
+    code = ctypes.get_errno() if call else errno.ENOSYS
+    raise OSError(code, os.strerror(code), str(source), None, str(target))
