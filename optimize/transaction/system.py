@@ -131,10 +131,12 @@ def is_occupied(folder: Path) -> bool:
 
     A shell in it would be left in a folder without a name, and list it as empty.
     """
-    for place in (".", *glob.glob("/proc/[0-9]*/cwd")):
+    for place in glob.iglob("/proc/[0-9]*/cwd"):
         with suppress(OSError):  # it has ended, or is another user's
-            if os.path.samefile(place, folder):
+            if os.readlink(place) == str(folder):
                 return True
+    with suppress(OSError):
+        return Path.cwd() == folder
     return False
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,24 @@ from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hi
 ROOT = os.name == "posix" and os.geteuid() == 0
 
 
+@contextmanager
+def mounting(*words: str | Path) -> Iterator[None]:
+    """Mount something for as long as this lasts; the last word is where."""
+    if not ROOT or subprocess.run(["mount", *words], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", words[-1]], check=True)
+
+
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
     """A folder that is a small file system of its own."""
     folder = tmp_path / "mounted"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
-    if not ROOT or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounting("-t", "tmpfs", "-o", "size=64k", "none", folder):
+        yield folder
 
 
 def test_what_fails_takes_nothing_of_a_run_that_finished_meanwhile(tmp_path: Path) -> None:
@@ -61,17 +70,13 @@ def test_a_file_that_cannot_be_replaced_leaves_all_as_it_was(
     check_belongings(out)
 
 
-@pytest.mark.skipif(not ROOT, reason="mounting needs root")
 def test_a_file_that_is_mounted_leaves_all_as_it_was(mounted: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(out)
     (mounted / "file").write_text("1")
-    subprocess.run(["mount", "--bind", str(mounted / "file"), str(out / "report.json")], check=True)
-    try:
-        with pytest.raises(Refused, match=r"report\.json' cannot be written"):
-            run(out, "2")
-    finally:
-        subprocess.run(["umount", str(out / "report.json")], check=True)
+    report = out / "report.json"
+    with mounting("--bind", mounted / "file", report), pytest.raises(Refused, match=r"report\.json' cannot be written"):
+        run(out, "2")
     assert found(out) == "1" and not hidden(out)
     check_belongings(out)
 
@@ -93,18 +98,13 @@ def test_a_full_disk_is_said_and_the_old_result_stays(mounted: Path) -> None:
     check_belongings(out)
 
 
-@pytest.mark.skipif(not ROOT, reason="mounting needs root")
 def test_a_folder_bound_within_one_file_system_is_a_mount_point(tmp_path: Path) -> None:
     bound, out = tmp_path / "bound", tmp_path / "a b"
     bound.mkdir()
     out.mkdir()
-    if subprocess.run(["mount", "--bind", str(bound), str(out)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
+    with mounting("--bind", bound, out):
         assert system.is_mounted(out) and not system.is_mounted(bound)
         run(out, "2")
-    finally:
-        subprocess.run(["umount", str(out)], check=True)
     assert found(bound) == "2" and not hidden(bound)
 
 
