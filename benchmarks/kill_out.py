@@ -19,11 +19,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from optimize.registry import find_target
 from optimize.targets.base import file_digest
-from optimize.transaction import staging
+from tests.transaction.steps import fail, hidden
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (
@@ -79,55 +80,29 @@ def generation(out: Path) -> str:
     return report["created"]
 
 
-def hidden(out: Path) -> int:
-    """Count hidden folders in and beside the folder."""
-    return sum(path.name.startswith(".") for home in (out, out.parent) for path in home.iterdir())
+def kill_after(seconds: float, out: Path) -> bool:
+    """Kill a run so many seconds after it was started."""
+    process = start(out)
+    time.sleep(seconds)
+    return kill(process)
 
 
-def tidy(out: Path) -> None:
-    """Do what the next run begins with, without the rest of it."""
-    try:
-        with staging(out):
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
+def kill_at_commit(milliseconds: float, out: Path) -> bool:
+    """Kill a run so many milliseconds after its last file was written."""
+    process = start(out)
+    while process.poll() is None and not any(out.parent.glob(f".{out.name}.*/new/report.html")):
+        time.sleep(0.0002)
+    time.sleep(milliseconds / 1e3)
+    return kill(process)
 
 
-def kill_at(seconds: float) -> Callable[[Path], bool]:
-    """Return a trial: a run that is killed so many seconds after it was started."""
-
-    def trial(out: Path) -> bool:
-        process = start(out)
-        time.sleep(seconds)
-        return kill(process)
-
-    return trial
-
-
-def kill_at_commit(milliseconds: float) -> Callable[[Path], bool]:
-    """Return a trial: a run that is killed so many milliseconds after its last file was written."""
-
-    def trial(out: Path) -> bool:
-        process = start(out)
-        while process.poll() is None and not any(out.parent.glob(f".{out.name}.*/new/report.html")):
-            time.sleep(0.0002)
-        time.sleep(milliseconds / 1e3)
-        return kill(process)
-
-    return trial
-
-
-def race(seconds: float) -> Callable[[Path], bool]:
-    """Return a trial: two runs into one folder, the second started so many seconds after the first."""
-
-    def trial(out: Path) -> bool:
-        first = start(out)
-        time.sleep(seconds)
-        second = start(out)
-        assert (first.wait(), second.wait()) == (0, 0), "a run failed"
-        return False
-
-    return trial
+def race(seconds: float, out: Path) -> bool:
+    """Let two runs go into one folder, the second started so many seconds after the first; none is killed."""
+    first = start(out)
+    time.sleep(seconds)
+    second = start(out)
+    assert (first.wait(), second.wait()) == (0, 0), "a run failed"
+    return False
 
 
 def judge(trial: Callable[[Path], bool], out: Path) -> tuple[str, bool]:
@@ -135,8 +110,8 @@ def judge(trial: Callable[[Path], bool], out: Path) -> tuple[str, bool]:
     before = generation(out)
     was_killed = trial(out)
     found = "new" if generation(out) != before else "old"
-    left = hidden(out) > 0
-    tidy(out)
+    left = bool(hidden(out))
+    fail(out)
     assert not hidden(out), "the next run did not tidy up"
     generation(out)
     return f"{'killed' if was_killed else 'ended'}, {found}", left
@@ -170,13 +145,13 @@ def main() -> int:
         full_s = prepare(out)
         print(f"A full run takes {full_s:.1f} s.\n\n{'trial':<16} {'trials':>6} {'broken':>7}  outcomes")
         kinds = [
-            ("killed anywhere", kill_at, full_s, given.kills),
+            ("killed anywhere", kill_after, full_s, given.kills),
             ("at the commit", kill_at_commit, COMMIT_MS, given.at_commit),
             ("two at once", race, full_s / 2, given.races),
         ]
         broken = [
-            run_all(name, [make(moments.uniform(0, most)) for _ in range(count)], out)
-            for name, make, most, count in kinds
+            run_all(name, [partial(trial, moments.uniform(0, most)) for _ in range(count)], out)
+            for name, trial, most, count in kinds
         ]
     return 1 if any(broken) else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,18 +26,19 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         Refused: The disk is full, or the file cannot be written where it is to lie.
     """
-    temporary: Path | None = None
+    with refusing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem[:_REPEATED]}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+    temporary = Path(name)
     try:
-        temporary = _temporary(path)
-        yield temporary
-        _name(temporary, path)
-    except OSError as error:
-        if error.errno in _NO_SPACE or error.errno in _NOT_WRITABLE:
-            raise refusal(error, path) from error
-        raise
+        with refusing(path, _NO_SPACE | _NOT_WRITABLE):
+            yield temporary
+        with refusing(path):
+            temporary.chmod(0o644)
+            temporary.replace(path)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,6 +49,21 @@ def write_text(path: Path, text: str) -> None:
     """
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def refusing(path: Path, codes: Collection[int] = ()) -> Iterator[None]:
+    """Turn what the system says of writing to ``path`` into what to tell the user; of some ``codes`` alone, if given.
+
+    Raises:
+        Refused: It cannot be written.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if not codes or getattr(error, "errno", None) in codes:
+            raise refusal(error, path) from error
+        raise
 
 
 def refusal(error: OSError | ValueError, path: Path) -> Refused:
@@ -64,27 +80,5 @@ def refusal(error: OSError | ValueError, path: Path) -> Refused:
         return Refused(f"'{path}' is a folder, and a file is to be written there.", hint="Rename or remove the folder.")
     if error.errno == errno.ENAMETOOLONG:
         return Refused(f"The name '{path}' is too long for the file system.", hint="Choose a shorter one.")
-    if error.errno in _NOT_A_FOLDER:
-        why = "a part of its path is not a folder"
-        return Refused(f"'{path}' cannot be written: {why}.", hint="Choose another place.")
-    return Refused(f"'{path}' cannot be written: {error.strerror or error}.", hint="Choose another place.")
-
-
-def _temporary(path: Path) -> Path:
-    """Make an empty file beside ``path``, and the folders above it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem[:_REPEATED]}-", suffix=path.suffix, dir=path.parent)
-    except (OSError, ValueError) as error:
-        raise refusal(error, path) from error
-    os.close(handle)
-    return Path(name)
-
-
-def _name(temporary: Path, path: Path) -> None:
-    """Give a finished file its name."""
-    try:
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except (OSError, ValueError) as error:
-        raise refusal(error, path) from error
+    why = "a part of its path is not a folder" if error.errno in _NOT_A_FOLDER else error.strerror or error
+    return Refused(f"'{path}' cannot be written: {why}.", hint="Choose another place.")

@@ -71,8 +71,16 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
     return found.st_size
 
 
-def read_bytes(path: Path, *, most_bytes: int, failure: type[OptimizeError] = Refused) -> bytes:
+def read_bytes(
+    path: Path, *, most_bytes: int | None = None, first: int | None = None, failure: type[OptimizeError] = Refused
+) -> bytes:
     """Return the content of a regular file.
+
+    Args:
+        path: The file.
+        most_bytes: A larger one is refused.
+        first: How many bytes are enough; None for all.
+        failure: What to raise.
 
     Raises:
         OptimizeError: As for :func:`require_file`, or it cannot be read; of the class ``failure``.
@@ -83,10 +91,11 @@ def read_bytes(path: Path, *, most_bytes: int, failure: type[OptimizeError] = Re
         return b""  # files of /proc say so, and some of them never end or never answer
     try:
         with path.open("rb") as file:
-            content = file.read(size + 1)  # a read takes the memory that it may fill, before it fills it
+            # A read takes the memory that it may fill, before it fills it.
+            content = file.read(size + 1 if first is None else first)
     except OSError as error:
         raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
-    if len(content) > most_bytes:
+    if most_bytes is not None and len(content) > most_bytes:
         raise failure(f"'{shown(path)}' gives more than {most_bytes} bytes.", hint="Name a file on disk.")
     return content
 

@@ -53,18 +53,22 @@ def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
 class Members(Mapping[str, np.ndarray]):
     """The arrays of an ``.npz``, each read when it is asked for.
 
+    Args:
+        file: Where it lies, or the opened file.
+        name: What to call an opened file.
+
     Raises:
-        Refused: Two have one name.
+        Refused: It is damaged, or two have one name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with zipfile.ZipFile(path) as archive:
+    def __init__(self, file: Path | IO[bytes], name: str = "") -> None:
+        self._file, self._name = file, name or str(file)
+        with _readable(self._name), zipfile.ZipFile(file) as archive:
             self._entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             names = Counter(entry.filename.removesuffix(".npy") for entry in archive.infolist())
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
-            raise Refused(f"'{shown(path)}' holds two arrays '{shown(twice)}'.", hint=_HINT)
+            raise Refused(f"'{shown(self._name)}' holds two arrays '{shown(twice)}'.", hint=_HINT)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read an array.
@@ -73,7 +77,7 @@ class Members(Mapping[str, np.ndarray]):
             Refused: It is damaged, holds objects, or is larger than the free memory.
         """
         entry = self._entries[name]
-        with _readable(self._path), zipfile.ZipFile(self._path) as archive:
+        with _readable(self._name), zipfile.ZipFile(self._file) as archive:
             _check_member(entry)
             with archive.open(entry) as member:
                 _check_header(member, entry.file_size)
@@ -92,7 +96,7 @@ class Members(Mapping[str, np.ndarray]):
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: str | Path) -> Iterator[None]:
     """Turn whatever NumPy and zipfile raise over a damaged or hostile file into a refusal."""
     try:
         yield

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
-import stat
 import zipfile
 from pathlib import Path
 
 from optimize.errors import Refused
 from optimize.load.directory import refuse_directory
+from optimize.regular import read_bytes, require_file
 
 
 class Kind(enum.Enum):
@@ -59,7 +59,8 @@ def identify(path: Path) -> Kind:
     Raises:
         Refused: It is missing, unreadable, empty, damaged, or not a PyTorch model; the message says what it is instead.
     """
-    size, head = _head(path)
+    head = read_bytes(path, first=1024)
+    size = require_file(path)
     if not size:
         raise Refused(f"'{path}' is empty (0 bytes).", hint="Save or download the model again.")
     if head.startswith(b"PK"):
@@ -71,22 +72,6 @@ def identify(path: Path) -> Kind:
             raise Refused(f"'{path}' is a safetensors file that is cut off.", hint="Download the file again.")
         return Kind.SAFETENSORS
     raise _foreign(path, head)
-
-
-def _head(path: Path) -> tuple[int, bytes]:
-    """Return the size of a regular file and its first KiB."""
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise Refused(f"'{path}' is a directory, not a model file.", hint="Name the file inside it.")
-        if not stat.S_ISREG(status.st_mode):
-            raise Refused(f"'{path}' is not a regular file.")
-        with path.open("rb") as file:
-            return status.st_size, file.read(1024)
-    except PermissionError as error:
-        raise Refused(f"'{path}' cannot be read: permission denied.", hint="Check its owner and mode.") from error
-    except OSError as error:
-        raise Refused(f"'{path}' cannot be read: {error.strerror or error}.") from error
 
 
 def _zip_kind(path: Path, size: int) -> Kind:

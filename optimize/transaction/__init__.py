@@ -2,8 +2,8 @@
 
 The files are made in a hidden folder beside ``--out``. To commit, that folder is completed with hard links to what the
 new result does not replace, and exchanged for the old one in a single rename. What appeared in the old one meanwhile
-is brought over, and then it goes. ``hidden.Hidden.settle`` alone decides, by what lies on the disk, what became of a
-transaction: it ends every one of our own and every one whose process was killed.
+is brought over, and then it goes. ``commit.Transaction.settle`` alone decides, by what lies on the disk, what became
+of a transaction: it ends every one of our own and every one whose process was killed.
 
 =====================================  ==================================================================
 the folder is not there                a rename that refuses to replace anything
@@ -15,7 +15,6 @@ no locks (Windows, some networks)      the same, but nothing is taken for dead, 
 =====================================  ==================================================================
 """
 
-from optimize.transaction.checks import check
-from optimize.transaction.commit import staging
+from optimize.transaction.commit import check, staging
 
 __all__ = ["check", "staging"]

@@ -1,95 +1,37 @@
-"""From the beginning of a transaction to its commit."""
+"""A transaction from its beginning to its end, whichever process ends it.
+
+Its hidden folder holds ``new``, which is to become ``--out``, and a note. While a commit is under way it also holds
+``replaced``, single files, and what was ``--out``: under the name ``new`` after an exchange, ``old`` after two renames.
+The process holds a lock on the hidden folder as long as it lives: one that can be locked is a dead run's.
+"""
 
 from __future__ import annotations
 
+import errno
+import glob
+import hashlib
+import json
 import os
+import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from optimize.files import refusal
-from optimize.transaction.checks import check, check_names, resolved
-from optimize.transaction.doubles import double_all, remove_tree
-from optimize.transaction.hidden import Hidden, Note, make, settle_dead
-from optimize.transaction.locks import locked
-from optimize.transaction.moves import move_all
-from optimize.transaction.renames import UNSUPPORTED, exchange, rename_to_absent
-from optimize.transaction.surroundings import is_mounted, is_occupied
+from optimize.errors import Refused
+from optimize.files import refusal, refusing, write_text
+from optimize.transaction import system
+from optimize.transaction.doubles import Stamp, double, give_back, is_folder, merge, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
-
-
-@dataclass
-class Transaction:
-    """Files on their way into one folder.
-
-    Attributes:
-        out: The folder, links followed.
-        hidden: Where the files are made.
-        lock: What keeps the hidden folder from being taken for a dead run's; None where there are no locks.
-        made: Folders above ``out`` that were not there, the outermost first.
-        names: Files of such a result; one that the new result does without is not kept.
-    """
-
-    out: Path
-    hidden: Hidden
-    lock: int | None
-    made: tuple[str, ...]
-    names: tuple[str, ...] = ()
-
-    def commit(self) -> None:
-        """Let the files appear in ``out``, all in one moment.
-
-        Raises:
-            Refused: They cannot; ``out`` is as it was.
-        """
-        try:
-            with locked(self.out.parent) as alone, locked(self.out):
-                if alone:
-                    self.made += tuple(settle_dead(self.out))
-                self._publish()
-        except OSError as error:
-            raise refusal(error, Path(os.fsdecode(error.filename2 or self.out))) from error
-
-    def close(self) -> None:
-        """Tidy up, whether all went well or not: what is in ``out`` stays, what is not goes."""
-        with suppress(OSError):  # a later run tries again
-            self.hidden.settle(self.out)
-        if self.lock is not None:
-            os.close(self.lock)
-        _remove_empty(self.made, self.out)
-
-    def _publish(self) -> None:
-        if not os.path.lexists(self.out):
-            with suppress(FileExistsError):
-                rename_to_absent(self.hidden.new, self.out)
-                return
-        names = tuple(sorted(os.listdir(self.hidden.new)))
-        check_names(self.out, {*names, *self.names})
-        self.hidden.replaced.mkdir()
-        stale = tuple(sorted({*self.names}.difference(names)))
-        note = Note(os.lstat(self.hidden.new).st_ino, self.made, stale=stale)
-        if not self._exchange(names, note):
-            remove_tree(self.hidden.replaced)
-            self.hidden.replaced.mkdir()
-            self.hidden.write(replace(note, moving=names))
-            move_all(self.hidden.new, self.out, self.hidden.replaced, names, stale)
-        with suppress(OSError):  # the result is there; a later run goes on with what is left
-            self.hidden.settle(self.out)
-
-    def _exchange(self, names: tuple[str, ...], note: Note) -> bool:
-        """Complete the new folder and put it in the old one's place; return False where that cannot be done."""
-        if self.hidden.path.parent == self.out or is_occupied(self.out):
-            return False
-        try:
-            doubles = double_all(self.out, self.hidden.new, frozenset((*names, *note.stale)), self.hidden.replaced)
-            self.hidden.write(replace(note, doubles=doubles))
-            _change_places(self.hidden, self.out)
-        except (OSError, RecursionError):
-            return False
-        return True
+#: Bytes of a name that, with what is put around it, stay within the 255 of a file system.
+_LONGEST = 200
+#: What the note says of a transaction, and its file.
+_NOTED, _NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
+_HINT = "Choose another --out."
 
 
 @contextmanager
@@ -107,16 +49,40 @@ def staging(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
         Refused: ``out`` cannot be made or written.
     """
     known = tuple(names)
-    check(out, known)
-    transaction = begin(resolved(out), known)
+    transaction = begin(check(out, known), known)
     try:
-        yield transaction.hidden.new
+        yield transaction.new
         transaction.commit()
     finally:
         transaction.close()
 
 
-def begin(out: Path, names: tuple[str, ...] = ()) -> Transaction:
+def check(out: Path, names: Iterable[str] = ()) -> Path:
+    """Make sure that results can be written to a folder, and return it, links followed; nothing is made.
+
+    Args:
+        out: The folder, which need not be there.
+        names: Files that will be written to it, as far as they are known.
+
+    Raises:
+        Refused: It is a file, it cannot be written, a folder lies where a file is to be, or the name is impossible.
+    """
+    with refusing(out):
+        place = Path(os.path.realpath(out))
+        ground = next((folder for folder in (place, *place.parents) if os.path.lexists(folder)), place)
+        if not stat.S_ISDIR(os.stat(ground).st_mode):
+            raise Refused(f"'{out}' cannot be written: '{ground}' is a file, not a folder.", hint=_HINT)
+        if not os.access(ground, os.W_OK | os.X_OK):
+            what = f"The folder '{out}'" if ground == place else f"The folder '{out}' cannot be made: '{ground}'"
+            raise Refused(f"{what} cannot be written by this user.", hint=_HINT)
+        for part in place.relative_to(ground).parts:
+            with suppress(FileNotFoundError):
+                os.lstat(ground / part)  # a name may be too long
+    _check_names(place, names)
+    return place
+
+
+def begin(out: Path, names: Iterable[str] = ()) -> Transaction:
     """Make the hidden folder for a folder, and what it needs above it.
 
     Args:
@@ -126,69 +92,231 @@ def begin(out: Path, names: tuple[str, ...] = ()) -> Transaction:
     Raises:
         Refused: It cannot be made.
     """
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _begin(out, names)
-        except FileNotFoundError as error:
-            if attempt == _ATTEMPTS - 1:
-                raise refusal(error, out) from error
-        except OSError as error:
-            raise refusal(error, out) from error
+    beside = os.access(out.parent, os.W_OK | os.X_OK) and not system.is_mounted(out)
+    home = out.parent if beside or not out.is_dir() else out
+    path = home / (_prefix(out) + secrets.token_hex(4))
+    with refusing(out):
+        for attempt in reversed(range(_ATTEMPTS)):
+            transaction = Transaction(out, path, frozenset(names))
+            try:
+                transaction.make()
+                return transaction
+            except BaseException as error:
+                transaction.close()
+                if not attempt or not isinstance(error, FileNotFoundError):
+                    raise
     raise AssertionError
 
 
-def _begin(out: Path, names: tuple[str, ...]) -> Transaction:
-    made = _make_parents(out)
-    try:
-        with locked(out.parent) as alone:
-            if alone:
-                made = (*made, *settle_dead(out))
-            hidden, lock = make(_home(out), out.name, made)
-    except BaseException:
-        _remove_empty(made, out)
-        raise
-    return Transaction(out, hidden, lock, made, names)
+@dataclass
+class Transaction:
+    """Files on their way into one folder, and what a later run must know of them.
 
-
-def _home(out: Path) -> Path:
-    """Return the folder to make the hidden one in: beside ``out``, or inside where that is another file system."""
-    beside = os.access(out.parent, os.W_OK | os.X_OK) and not is_mounted(out)
-    return out.parent if beside or not out.is_dir() else out
-
-
-def _change_places(hidden: Hidden, out: Path) -> None:
-    """Exchange the new folder for the old one, in one step where the system can.
-
-    Raises:
-        OSError: They are where they were.
+    Attributes:
+        out: The folder, links followed.
+        path: The hidden folder: in another file system than ``out.parent`` it lies inside of ``out``.
+        names: Files of such a result; one that the new result does without is not kept.
+        lock: What keeps the hidden folder from being taken for a dead run's; None where there are no locks.
+        mark: Stamp of the folder with the new result: under whatever name it is found, it is the new one. None without
+            a note that this version has written.
+        made: Folders above ``out`` that were made for it, the outermost first.
+        doubles: Stamps of the doubles in the new folder, by name.
+        stale: Names of results that the new one does without.
+        moving: Names of files that are being moved one by one.
     """
-    try:
-        exchange(hidden.new, out)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        os.rename(out, hidden.old)
-        try:
-            os.rename(hidden.new, out)
-        except BaseException:
-            os.rename(hidden.old, out)
-            raise
 
+    out: Path
+    path: Path
+    names: frozenset[str] = frozenset()
+    lock: int | None = None
+    mark: Stamp | None = None
+    made: list[str] = field(default_factory=list)
+    doubles: dict[str, Stamp | None] = field(default_factory=dict)
+    stale: list[str] = field(default_factory=list)
+    moving: list[str] = field(default_factory=list)
 
-def _make_parents(out: Path) -> tuple[str, ...]:
-    """Make the folders above; return those that were not there."""
-    made = []
-    for folder in reversed(out.parents):
-        with suppress(FileExistsError):
+    def __post_init__(self) -> None:
+        self.new, self.old, self.replaced = (self.path / name for name in ("new", "old", "replaced"))
+
+    def make(self) -> None:
+        """Make the folders, those above included, and the note.
+
+        Raises:
+            OSError: They cannot be made.
+        """
+        for folder in reversed(self.out.parents):
             if not folder.exists():
-                folder.mkdir()
-                made.append(str(folder))
-    return tuple(made)
+                with suppress(FileExistsError):
+                    folder.mkdir()
+                    self.made.append(str(folder))
+        with system.locked(self.out.parent) as alone:
+            if alone:
+                _settle_dead(self.out)
+            self.path.mkdir(stat.S_IRWXU)
+            self.lock = system.hold(self.path)
+            self.new.mkdir()  # with the permissions that the user's settings give a new folder
+            self.mark = stamp(self.new)
+            self.write()
 
+    def write(self) -> None:
+        """Write the note, whole or not at all."""
+        write_text(self.path / _NOTE, json.dumps({name: getattr(self, name) for name in _NOTED}))
 
-def _remove_empty(made: Iterable[str], out: Path) -> None:
-    """Remove folders above ``out`` that a transaction made and that hold nothing."""
-    for folder in out.parents:
-        if str(folder) in made:
-            with suppress(OSError):
+    def commit(self) -> None:
+        """Let the files appear in ``out``, all in one moment.
+
+        Raises:
+            Refused: They cannot; ``out`` is as it was.
+        """
+        try:
+            with system.locked(self.out.parent) as alone, system.locked(self.out):
+                if alone:
+                    _settle_dead(self.out)
+                try:
+                    self._publish()
+                finally:
+                    with suppress(OSError):  # what is left, a later run goes on with
+                        self.settle()
+        except OSError as error:
+            raise refusal(error, Path(os.fsdecode(error.filename2 or self.out))) from error
+
+    def settle(self) -> None:
+        """Bring ``out`` to the old or the new result whole, whatever was under way, then remove the hidden folder.
+
+        Raises:
+            OSError: Something cannot be brought over or removed; a later call tries again.
+        """
+        if self.mark is not None:
+            old = self.old if is_folder(self.old) else self.new
+            if stamp(old) in (None, self.mark):
+                self._undo()
+            elif stamp(self.out) == self.mark:
+                give_back(old, self.out, self.doubles, self.stale)
+            else:  # stopped between two renames; or yet another folder has taken the place since
+                merge(old, self.out)
+            for folder in (self.new, self.old, self.replaced):
+                remove_tree(folder)
+        if not os.path.lexists(self.new) or not os.listdir(self.new):
+            for file in (self.path / _NOTE, *self.path.glob(".transaction-*.json")):
+                file.unlink(missing_ok=True)
+            for folder in (self.new, self.path):  # with anything else in it, the folder stays
+                with suppress(FileNotFoundError):
+                    os.rmdir(folder)
+
+    def close(self) -> None:
+        """Tidy up, whether all went well or not: what is in ``out`` stays, what is not goes."""
+        with suppress(OSError):  # a later run tries again
+            self.settle()
+        if self.lock is not None:
+            os.close(self.lock)
+        for folder in reversed(self.made):
+            with suppress(OSError):  # it holds something
                 os.rmdir(folder)
+
+    def _publish(self) -> None:
+        if not os.path.lexists(self.out):
+            with suppress(FileExistsError):
+                system.rename_to_absent(self.new, self.out)
+                return
+        names = sorted(os.listdir(self.new))
+        _check_names(self.out, self.names.union(names))
+        self.stale = sorted(self.names.difference(names))
+        self.replaced.mkdir()
+        if not self._exchange({*names, *self.stale}):
+            remove_tree(self.replaced)
+            self.replaced.mkdir()
+            self._move(names)
+
+    def _exchange(self, replaced: set[str]) -> bool:
+        """Complete the new folder and put it in the old one's place; return False where that cannot be done."""
+        if self.path.parent == self.out or system.is_occupied(self.out):
+            return False
+        try:
+            links = False
+            with suppress(OSError):  # FAT and some network file systems have none
+                system.link(self.path / _NOTE, self.replaced / _NOTE)
+                links = True
+            for name in replaced.intersection(os.listdir(self.out)) if links else ():
+                system.link(self.out / name, self.replaced / name)  # a mounted or immutable file cannot be moved either
+            double(self.out, self.new, links=links, without=replaced)
+            os.utime(self.new)
+            self.doubles = {name: stamp(self.new / name) for name in {*os.listdir(self.new)} - replaced}
+            self.write()
+            try:
+                system.exchange(self.new, self.out)
+            except OSError as error:
+                if error.errno not in system.UNSUPPORTED:
+                    raise
+                os.rename(self.out, self.old)
+                os.rename(self.new, self.out)
+        except (OSError, RecursionError):
+            with suppress(OSError):  # the second of two renames failed
+                system.rename_to_absent(self.old, self.out)
+            return False
+        return True
+
+    def _move(self, names: list[str]) -> None:
+        """Move files to ``out`` one by one; what they replace, and what is stale, is kept under ``replaced``."""
+        self.moving = names
+        self.write()
+        for name in (*self.stale, *names):
+            file, kept = self.out / name, self.replaced / name
+            _check_names(self.out, [name])  # made just now: what replaces a file is never to remove a folder
+            with suppress(FileNotFoundError):
+                try:
+                    system.link(file, kept)
+                except OSError:  # it can have only one name
+                    os.rename(file, kept)
+            if name in names:
+                os.replace(self.new / name, file)
+            else:
+                file.unlink(missing_ok=True)
+
+    def _undo(self) -> None:
+        """Put back what ``_move`` has moved so far; once all of it has been moved, it stays."""
+        moved = [name for name in self.moving if not os.path.lexists(self.new / name)]
+        if len(moved) == len(self.moving):
+            return
+        for name in moved:
+            with suppress(FileNotFoundError):
+                os.rename(self.out / name, self.new / name)
+        for name in os.listdir(self.replaced):
+            if not os.path.lexists(self.out / name):
+                os.rename(self.replaced / name, self.out / name)
+        os.rename(self.new, self.old)  # whoever is stopped while removing it does not take its files for moved
+
+
+def _settle_dead(out: Path) -> None:
+    """Settle what dead runs into ``out`` have left.
+
+    Left alone is what a living process holds, what another user made (its note could bring files into the folder of
+    ours), and what cannot be told to be ours.
+    """
+    pattern = glob.escape(_prefix(out)) + "[a-z0-9_]" * 8
+    for path in (*out.parent.glob(pattern), *out.glob(pattern)):
+        with suppress(OSError):
+            if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
+                lock = system.hold(path)
+                if lock is not None:
+                    Transaction(out, path, lock=lock, **_read(path)).close()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what the note in a hidden folder says; nothing where this version has written none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((path / _NOTE).read_bytes())
+        return {name: found[name] for name in _NOTED}
+    return {}
+
+
+def _check_names(out: Path, names: Iterable[str]) -> None:
+    """Make sure that no folder lies where a file is to be written."""
+    for name in names:
+        if is_folder(out / name):
+            raise refusal(IsADirectoryError(errno.EISDIR, ""), out / name)
+
+
+def _prefix(out: Path) -> str:
+    """Return what the names of the hidden folders of one folder begin with."""
+    data = os.fsencode(out.name)
+    return f".{out.name if len(data) <= _LONGEST else hashlib.sha256(data).hexdigest()[:32]}.optimize-"

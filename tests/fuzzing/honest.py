@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,14 @@ def _rank(path: Path) -> tuple[bool, str]:
     return path.suffix in (".bin", ".safetensors") and path.name != "model.safetensors", path.name
 
 
-def _saved(value: Any, *, zipped: bool = True) -> Files:
+def _held(name: str, write: Callable[[io.BytesIO], Any]) -> Files:
     buffer = io.BytesIO()
-    torch.save(value, buffer, _use_new_zipfile_serialization=zipped)
-    return {"model.pt": buffer.getvalue()}
+    write(buffer)
+    return {name: buffer.getvalue()}
+
+
+def _saved(value: Any, *, zipped: bool = True) -> Files:
+    return _held("model.pt", lambda file: torch.save(value, file, _use_new_zipfile_serialization=zipped))
 
 
 def _modules(folder: Path) -> list[Files]:
@@ -92,37 +97,19 @@ def _states(folder: Path) -> list[Files]:
 
 
 def _exported(folder: Path) -> list[Files]:
-    found = []
-    for module, inputs, shapes in networks.exportable():
-        buffer = io.BytesIO()
-        torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), buffer)
-        found.append({"model.pt2": buffer.getvalue()})
-    return found
+    exported = [torch.export.export(*given, dynamic_shapes=shapes) for *given, shapes in networks.exportable()]
+    return [_held("model.pt2", partial(torch.export.save, program)) for program in exported]
 
 
 def _scripted(folder: Path) -> list[Files]:
-    x = torch.zeros(INPUTS)
-    modules = [
-        torch.jit.script(networks.plain()[0]),
-        torch.jit.script(networks.Looped()),
-        torch.jit.trace(networks.plain()[1], x),
-    ]
-    found = []
-    for module in modules:
-        buffer = io.BytesIO()
-        torch.jit.save(module, buffer)
-        found.append({"model.pt": buffer.getvalue()})
-    return found
+    dense, layers, _ = networks.plain()
+    modules = torch.jit.script(dense), torch.jit.script(networks.Looped()), torch.jit.trace(layers, torch.zeros(INPUTS))
+    return [_held("model.pt", partial(torch.jit.save, module)) for module in modules]
 
 
 def _safetensors(folder: Path) -> list[Files]:
-    return [
-        {
-            "model.safetensors": save(
-                {key: value.contiguous() for key, value in networks.plain()[0].state_dict().items()}
-            )
-        }
-    ]
+    tensors = {key: value.contiguous() for key, value in networks.plain()[0].state_dict().items()}
+    return [{"model.safetensors": save(tensors)}]
 
 
 def _onnx(folder: Path) -> list[Files]:
@@ -153,18 +140,12 @@ def _openvino(folder: Path) -> list[Files]:
 
 
 def _npy(folder: Path) -> list[Files]:
-    buffer = io.BytesIO()
-    np.save(buffer, np.arange(24, dtype=np.float32).reshape(4, 6))
-    return [{"data.npy": buffer.getvalue()}]
+    return [_held("data.npy", lambda file: np.save(file, np.arange(24, dtype=np.float32).reshape(4, 6)))]
 
 
 def _npz(folder: Path) -> list[Files]:
-    found = []
-    for write in (np.savez, np.savez_compressed):
-        buffer = io.BytesIO()
-        write(buffer, x=np.zeros((4, 6), np.float32), y=np.arange(4))
-        found.append({"data.npz": buffer.getvalue()})
-    return found
+    arrays = {"x": np.zeros((4, 6), np.float32), "y": np.arange(4)}
+    return [_held("data.npz", partial(write, **arrays)) for write in (np.savez, np.savez_compressed)]
 
 
 def _taken(folder: Path) -> list[Files]:

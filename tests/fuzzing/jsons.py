@@ -61,15 +61,25 @@ def _known(places: list[Place], chance: random.Random) -> list[str]:
     return [holder[key] for holder, key in some if isinstance(holder[key], str)]
 
 
+def _value(places: list[Place], chance: random.Random) -> Any:
+    return hostile.value(chance, _known(places, chance))
+
+
 def _replace(place: Place, places: list[Place], chance: random.Random) -> None:
     holder, key = place
-    holder[key] = hostile.value(chance, _known(places, chance))
+    holder[key] = _value(places, chance)
 
 
-def _replace_leaf(place: Place, places: list[Place], chance: random.Random) -> None:
-    leaves = [(holder, key) for holder, key in places if not isinstance(holder[key], list | dict)]
-    if leaves:
-        _replace(chance.choice(leaves), places, chance)
+def _replaced(is_wanted: Callable[[Any], bool], make: Callable[[list[Place], random.Random], Any]) -> Change:
+    """Return a change of one of the values that are wanted."""
+
+    def change(place: Place, places: list[Place], chance: random.Random) -> None:
+        wanted = [(holder, key) for holder, key in places if is_wanted(holder[key])]
+        if wanted:
+            holder, key = chance.choice(wanted)
+            holder[key] = make(places, chance)
+
+    return change
 
 
 def _alike(place: Place, places: list[Place], chance: random.Random) -> None:
@@ -78,22 +88,6 @@ def _alike(place: Place, places: list[Place], chance: random.Random) -> None:
     same = [h[k] for h, k in places if type(h[k]) is type(holder[key]) and h[k] != holder[key]]
     if same:
         holder[key] = json.loads(json.dumps(chance.choice(same)))
-
-
-def _text(place: Place, places: list[Place], chance: random.Random) -> None:
-    """Replace a text by a text."""
-    leaves = [(holder, key) for holder, key in places if isinstance(holder[key], str)]
-    if leaves:
-        holder, key = chance.choice(leaves)
-        holder[key] = hostile.text(chance, _known(places, chance))
-
-
-def _number(place: Place, places: list[Place], chance: random.Random) -> None:
-    """Replace a number by a number."""
-    leaves = [(holder, key) for holder, key in places if type(holder[key]) in (int, float)]
-    if leaves:
-        holder, key = chance.choice(leaves)
-        holder[key] = chance.choice((*hostile.NUMBERS, 0.5, 1e308))
 
 
 def _drop(place: Place, places: list[Place], chance: random.Random) -> None:
@@ -124,8 +118,15 @@ def _wrap(place: Place, places: list[Place], chance: random.Random) -> None:
         holder[key] = chance.choice(([holder[key]], {"type": "builtins.tuple", "children_spec": [holder[key]]}))
 
 
+_LEAF = _replaced(lambda held: not isinstance(held, list | dict), _value)
+_TEXT = _replaced(
+    lambda held: isinstance(held, str), lambda places, chance: hostile.text(chance, _known(places, chance))
+)
+_NUMBER = _replaced(
+    lambda held: type(held) in (int, float), lambda places, chance: chance.choice((*hostile.NUMBERS, 0.5, 1e308))
+)
 _CHANGES: tuple[Change, ...] = (
-    _replace, _replace_leaf, _replace_leaf, _alike, _alike, _text, _text, _number, _drop, _double, _rename, _wrap,
+    _replace, _LEAF, _LEAF, _alike, _alike, _TEXT, _TEXT, _NUMBER, _drop, _double, _rename, _wrap,
 )  # fmt: skip
 
 

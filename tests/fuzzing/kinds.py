@@ -6,22 +6,10 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.fuzzing import (
-    arrays,
-    bytewise,
-    hostile,
-    jsons,
-    markup,
-    modules,
-    networks,
-    pickled,
-    protobufs,
-    rules,
-    scripts,
-    zips,
-)
+from tests.fuzzing import arrays, bytewise, hostile, jsons, markup, modules, pickled, protobufs, rules, scripts, zips
 from tests.fuzzing.honest import Files
 
 Change = Callable[[bytes, random.Random], bytes]
@@ -60,22 +48,13 @@ def _in_zip(ending: str, change: Change) -> Change:
     )
 
 
-def _legacy_pickles(data: bytes, chance: random.Random) -> bytes:
-    return pickled.mutated(data, chance, pickles=5)
-
-
-def _hostile_module(*, zipped: bool) -> Change:
-    def change(data: bytes, chance: random.Random) -> bytes:
-        return modules.mutated(chance.choice(networks.plain()), chance, zipped=zipped)
-
-    return change
-
-
 def _operator(data: bytes, chance: random.Random) -> bytes:
-    """Let a call of an exported graph be of any operator that torch has."""
-    found = json.loads(data)
-    nodes = found["graph_module"]["graph"]["nodes"]
-    chance.choice(nodes)["target"] = hostile.operator(chance)
+    """Let a call of a graph, exported or taken over, be of any operator that torch has."""
+    found, name = json.loads(data), hostile.operator(chance)
+    if "calls" in found:
+        chance.choice(found["calls"])["operator"] = name.removeprefix("torch.ops.")
+    else:
+        chance.choice(found["graph_module"]["graph"]["nodes"])["target"] = name
     return json.dumps(found).encode()
 
 
@@ -97,17 +76,12 @@ def _weight_name(data: bytes, chance: random.Random) -> bytes:
     return zips.write(members)
 
 
-def _taken_operator(data: bytes, chance: random.Random) -> bytes:
-    found = json.loads(data)
-    chance.choice(found["calls"])["operator"] = hostile.operator(chance).removeprefix("torch.ops.")
-    return json.dumps(found).encode()
-
-
 _PICKLE = _in_zip("data.pkl", pickled.mutated)
 _GRAPH, _EXAMPLE = "models/model.json", "sample_inputs/model.pt"
 _BESIDE: dict[str, Change] = {".bin": bytewise.mutated, ".safetensors": arrays.mutated_safetensors}
 _STRUCTURE = (bytewise.mutated, zips.mutated, zips.mutated)
-_MODULE, _OLD_MODULE = (_hostile_module(zipped=zipped) for zipped in (True, False))
+_MODULE, _OLD_MODULE = (partial(modules.mutated, zipped=zipped) for zipped in (True, False))
+_OLD_PICKLES = partial(pickled.mutated, pickles=5)
 _EXPORTED = (
     *[_in_zip(_GRAPH, jsons.mutated)] * 3, _in_zip(_GRAPH, _operator), _in_zip(_GRAPH, _value_name), _weight_name,
     _in_zip("config.json", jsons.mutated), _in_zip(_EXAMPLE, zips.mutated), _in_zip(_EXAMPLE, _PICKLE),
@@ -118,7 +92,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("module", (*_STRUCTURE, *[_PICKLE, _MODULE] * 2), rules.open_torch, f"{_SHOW} {_SHAPE}"),
-        Kind("legacy", (bytewise.mutated, *[_legacy_pickles] * 2, _OLD_MODULE), rules.open_torch, f"{_SHOW} {_SHAPE}"),
+        Kind("legacy", (bytewise.mutated, *[_OLD_PICKLES] * 2, _OLD_MODULE), rules.open_torch, f"{_SHOW} {_SHAPE}"),
         Kind("state", (*_STRUCTURE, *[_PICKLE] * 2), rules.open_torch, _WEIGHTS),
         Kind("pt2", (*_STRUCTURE, *_EXPORTED), rules.open_torch, _SHOW),
         Kind("torchscript", (*_STRUCTURE, *[scripts.mutated] * 5, _PICKLE), rules.open_torch, f"{_SHOW} {_SHAPE}"),
@@ -127,6 +101,6 @@ KINDS = {
         Kind("openvino", (bytewise.mutated, *[markup.mutated] * 4), rules.open_openvino, "profile {}"),
         Kind("npy", (arrays.mutated_npy,), rules.open_arrays),
         Kind("npz", (arrays.mutated_npz,), rules.open_arrays),
-        Kind("taken", (bytewise.mutated, *[jsons.mutated] * 6, _taken_operator), rules.open_taken),
+        Kind("taken", (bytewise.mutated, *[jsons.mutated] * 6, _operator), rules.open_taken),
     )
 }

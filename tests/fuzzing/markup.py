@@ -66,11 +66,8 @@ def _edge(root: ElementTree.Element, chance: random.Random) -> None:
     if edges:
         one, other = chance.choice(edges), chance.choice(edges)
         key = chance.choice(("from-layer", "to-layer", "from-port", "to-port"))
-        one.attrib[key] = (
-            other.attrib.get(chance.choice(("from-layer", "to-layer")), "0")
-            if "layer" in key
-            else other.attrib.get(key, "0")
-        )
+        taken = chance.choice(("from-layer", "to-layer")) if "layer" in key else key
+        one.attrib[key] = other.attrib.get(taken, "0")
 
 
 def _drop(root: ElementTree.Element, chance: random.Random) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.fuzzing import hostile
+from tests.fuzzing import hostile, networks
 
 # The format before 1.6 reads the source of each class again for each file.
 torch.serialization.get_source_lines_and_file = functools.cache(torch.serialization.get_source_lines_and_file)
@@ -28,8 +28,9 @@ _CLASSES = (
 )  # fmt: skip
 
 
-def mutated(module: nn.Module, chance: random.Random, *, zipped: bool) -> bytes:
-    """Return a file of a module with one to four changes; of those that no file can hold, another."""
+def mutated(data: bytes, chance: random.Random, *, zipped: bool) -> bytes:
+    """Return, for whatever file, that of a module with one to four changes; of those that no file can hold, another."""
+    module = chance.choice(networks.plain())
     while True:
         buffer = io.BytesIO()
         with contextlib.suppress(Exception):

@@ -6,6 +6,7 @@ import functools
 import pickletools
 import random
 import struct
+from collections.abc import Callable
 
 from optimize.load import legacy
 from tests.fuzzing import hostile
@@ -16,6 +17,7 @@ _TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8")
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "INT")
 _MEMOS = ("BINGET", "BINPUT", "LONG_BINGET", "LONG_BINPUT")
 Ops = list[bytes]
+Change = Callable[[Ops, random.Random], None]
 
 
 def mutated(data: bytes, chance: random.Random, pickles: int = 1) -> bytes:
@@ -65,27 +67,19 @@ def _bare(ops: Ops, chance: random.Random) -> None:
 
 
 def _put(ops: Ops, chance: random.Random) -> None:
-    ops.insert(
-        chance.randrange(len(ops)), chance.choice((_some_text, _some_number, _some_memo, _some_name, _called))(chance)
-    )
+    at = chance.randrange(len(ops))
+    ops.insert(at, chance.choice((_some_text, _some_number, _some_memo, _some_name, _called))(chance))
 
 
-def _name_other(ops: Ops, chance: random.Random) -> None:
-    places = _places(ops, ("GLOBAL",))
-    if places:
-        ops[chance.choice(places)] = _some_name(chance)
+def _other(names: tuple[str, ...], make: Callable[[random.Random], bytes]) -> Change:
+    """Return a change of one of some opcodes to another."""
 
+    def change(ops: Ops, chance: random.Random) -> None:
+        places = _places(ops, names)
+        if places:
+            ops[chance.choice(places)] = make(chance)
 
-def _text_other(ops: Ops, chance: random.Random) -> None:
-    places = _places(ops, _TEXTS)
-    if places:
-        ops[chance.choice(places)] = _some_text(chance)
-
-
-def _number_other(ops: Ops, chance: random.Random) -> None:
-    places = _places(ops, _NUMBERS)
-    if places:
-        ops[chance.choice(places)] = _some_number(chance)
+    return change
 
 
 def _alike(ops: Ops, chance: random.Random) -> None:
@@ -93,12 +87,6 @@ def _alike(ops: Ops, chance: random.Random) -> None:
     places = _places(ops, chance.choice((_TEXTS, _NUMBERS, _MEMOS, ("GLOBAL",), ("NEWTRUE", "NEWFALSE", "NONE"))))
     if places:
         ops[chance.choice(places)] = ops[chance.choice(places)]
-
-
-def _memo(ops: Ops, chance: random.Random) -> None:
-    places = _places(ops, _MEMOS)
-    if places:
-        ops[chance.choice(places)] = _some_memo(chance)
 
 
 def _some_text(chance: random.Random) -> bytes:
@@ -116,9 +104,9 @@ def _some_number(chance: random.Random) -> bytes:
 
 def _some_memo(chance: random.Random) -> bytes:
     number = chance.randrange(40)
-    return (
-        chance.choice((b"h", b"q")) + bytes([number]) if chance.random() < 0.9 else b"r" + struct.pack("<I", 2**32 - 1)
-    )
+    if chance.random() < 0.9:
+        return chance.choice((b"h", b"q")) + bytes([number])
+    return b"r" + struct.pack("<I", 2**32 - 1)
 
 
 def _some_name(chance: random.Random) -> bytes:
@@ -137,6 +125,6 @@ def _called(chance: random.Random) -> bytes:
 
 
 _CHANGES = (
-    _drop, _double, _swap, _bare, _bare, _put, _put, _name_other, _text_other, _text_other, _number_other, _alike,
-    _alike, _memo,
+    _drop, _double, _swap, _bare, _bare, _put, _put, _other(("GLOBAL",), _some_name), *[_other(_TEXTS, _some_text)] * 2,
+    _other(_NUMBERS, _some_number), _alike, _alike, _other(_MEMOS, _some_memo),
 )  # fmt: skip

@@ -13,17 +13,9 @@ from tests.fuzzing import hostile
 Place = tuple[Any, Any]
 _OPERATORS = tuple(sorted({schema.name for schema in onnx.defs.get_all_schemas()}))
 _PATHS = (
-    "../x",
-    "/etc/passwd",
-    "/dev/zero",
-    "weights.bin\0",
-    "a/../../x",
-    str(hostile.MARKER),
-    "",
-    ".",
-    "model.onnx",
+    "../x", "/etc/passwd", "/dev/zero", "weights.bin\0", "a/../../x", str(hostile.MARKER), "", ".", "model.onnx",
     "sub/x",
-)
+)  # fmt: skip
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -39,25 +31,15 @@ def _places(message: Any, depth: int) -> Iterator[Place]:
     for held, value in message.ListFields():
         yield message, held
         if held.message_type is not None and depth < 12:
-            for inner in value if _repeats(held) else [value]:
+            for inner in value if held.is_repeated else [value]:
                 yield from _places(inner, depth + 1)
-
-
-def _repeats(held: Any) -> bool:
-    return bool(held.is_repeated)
 
 
 def _scalar(held: Any, chance: random.Random) -> Any:
     """Return a hostile value of a field's type."""
     if held.type in (held.TYPE_STRING, held.TYPE_BYTES):
-        text = chance.choice(
-            (
-                hostile.text(chance),
-                chance.choice(_PATHS),
-                chance.choice(_OPERATORS),
-                str(chance.choice(hostile.NUMBERS)),
-            )
-        )
+        texts = hostile.text(chance), chance.choice(_PATHS), chance.choice(_OPERATORS), chance.choice(hostile.NUMBERS)
+        text = str(chance.choice(texts))
         text = text.encode("utf-8", "replace").decode()
         return text if held.type == held.TYPE_STRING else text.encode()
     if held.type in (held.TYPE_FLOAT, held.TYPE_DOUBLE):
@@ -74,7 +56,7 @@ def _change(places: list[Place], chance: random.Random) -> None:
         return
     message, held = chance.choice(plain)
     try:
-        if _repeats(held):
+        if held.is_repeated:
             values = getattr(message, held.name)
             values[chance.randrange(len(values))] = _scalar(held, chance)
         else:
@@ -86,7 +68,7 @@ def _change(places: list[Place], chance: random.Random) -> None:
 def _drop(places: list[Place], chance: random.Random) -> None:
     if places:
         message, held = chance.choice(places)
-        if _repeats(held):
+        if held.is_repeated:
             values = getattr(message, held.name)
             del values[chance.randrange(len(values))]
         else:
@@ -94,7 +76,7 @@ def _drop(places: list[Place], chance: random.Random) -> None:
 
 
 def _double(places: list[Place], chance: random.Random) -> None:
-    many = [(message, held) for message, held in places if _repeats(held)]
+    many = [(message, held) for message, held in places if held.is_repeated]
     if many:
         message, held = chance.choice(many)
         values = getattr(message, held.name)
@@ -113,7 +95,7 @@ def _alike(places: list[Place], chance: random.Random) -> None:
 
 def _one(message: Any, held: Any, chance: random.Random) -> Any:
     value = getattr(message, held.name)
-    return chance.choice(list(value)) if _repeats(held) else value
+    return chance.choice(list(value)) if held.is_repeated else value
 
 
 def _of_node(places: list[Place], chance: random.Random) -> None:
@@ -131,10 +113,8 @@ def _of_tensor(places: list[Place], chance: random.Random) -> None:
         return
     tensor = chance.choice(tensors)
     if chance.random() < 0.5:
-        del tensor.dims[:]
-        tensor.dims.extend(
-            chance.choice([n for n in hostile.NUMBERS if abs(n) < 2**63]) for _ in range(chance.randrange(4))
-        )
+        numbers = [number for number in hostile.NUMBERS if abs(number) < 2**63]
+        tensor.dims[:] = [chance.choice(numbers) for _ in range(chance.randrange(4))]
         return
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key in ("location", "offset", "length", "checksum"):

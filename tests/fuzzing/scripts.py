@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from collections.abc import Callable
 
 import torch
 
@@ -58,15 +59,24 @@ def _invocation(chance: random.Random) -> str:
     return chance.choice(forms)
 
 
-def _before_return(text: bytes, chance: random.Random, *lines: str) -> bytes:
-    """Put lines before a return, ``VALUE`` in them standing for what is returned."""
-    places = list(_RETURN.finditer(text))
+def _swapped(
+    text: bytes, pattern: re.Pattern[bytes], chance: random.Random, make: Callable[[re.Match[bytes]], bytes]
+) -> bytes:
+    """Put something else where a pattern is found, in one place."""
+    places = list(pattern.finditer(text))
     if not places:
         return text
     at = chance.choice(places)
-    indent, value = at[1], at[2]
-    added = b"".join(indent + line.encode().replace(b"VALUE", value) + b"\n" for line in lines)
-    return text[: at.start()] + added + text[at.start() :]
+    return text[: at.start()] + make(at) + text[at.end() :]
+
+
+def _before_return(text: bytes, chance: random.Random, *lines: str) -> bytes:
+    """Put lines before a return, ``VALUE`` in them standing for what is returned."""
+
+    def put(at: re.Match[bytes]) -> bytes:
+        return b"".join(at[1] + line.encode().replace(b"VALUE", at[2]) + b"\n" for line in lines) + at[0]
+
+    return _swapped(text, _RETURN, chance, put)
 
 
 def _call_more(text: bytes, chance: random.Random) -> bytes:
@@ -75,12 +85,11 @@ def _call_more(text: bytes, chance: random.Random) -> bytes:
 
 
 def _call_other(text: bytes, chance: random.Random) -> bytes:
-    places = list(_CALL.finditer(text))
-    if not places:
-        return text
-    at, schema = chance.choice(places), chance.choice(_schemas())
-    library, _, short = schema.name.partition("::")
-    return text[: at.start()] + f"ops.{library}.{short}(".encode() + text[at.end() :]
+    def put(at: re.Match[bytes]) -> bytes:
+        library, _, short = chance.choice(_schemas()).name.partition("::")
+        return f"ops.{library}.{short}(".encode()
+
+    return _swapped(text, _CALL, chance, put)
 
 
 def _loop(text: bytes, chance: random.Random) -> bytes:
@@ -106,19 +115,21 @@ def _setstate(text: bytes, chance: random.Random) -> bytes:
 
 def _word(text: bytes, chance: random.Random) -> bytes:
     """Replace a word by another of the text, or by a hostile one."""
-    words = list(_WORD.finditer(text))
-    at = chance.choice(words)
-    other = chance.choice(words)[0] if chance.random() < 0.6 else hostile.text(chance).encode("utf-8", "replace")[:2000]
-    return text[: at.start()] + other + text[at.end() :]
+
+    def put(at: re.Match[bytes]) -> bytes:
+        if chance.random() < 0.6:
+            return chance.choice(_WORD.findall(text))
+        return hostile.text(chance).encode("utf-8", "replace")[:2000]
+
+    return _swapped(text, _WORD, chance, put)
 
 
 def _literal(text: bytes, chance: random.Random) -> bytes:
-    places = list(_LITERAL.finditer(text))
-    if not places:
-        return text
-    at = chance.choice(places)
-    other = str(chance.choice(hostile.NUMBERS)) if at[0][:1] != b'"' else f'"{hostile.text(chance)[:500]}"'
-    return text[: at.start()] + other.encode("utf-8", "replace") + text[at.end() :]
+    def put(at: re.Match[bytes]) -> bytes:
+        other = f'"{hostile.text(chance)[:500]}"' if at[0][:1] == b'"' else str(chance.choice(hostile.NUMBERS))
+        return other.encode("utf-8", "replace")
+
+    return _swapped(text, _LITERAL, chance, put)
 
 
 def _line(text: bytes, chance: random.Random) -> bytes:

@@ -86,7 +86,7 @@ def test_directory_device_and_permission(tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)
-    with pytest.raises(Refused, match="permission denied"):
+    with pytest.raises(Refused, match="Permission denied"):
         identify(tmp_path / "m.pt")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimize.transaction import commit, renames, staging
+from optimize.transaction import staging, system
 
 CALLS = ("mkdir", "link", "rename", "replace", "unlink", "rmdir", "chmod")
 
@@ -36,7 +36,7 @@ def before_step(number: int, happens: Callable[[], None]) -> Iterator[list[str]]
     with pytest.MonkeyPatch.context() as patch:
         for name in CALLS:
             patch.setattr(os, name, stepping(getattr(os, name), name))
-        patch.setattr(renames, "_renameat2", stepping(renames._renameat2, "renameat2"))
+        patch.setattr(system, "_renameat2", stepping(system._renameat2, "renameat2"))
         yield seen
 
 
@@ -98,8 +98,8 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     if way == "two renames":
-        patch.setattr(renames, "_renameat2", lacking)
+        patch.setattr(system, "_renameat2", lacking)
     elif way == "in place":
-        patch.setattr(commit, "is_occupied", lambda folder: True)
+        patch.setattr(system, "is_occupied", lambda folder: True)
     elif way == "no links":
         patch.setattr(os, "link", linkless)

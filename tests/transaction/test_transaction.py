@@ -6,17 +6,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from optimize import files
 from optimize.errors import Refused
-from optimize.transaction import check, commit, doubles, locks, moves, staging, surroundings
+from optimize.transaction import check, commit, doubles, staging, system
 from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hidden, prepare, run, write
 
 ROOT = os.name == "posix" and os.geteuid() == 0
+
+
+@contextmanager
+def mounting(*words: str | Path) -> Iterator[None]:
+    """Mount something for as long as this lasts; the last word is where."""
+    if not ROOT or subprocess.run(["mount", *words], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", words[-1]], check=True)
 
 
 @pytest.fixture
@@ -24,11 +35,8 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     """A folder that is a small file system of its own."""
     folder = tmp_path / "mounted"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
-    if not ROOT or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounting("-t", "tmpfs", "-o", "size=64k", "none", folder):
+        yield folder
 
 
 def test_what_fails_takes_nothing_of_a_run_that_finished_meanwhile(tmp_path: Path) -> None:
@@ -62,17 +70,13 @@ def test_a_file_that_cannot_be_replaced_leaves_all_as_it_was(
     check_belongings(out)
 
 
-@pytest.mark.skipif(not ROOT, reason="mounting needs root")
 def test_a_file_that_is_mounted_leaves_all_as_it_was(mounted: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(out)
     (mounted / "file").write_text("1")
-    subprocess.run(["mount", "--bind", str(mounted / "file"), str(out / "report.json")], check=True)
-    try:
-        with pytest.raises(Refused, match=r"report\.json' cannot be written"):
-            run(out, "2")
-    finally:
-        subprocess.run(["umount", str(out / "report.json")], check=True)
+    report = out / "report.json"
+    with mounting("--bind", mounted / "file", report), pytest.raises(Refused, match=r"report\.json' cannot be written"):
+        run(out, "2")
     assert found(out) == "1" and not hidden(out)
     check_belongings(out)
 
@@ -94,18 +98,13 @@ def test_a_full_disk_is_said_and_the_old_result_stays(mounted: Path) -> None:
     check_belongings(out)
 
 
-@pytest.mark.skipif(not ROOT, reason="mounting needs root")
 def test_a_folder_bound_within_one_file_system_is_a_mount_point(tmp_path: Path) -> None:
     bound, out = tmp_path / "bound", tmp_path / "a b"
     bound.mkdir()
     out.mkdir()
-    if subprocess.run(["mount", "--bind", str(bound), str(out)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        assert surroundings.is_mounted(out) and not surroundings.is_mounted(bound)
+    with mounting("--bind", bound, out):
+        assert system.is_mounted(out) and not system.is_mounted(bound)
         run(out, "2")
-    finally:
-        subprocess.run(["umount", str(out)], check=True)
     assert found(bound) == "2" and not hidden(bound)
 
 
@@ -182,12 +181,10 @@ def test_a_folder_that_replaced_the_new_one_keeps_what_the_old_one_held(tmp_path
     out = tmp_path / "out"
     prepare(out)
     transaction = commit.begin(out)
-    folder, note = transaction.hidden, transaction.hidden.read()
-    assert note is not None
-    folder.replaced.mkdir()
-    doubled = doubles.double_all(out, folder.new, frozenset(), folder.replaced)
-    folder.write(replace(note, doubles=doubled))
-    os.rename(out, folder.old)
+    doubles.double(out, transaction.new, links=True)
+    transaction.doubles = {name: doubles.stamp(transaction.new / name) for name in os.listdir(transaction.new)}
+    transaction.write()
+    os.rename(out, transaction.old)
     out.mkdir()
     transaction.close()
     assert found(out) == "1" and not hidden(out)
@@ -196,7 +193,7 @@ def test_a_folder_that_replaced_the_new_one_keeps_what_the_old_one_held(tmp_path
 
 def test_a_stranger_that_holds_the_folder_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``flock FOLDER optimize ... --out FOLDER/out`` does, for as long as the run lasts."""
-    monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(system, "PATIENCE_S", 0.0)
     stranger = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(stranger, fcntl.LOCK_EX)
     prepare(tmp_path / "out")
@@ -205,15 +202,16 @@ def test_a_stranger_that_holds_the_folder_does_not_stop_a_run(tmp_path: Path, mo
     assert found(tmp_path / "out") == "2" and not hidden(tmp_path / "out")
 
 
-def test_moves_that_were_all_made_are_not_undone(tmp_path: Path) -> None:
-    new, out, replaced = (tmp_path / name for name in ("new", "out", "replaced"))
-    for folder, text in ((new, "2"), (out, "1")):
-        folder.mkdir()
-        write(folder, text)
-    replaced.mkdir()
-    moves.move_all(new, out, replaced, os.listdir(new), ())
-    moves.undo(new, out, replaced, os.listdir(replaced))
-    assert found(out) == "2"
+def test_moves_that_were_all_made_are_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    run(out, "1")
+    go("in place", monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(commit.Transaction, "settle", lambda transaction: None)  # as if it were killed just before
+        run(out, "2")
+    assert hidden(out)
+    fail(out)
+    assert found(out) == "2" and not hidden(out)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +273,7 @@ def test_one_file_that_cannot_be_written_is_named(name: str, message: str, tmp_p
 
 def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: what a killed run has left stays, and results are as whole as ever."""
-    monkeypatch.setattr(locks, "fcntl", None)
+    monkeypatch.setattr(system, "fcntl", None)
     commit.begin(tmp_path / "out")
     prepare(tmp_path / "out")
     run(tmp_path / "out", "2")
