@@ -19,10 +19,11 @@ import torch
 
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
-from optimize.bench.energy import EnergyMeter
-from optimize.bench.plan import Plan, Scenario
 from optimize.bench.rounds import run
 from optimize.bench.subjects import Opening, agreed_inputs
+from optimize.measure.energy import EnergyMeter
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Scenario
 
 TURN, WARM_UP, RESTARTS = 3, 10, 2
 GOAL = 0.03

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimize.errors import OptimizeError, Refused
+from optimize.measure.worker import MODULE
 from optimize.registry import find_target
 from optimize.regular import find, require_file
 from optimize.targets.base import Artifact, TensorSpec, file_digest
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from optimize.load import ModelSource
     from optimize.program import Program
 
-#: The target of a subject that is run as the user's own Python module; it belongs to benchmarks alone.
-MODULE = "module"
 _ENGINES = {".engine", ".plan", ".trt"}
 #: Tokens that an integer input may name where no file gives a limit.
 _TOKENS = 2

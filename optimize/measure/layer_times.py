@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimize.errors import UsageError
 from optimize.measure.fleet import Progress, silent
+from optimize.measure.lockstep import Plan, take_turns
 from optimize.targets.base import Artifact
-
-if TYPE_CHECKING:
-    from optimize.targets.onnx.profile import ProfiledSession
 
 #: The target whose runtime tells the time of each layer.
 TARGETS = ("onnx",)
-#: Runs of each file: rounds of short blocks, fewer where the budget ends before.
-_ROUNDS, _RUNS, _LEAST_ROUNDS = 24, 5, 4
-_BUDGET_S = 4.0
+#: Runs of a block; there are fewer rounds where the time ends before, and one block more for warm-up.
+_RUNS = 5
+_PLAN = Plan(
+    restarts=1,
+    rounds=23,
+    least=3,
+    budget_s=4.0,
+    warm_up={"runs": 1, "seconds": 0.0, "cap_s": 0.0},
+    block_runs=(1, 1),
+    settle=False,
+    alternate=True,
+)
 #: A layer is slower in INT8 when it is by this much, in both halves of the rounds.
 SLOWER_RATIO, SLOWER_S = 1.1, 2e-6
 
@@ -92,20 +98,10 @@ def layer_times(
             place = Path(folder) / str(index)
             place.mkdir()
             sessions.append(ProfiledSession(artifact.path, layers, place, threads=threads))
-        _run_rounds(sessions, inputs, progress)
+        calls = [functools.partial(session.run, inputs, _RUNS) for session in sessions]
+        take_turns(calls, _PLAN, progress=lambda _, share: progress("time layers", share))
         real, integer = (session.finish() for session in sessions)
     return {name: _time(real[name], integer[name]) for name in (*layers, "") if name in real and name in integer}
-
-
-def _run_rounds(sessions: Sequence[ProfiledSession], inputs: Sequence[np.ndarray], progress: Progress) -> None:
-    start = time.monotonic()
-    for done in range(_ROUNDS):
-        for session in sessions if done % 2 else sessions[::-1]:
-            session.run(inputs, _RUNS)
-        spent = (time.monotonic() - start) / _BUDGET_S
-        progress("time layers", min(1.0, max((done + 1) / _ROUNDS, spent)))
-        if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
-            return
 
 
 def _time(real: np.ndarray, integer: np.ndarray) -> LayerTime:

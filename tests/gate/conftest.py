@@ -8,9 +8,9 @@ from optimize.bench.subjects import Subject
 from optimize.gate import case as cases
 from optimize.gate.models import Pair, open_pair
 from optimize.targets.base import Artifact
-from tests.measure.conftest import make
+from tests.measure.conftest import make, short_warm_up
 
-__all__ = ["make"]
+__all__ = ["make", "short_warm_up"]
 Make = Callable[..., Artifact]
 
 
