@@ -16,8 +16,38 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Track
 from optimize.targets.arrays import element_type
 
+#: Seconds where nobody asks for a time: this, and so many for every file in every scenario.
+BASE_S, CELL_S = 10.0, 4.0
 #: The longest one answer may take, seconds, before a worker counts as hung.
 PATIENCE_S = 600.0
+
+
+def sweep(batches: Sequence[int], streams: Sequence[int]) -> tuple[Scenario, ...]:
+    """Return the scenarios of a sweep: every batch with one caller, then the first batch with several.
+
+    >>> [entry.name for entry in sweep([1, 8], [1, 4])]
+    ['batch 1', 'batch 8', 'batch 1, 4 streams']
+    """
+    one = [Scenario(batch) for batch in batches] if 1 in streams else []
+    return (*one, *(Scenario(batches[0], count) for count in streams if count > 1))
+
+
+def limits(runs: int | None, seconds: float | None, cells: int) -> tuple[int | None, float | None]:
+    """Return the runs and the seconds that bound a benchmark.
+
+    What is given alone is the only bound; both given, the first to be reached; neither, the default of both.
+
+    Args:
+        runs: Wanted of every file in every scenario, None where nobody says.
+        seconds: Of the whole benchmark, None where nobody says.
+        cells: Files times scenarios.
+
+    >>> limits(None, None, 2), limits(662, None, 2), limits(None, 60.0, 2)
+    ((130, 18.0), (662, None), (None, 60.0))
+    """
+    if runs is None and seconds is None:
+        return engine.RUNS, BASE_S + CELL_S * cells
+    return runs, seconds
 
 
 def run(
@@ -46,7 +76,7 @@ def run(
 
     return engine.lockstep(
         [_track(subject, plan.scenarios) for subject in subjects],
-        dataclasses.replace(plan, warm_up=floor),
+        dataclasses.replace(plan, warm_up=floor, groups=True),
         start=start,
         feed=lambda subject, scenario: scenario_inputs(subject, scenario, plan.seed or 0),
         meter=meter,

@@ -117,7 +117,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
 
 def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
     """Return what is asked; without --batch, a batch that is fixed in every file is taken."""
-    from optimize.bench.plan import limits, sweep
+    from optimize.bench.rounds import limits, sweep
     from optimize.measure.lockstep import Plan
 
     fixed = {subject.fixed_batch for subject in subjects if not subject.missing}

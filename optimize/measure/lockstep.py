@@ -74,6 +74,7 @@ class Plan:
         block_runs: Runs of a block of each subject, where nothing shall be reckoned from its length.
         equal: Whether blocks have as many runs for every subject as for the fastest.
         settle: Whether a short run goes before each block.
+        groups: Whether runs too short for the clock are timed several at once; else every sample is one run.
         alternate: Whether rounds run forwards and backwards in turn (ABBA), the first as a coin falls; else in random
             order, the subjects of one scenario side by side.
         together: Whether the failure of one subject ends the measurement.
@@ -97,6 +98,7 @@ class Plan:
     block_runs: Annotated[tuple[int, ...], UNWRITTEN] = ()
     equal: Annotated[bool, UNWRITTEN] = False
     settle: Annotated[bool, UNWRITTEN] = True
+    groups: Annotated[bool, UNWRITTEN] = False
     alternate: Annotated[bool, UNWRITTEN] = False
     together: Annotated[bool, UNWRITTEN] = False
 
@@ -160,24 +162,22 @@ def lockstep(
     return _Measurement(Runs(list(tracks)), plan, start, feed, decided, meter, answers, progress).run()
 
 
+@dataclass
 class _Measurement(Generic[S]):
     """One measurement while it goes on."""
 
-    def __init__(
-        self,
-        runs: Runs[S],
-        plan: Plan,
-        start: Starting[S],
-        feed: Feeding[S],
-        decided: Callable[[Runs[S]], bool],
-        meter: EnergyMeter | None,
-        answers: bool,
-        progress: Progress,
-    ) -> None:
-        self.runs, self.plan, self.start, self.feed = runs, plan, start, feed
-        self.decided, self.meter, self.answers, self.progress = decided, meter, answers, progress
-        self.draws = np.random.default_rng(plan.seed)
-        self.began, self.uncounted_s = time.monotonic(), 0.0
+    runs: Runs[S]
+    plan: Plan
+    start: Starting[S]
+    feed: Feeding[S]
+    decided: Callable[[Runs[S]], bool]
+    meter: EnergyMeter | None
+    answers: bool
+    progress: Progress
+    uncounted_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.draws, self.began = np.random.default_rng(self.plan.seed), time.monotonic()
 
     def run(self) -> Runs[S]:
         for number in range(self.plan.restarts):
@@ -217,7 +217,7 @@ class _Measurement(Generic[S]):
                 reply = session.warm_up(scenario, self.plan.warm_up or WARM_UP)
                 warm_ups[scenario.name] = WarmUp(reply["runs"], _rounded(reply["first_s"]))
                 run_s, step_s = reply["run_s"], session.clock_step_s
-                group = samples_in_a_run(step_s, run_s) if scenario.streams == 1 else 1
+                group = samples_in_a_run(step_s, run_s) if self.plan.groups and scenario.streams == 1 else 1
                 cells.append(_Cell(track, session, scenario, run_s, group))
         first_s = next((warm_up.first_s[0] for warm_up in warm_ups.values() if fresh), None)
         track.ran_on = session.ran_on or track.ran_on
@@ -245,11 +245,10 @@ class _Measurement(Generic[S]):
 
     def _size(self, cells: Sequence[_Cell[S]]) -> None:
         """Say how many samples make a block of each cell."""
-        plan = self.plan
-        least_s = min((cell.run_s for cell in cells), default=0.0)
+        plan, samples_s = self.plan, [cell.run_s * cell.group for cell in cells]
         for index, cell in enumerate(cells):
-            sample_s = least_s if plan.equal else cell.run_s * cell.group
-            reckoned = runs_in_block(sample_s, cell.scenario.streams, least=plan.least_runs, block_s=plan.block_s)
+            sample_s, streams = min(samples_s) if plan.equal else samples_s[index], cell.scenario.streams
+            reckoned = runs_in_block(sample_s, streams, least=plan.least_runs, block_s=plan.block_s)
             cell.runs = plan.block_runs[index] if plan.block_runs else reckoned
 
     def _turns(self, cells: Sequence[_Cell[S]]) -> Iterator[Sequence[_Cell[S]]]:

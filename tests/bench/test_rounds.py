@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from optimize.bench.figures import figures
-from optimize.bench.rounds import run, scenario_inputs
+from optimize.bench.rounds import limits, run, scenario_inputs, sweep
 from optimize.bench.subjects import Subject
 from optimize.measure import lockstep
 from optimize.measure.energy import EnergyMeter
-from optimize.measure.lockstep import Plan, samples_in_a_run
+from optimize.measure.lockstep import RUNS, Plan, samples_in_a_run
 from optimize.measure.runs import Scenario
 from optimize.measure.worker import WARM_UP_KEPT
 from optimize.targets.base import Artifact, TensorSpec
@@ -139,3 +139,14 @@ def test_progress_ends_at_one(subject: Make) -> None:
     told: list[float] = []
     run([subject("a")], Plan((Scenario(),), restarts=2, runs=20), progress=lambda phase, share: told.append(share))
     assert told == sorted(told) and told[-1] == 1.0
+
+
+def test_a_sweep_varies_one_thing_at_a_time() -> None:
+    assert sweep([2, 8], [1, 4]) == (Scenario(2), Scenario(8), Scenario(2, 4))
+    assert sweep([2, 8], [4]) == (Scenario(2, 4),)
+
+
+def test_one_bound_alone_is_the_only_one() -> None:
+    assert limits(None, None, 3) == (RUNS, 22.0)
+    assert limits(10, 5.0, 3) == (10, 5.0)
+    assert limits(10, None, 3) == (10, None) and limits(None, 5.0, 3) == (None, 5.0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from optimize.bench.doubts import doubts
 from optimize.bench.figures import figures
-from optimize.bench.plan import sweep
+from optimize.bench.rounds import sweep
 from optimize.bench.subjects import Subject
 from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
