@@ -106,11 +106,6 @@ def test_a_fixed_batch_is_run_alone(subject: Make) -> None:
     assert outcome.tracks[1].failure == "not run: the file takes a batch of 2 only"
 
 
-def test_restarts_that_do_not_fit_are_left_out_and_one_round_always_runs(subject: Make) -> None:
-    outcome = run([subject("a", sleep_s=0.05)], Plan((Scenario(),), restarts=3, runs=None, budget_s=0.01))
-    assert outcome.restarts == 1 and len(outcome.tracks[0].blocks[Scenario()]) == 1
-
-
 def test_a_coarse_clock_times_runs_in_groups(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert samples_in_a_run(5e-8, 20e-6) == 1 and samples_in_a_run(1e-3, 20e-6) == 50_000
     monkeypatch.setattr(lockstep, "samples_in_a_run", lambda step_s, run_s: 4)
@@ -133,12 +128,6 @@ def test_everybody_gets_the_same_numbers_in_its_own_order_and_type() -> None:
     np.testing.assert_array_equal(tokens, same)
     np.testing.assert_array_equal(a.astype(np.float16), b)
     assert tokens.max() > 1 and tokens.max() < 30
-
-
-def test_progress_ends_at_one(subject: Make) -> None:
-    told: list[float] = []
-    run([subject("a")], Plan((Scenario(),), restarts=2, runs=20), progress=lambda phase, share: told.append(share))
-    assert told == sorted(told) and told[-1] == 1.0
 
 
 def test_a_sweep_varies_one_thing_at_a_time() -> None:

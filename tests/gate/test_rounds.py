@@ -59,19 +59,6 @@ def test_processes_that_run_already_are_the_first_restart(pair: MakePair) -> Non
     assert [restart.base.first_call_s is None for restart in trace.restarts] == [True, False]
 
 
-def test_it_ends_with_the_last_restart(pair: MakePair) -> None:
-    how = plan_of(rounds=1, max_restarts=3, max_seconds=AMPLE_S)
-    trace = measure(pair({}, {}), [X], how, never)
-    assert [len(restart.rounds) for restart in trace.restarts] == [1, 1, 1]
-
-
-def test_long_runs_are_blocks_of_one_without_an_untimed_run(pair: MakePair) -> None:
-    told = {"sleep_s": 0.11}
-    trace = measure(pair(told, told), [X], plan_of(rounds=1, max_restarts=1, max_seconds=AMPLE_S), never)
-    assert [len(block.samples_s) for block in trace.blocks("base")] == [1]
-    assert next(trace.blocks("base")).waited >= 1  # it slept: nobody took the processor away
-
-
 @pytest.mark.parametrize("side", ["base", "candidate"])
 def test_a_crash_names_its_side(pair: MakePair, side: str) -> None:
     sides: dict[str, dict[str, Any]] = {"base": {}, "candidate": {}}

@@ -67,12 +67,5 @@ def test_busy_machine_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) 
     assert any("load 99.0" in warning for warning in result.warnings)
 
 
-def test_progress_ends_at_one(make: Make) -> None:
-    told: list[float] = []
-    with Fleet([make()]) as fleet:
-        measure(fleet, [X], budget_s=AMPLE_S, progress=lambda phase, share: told.append(share))
-    assert told == sorted(told) and told[-1] == 1.0
-
-
 def test_the_time_grows_with_the_artifacts() -> None:
     assert default_budget_s(3) == 19.0

@@ -10,6 +10,7 @@ import pytest
 
 from optimize.gate.rounds import plan_of
 from optimize.measure import lockstep as engine
+from optimize.measure.fleet import Progress, silent
 from optimize.measure.lockstep import RUNS, SINGLE, Plan, lockstep, runs_in_block, take_turns
 from optimize.measure.runs import Runs, Scenario, Track
 
@@ -62,8 +63,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return found
 
 
-def measured(machine: Machine, plan: Plan, *seconds: float) -> Runs[float]:
-    return lockstep([Track(run_s) for run_s in seconds], plan, start=machine.start, feed=lambda *_: ())
+def measured(machine: Machine, plan: Plan, *seconds: float, progress: Progress = silent) -> Runs[float]:
+    tracks = [Track(run_s) for run_s in seconds]
+    return lockstep(tracks, plan, start=machine.start, feed=lambda *_: (), progress=progress)
 
 
 def rounds(runs: Runs[float]) -> list[int]:
@@ -81,6 +83,22 @@ def test_one_round_runs_whatever_the_time_and_no_restart_that_has_none(machine: 
     machine.start_s = 13.0
     assert rounds(measured(machine, plan_of(max_seconds=1), 2.0, 2.0)) == [1]
     assert rounds(measured(machine, Plan(runs=None, budget_s=1), 2.0, 2.0)) == [1]
+
+
+@pytest.mark.parametrize("plan", [plan_of(rounds=4, max_restarts=3), Plan(restarts=1), Plan(restarts=2, runs=20)])
+def test_it_ends_with_the_last_restart_and_progress_at_one(machine: Machine, plan: Plan) -> None:
+    told: list[float] = []
+    runs = measured(machine, plan, 0.001, 0.002, progress=lambda phase, share: told.append(share))
+    assert rounds(runs) == [plan.wanted([3])] * plan.restarts
+    assert told == sorted(told) and told[-1] == 1.0 and runs.seconds == machine.now_s
+
+
+@pytest.mark.parametrize(("run_s", "settling_s"), [(2.0, None), (0.05, 0.05)])
+def test_long_runs_are_blocks_of_one_without_a_run_before(
+    machine: Machine, run_s: float, settling_s: float | None
+) -> None:
+    (block,) = measured(machine, plan_of(rounds=1, max_restarts=1), run_s, run_s).tracks[0].blocks[SINGLE]
+    assert len(block.samples_s) == 1 and block.settling_s == settling_s
 
 
 def test_loading_counts_where_the_plan_says_so(machine: Machine) -> None:
