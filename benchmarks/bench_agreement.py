@@ -19,10 +19,11 @@ import torch
 
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
-from optimize.bench.energy import EnergyMeter
-from optimize.bench.plan import Plan, Scenario
 from optimize.bench.rounds import run
+from optimize.measure.energy import EnergyMeter
+from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
+from optimize.measure.runs import Scenario
 from optimize.measure.subjects import agreed_inputs
 
 TURN, WARM_UP, RESTARTS = 3, 10, 2

@@ -38,10 +38,10 @@ import optimize
 from benchmarks import int8_onnx
 from benchmarks.int8_onnx import Case, case, merged, quantized
 from optimize.errors import OptimizeError
-from optimize.gate.evidence import median_interval
 from optimize.measure.agreement import AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
-from optimize.measure.worker import write_arrays
+from optimize.measure.lockstep import SINGLE
+from optimize.measure.statistics import order_interval
 from optimize.targets.base import Artifact, file_digest
 
 MODELS = ("mobilenetv3_large_100", "tf_efficientnet_lite0", "vit_tiny_patch16_224", "repvgg_a0", "resnet50")
@@ -91,7 +91,7 @@ class Ratio:
 def ratio(peer: Measured, ours: Measured) -> Ratio:
     """Return a peer's time over ours, round by round."""
     ratios = peer.seconds / ours.seconds
-    low, high = median_interval(ratios) or (float("nan"), float("nan"))
+    low, high = order_interval(ratios) or (float("nan"), float("nan"))
     return Ratio(float(np.median(ratios)), low, high)
 
 
@@ -174,19 +174,17 @@ def interleaved(fleet: Fleet, names: Sequence[str], x: np.ndarray, rounds: int) 
     """Return processor seconds of one run in each round, ``[rounds]``; a file that cannot run is said and left out."""
     runs, found = dict[str, int](), {name: list[float]() for name in names}
     sessions = dict(zip(names, fleet, strict=True))
-    with tempfile.TemporaryDirectory() as folder:
-        write_arrays(Path(folder) / "x.npz", [x])
-        for name, session in sessions.items():
-            try:
-                session.ask("inputs", path=str(Path(folder) / "x.npz"))
-                run_s = session.ask("warm", runs=10, seconds=0.3, cap_s=5.0)["run_s"]
-                runs[name] = max(3, round(BLOCK_S / run_s))
-            except WorkerFailed as failure:
-                print(f"  {name}: {failure}", flush=True)
+    for name, session in sessions.items():
+        try:
+            session.prepare(SINGLE, [x])
+            run_s = session.warm_up(SINGLE, {"runs": 10, "seconds": 0.3, "cap_s": 5.0})["run_s"]
+            runs[name] = max(3, round(BLOCK_S / run_s))
+        except WorkerFailed as failure:
+            print(f"  {name}: {failure}", flush=True)
     order = np.random.default_rng(0)
     for _ in range(rounds):
         for name in order.permutation(list(runs)):
-            found[name].append(float(np.median(sessions[name].ask("time", runs=runs[name])["cpu_s"])))
+            found[name].append(float(np.median(sessions[name].block(SINGLE, runs=runs[name])["cpu_s"])))
     return {name: np.array(found[name]) for name in runs}
 
 

@@ -49,9 +49,8 @@ from optimize.gate import case as cases
 from optimize.gate.limits import Case, Settings
 from optimize.gate.verdict import Outcome
 from optimize.measure.fleet import Fleet
-from optimize.measure.latency import WARM_UP
+from optimize.measure.lockstep import SINGLE, WARM_UP
 from optimize.measure.openers import Opening
-from optimize.measure.worker import write_arrays
 from optimize.registry import find_target
 from optimize.targets.base import Artifact
 
@@ -135,19 +134,21 @@ def export(folder: Path) -> dict[str, Artifact]:
     return found
 
 
-def true_ratios(artifacts: dict[str, Artifact], inputs: Path, seconds: float) -> dict[str, tuple[float, float]]:
+def true_ratios(
+    artifacts: dict[str, Artifact], inputs: list[np.ndarray], seconds: float
+) -> dict[str, tuple[float, float]]:
     """Return what each candidate takes beside the base on the wall and in processor time, all interleaved."""
     blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in artifacts}
     coin = np.random.default_rng(0)
     with Fleet(list(artifacts.values())) as fleet:
         sessions = dict(zip(artifacts, fleet, strict=True))
         for session in sessions.values():
-            session.ask("inputs", path=str(inputs))
-            session.ask("warm", **WARM_UP)
+            session.prepare(SINGLE, inputs)
+            session.warm_up(SINGLE, WARM_UP)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for name in coin.permutation(list(sessions)):
-                reply = sessions[name].ask("time", runs=3)
+                reply = sessions[name].block(SINGLE, runs=3)
                 blocks[name].append((float(np.median(reply["samples_s"])), float(np.median(reply["cpu_s"]))))
     base = np.array(blocks["base"])
     ratios = {name: np.median(np.array(found) / base, axis=0) for name, found in blocks.items()}
@@ -155,13 +156,13 @@ def true_ratios(artifacts: dict[str, Artifact], inputs: Path, seconds: float) ->
     return {name: (float(wall), float(cpu)) for name, (wall, cpu) in ratios.items() if name != "base"}
 
 
-def sequential(artifact: Artifact, inputs: Path) -> np.ndarray:
+def sequential(artifact: Artifact, inputs: list[np.ndarray]) -> np.ndarray:
     """Return the wall seconds ``[runs]`` of one file in a process of its own."""
     with Fleet([artifact]) as fleet:
         session = fleet.sessions[0]
-        session.ask("inputs", path=str(inputs))
-        session.ask("warm", **WARM_UP)
-        return np.array(session.ask("time", runs=SEQUENTIAL_RUNS)["samples_s"])
+        session.prepare(SINGLE, inputs)
+        session.warm_up(SINGLE, WARM_UP)
+        return np.array(session.block(SINGLE, runs=SEQUENTIAL_RUNS)["samples_s"])
 
 
 def asv(factor: float) -> Rule:
@@ -189,7 +190,7 @@ class Arena:
     """One condition of the machine: every procedure is asked about every truth."""
 
     artifacts: dict[str, Artifact]
-    inputs: Path
+    inputs: list[np.ndarray]
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
 
     def ask(self, truth: str, folder: Path, *, apart: bool) -> None:
@@ -303,8 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complaints, kept = [], {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        artifacts, inputs = export(folder), folder / "inputs.npz"
-        write_arrays(inputs, [np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE), np.float32)])
+        artifacts = export(folder)
+        inputs = [np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE), np.float32)]
         for truth, (wall, cpu) in true_ratios(artifacts, inputs, given.truth_s).items():
             print(f"true ratio of {truth}: {wall:.4f} on the wall, {cpu:.4f} in processor time")
         for condition in given.conditions:

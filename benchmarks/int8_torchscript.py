@@ -26,8 +26,8 @@ import torch
 
 import optimize
 from benchmarks.int8_onnx import Case, case, merged, quantized
-from optimize.gate.evidence import median_interval
 from optimize.measure.agreement import AgreementMeter
+from optimize.measure.statistics import order_interval
 
 MODELS = ("resnet50", "repvgg_a0", "repvgg_a0/merged", "mobilenetv3_large_100", "tf_efficientnet_lite0",
           "vit_tiny_patch16_224")  # fmt: skip
@@ -114,7 +114,7 @@ def compare(name: str, rounds: int) -> bool:
                 print(f"{'':24} {engine:6} cannot: {refused[engine]}")
                 continue
             ratios = times[engine] / times["ours"]
-            low, high = median_interval(ratios) or (float("nan"), float("nan"))
+            low, high = order_interval(ratios) or (float("nan"), float("nan"))
             holds &= bool(np.median(ratios) >= 1.0)
             print(
                 f"{'':24} {engine:6} {np.median(times[engine]) * 1e3:8.2f} ms {sqnr_db(runners[engine], entry):6.1f} dB"

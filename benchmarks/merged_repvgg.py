@@ -23,7 +23,7 @@ from benchmarks.reparameterize_timm import network
 from optimize.measure.agreement import AgreementMeter
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
-from optimize.measure.statistics import median_interval
+from optimize.measure.statistics import nested_interval
 from optimize.targets.base import Artifact
 
 SIZE, NAME = 224, "repvgg_a0"
@@ -70,7 +70,7 @@ def ratio(result: MeasureResult, slow: int, fast: int) -> str:
         return "not timed"
     numerator, denominator = (_rounds(latency.samples_s, result.rounds) for latency in latencies if latency)
     ratios = [np.array([np.median(a) / np.median(b)]) for a, b in zip(numerator, denominator, strict=True)]
-    low, high = median_interval(ratios, seed=0)
+    low, high = nested_interval([ratios], seed=0)
     return f"{np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 

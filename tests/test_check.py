@@ -17,7 +17,7 @@ from torch import nn
 import optimize
 from optimize.gate.record import Record
 from optimize.gate.verdict import Outcome
-from optimize.measure.latency import MAX_RUNS_PER_BLOCK
+from optimize.measure.lockstep import MAX_RUNS_PER_BLOCK
 from optimize.registry import find_target
 from tests.test_cli import ROOT, Typed, command
 
@@ -54,7 +54,7 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert len(trace.rounds) == case.time.rounds and case.time.restarts == len(trace.restarts) == 3
     for restart in trace.restarts:
         blocks = [block for entry in restart.rounds for block in (entry.base, entry.candidate)]
-        (runs,) = {len(clock) for block in blocks for clock in (block.wall_s, block.cpu_s)}
+        (runs,) = {len(clock) for block in blocks for clock in (block.samples_s, block.cpu_s)}
         assert 1 <= runs <= MAX_RUNS_PER_BLOCK
     assert ElementTree.parse(out / "c.xml").getroot().get("tests") == "1"
     assert "optimize check: " in summary.read_text() and "Error rates" in done.stdout

@@ -91,7 +91,6 @@ FORBIDDEN_TODAY = frozenset(
 #: Names that more than one class has today.
 SHARED_TODAY = frozenset(
     {
-        "Block",
         "Blocks",
         "Calibration",
         "Case",
@@ -108,13 +107,11 @@ SHARED_TODAY = frozenset(
         "Rule",
         "Samples",
         "Skip",
-        "Start",
         "Stats",
         "Step",
         "Subject",
         "Trace",
         "WeightOutlook",
-        "_Lane",
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimize.measure.statistics import median_interval
+from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.statistics import nested_interval
 
-_ROUNDS, _LEAST_ROUNDS = 24, 6
-_BLOCK_S, _MOST_RUNS = 0.01, 50
+#: Rounds of one block each way; two of them are a round there and back.
+_PLAN = Plan(
+    restarts=1,
+    rounds=48,
+    least=12,
+    warm_up={"runs": 2, "seconds": 0.0, "cap_s": 0.0},
+    block_s=0.01,
+    least_runs=1,
+    settle=False,
+    alternate=True,
+)
 
 
 @dataclass(frozen=True)
@@ -51,37 +60,15 @@ def compare_runs(
         what: What is timed, for the report.
         budget_s: Seconds after which no further round begins.
     """
-    runs = [_runs_a_block(run) for run in (before, after)]
-    start = time.perf_counter()
-    rounds: list[tuple[float, float]] = []
-    while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or time.perf_counter() - start < budget_s):
-        first, second = _block(before, runs[0]), _block(after, runs[1])
-        third, fourth = _block(after, runs[1]), _block(before, runs[0])
-        rounds.append((min(first, fourth), min(second, third)))
-    return summarize(np.array(rounds), what)
+    found = take_turns([before, after], replace(_PLAN, budget_s=budget_s))
+    # What interrupts a run only makes it longer: the shortest of a block there and back stands for both.
+    shortest = np.array([[min(block.samples_s) for block in blocks] for blocks in found]).T
+    return summarize(shortest[: len(shortest) // 2 * 2].reshape(-1, 2, 2).min(1), what)
 
 
 def summarize(rounds: np.ndarray, what: str) -> Measured:
     """Return the ratio of rounds ``[rounds, 2]`` of seconds before and after."""
     ratios = rounds[:, 0] / rounds[:, 1]
-    low, high = median_interval([np.array([ratio]) for ratio in ratios], seed=0)
+    low, high = nested_interval([[np.array([ratio]) for ratio in ratios]], seed=0)
     before_s, after_s = np.median(rounds, axis=0).tolist()
     return Measured(float(np.median(ratios)), low, high, before_s, after_s, what)
-
-
-def _runs_a_block(run: Callable[[], object]) -> int:
-    run()
-    start = time.perf_counter()
-    run()
-    taken = time.perf_counter() - start
-    return int(min(max(_BLOCK_S / max(taken, 1e-9), 1), _MOST_RUNS))
-
-
-def _block(run: Callable[[], object], times: int) -> float:
-    """Return the seconds of the shortest of some runs: what interrupts a run only makes it longer."""
-    samples = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - start)
-    return min(samples)

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.bench.figures import Figures, Judged, round_ratios
-from optimize.bench.plan import Plan
-from optimize.bench.rounds import Block, Outcome, Track
-from optimize.measure.environment import Environment
-from optimize.measure.latency import BUSY_LOAD, MIN_ROUNDS, WIDE_SPREAD
-from optimize.measure.statistics import relative_spread, two_levels
+from optimize.bench.figures import Figures, Judged
+from optimize.bench.subjects import Subject
+from optimize.measure.environment import Environment, busy
+from optimize.measure.lockstep import MIN_ROUNDS, Plan
+from optimize.measure.runs import Block, Runs, Track, round_ratios
+from optimize.measure.statistics import WIDE_SPREAD, relative_spread, two_levels
 
 Kind = Literal[
     "load",
@@ -60,7 +60,7 @@ class Doubt:
 
 
 def doubts(
-    outcome: Outcome, judged: Sequence[Judged], plan: Plan, machine: Environment, device: str = "cpu"
+    outcome: Runs[Subject], judged: Sequence[Judged], plan: Plan, machine: Environment, device: str = "cpu"
 ) -> list[Doubt]:
     """Return everything that makes the figures doubtful, the machine first.
 
@@ -99,14 +99,8 @@ def _one_a_kind(found: Iterable[Doubt]) -> Iterator[Doubt]:
 
 
 def _machine(machine: Environment) -> Iterator[Doubt]:
-    load = machine.load_average[0] if machine.load_average else 0.0
-    if load > BUSY_LOAD * machine.cores:
-        yield Doubt(
-            "load",
-            "",
-            f"The machine was busy before measuring began: load {load:.1f} on {machine.cores} cores.",
-            "Ratios hold better than seconds; stop other work and run again for seconds.",
-        )
+    if told := busy(machine.load_average[0] if machine.load_average else 0.0, machine.cores):
+        yield Doubt("load", "", told, "Ratios hold better than seconds; stop other work and run again for seconds.")
     if machine.governor is not None and machine.governor != "performance":
         yield Doubt(
             "frequency",
@@ -126,7 +120,7 @@ def _frequency(readings: Sequence[float]) -> Iterator[Doubt]:
         )
 
 
-def _restarts(outcome: Outcome, plan: Plan) -> Iterator[Doubt]:
+def _restarts(outcome: Runs[Subject], plan: Plan) -> Iterator[Doubt]:
     if any(track.starts for track in outcome.tracks) and outcome.restarts < plan.restarts:
         yield Doubt(
             "few restarts",
@@ -136,7 +130,7 @@ def _restarts(outcome: Outcome, plan: Plan) -> Iterator[Doubt]:
         )
 
 
-def _provider(track: Track, device: str) -> Iterator[Doubt]:
+def _provider(track: Track[Subject], device: str) -> Iterator[Doubt]:
     if device == "cuda" and track.ran_on and not any("cuda" in name.lower() for name in track.ran_on):
         yield Doubt(
             "provider",
@@ -146,7 +140,7 @@ def _provider(track: Track, device: str) -> Iterator[Doubt]:
         )
 
 
-def _confinement(track: Track) -> Iterator[Doubt]:
+def _confinement(track: Track[Subject]) -> Iterator[Doubt]:
     for entry in track.missing:
         yield Doubt(
             "confinement",
@@ -156,7 +150,7 @@ def _confinement(track: Track) -> Iterator[Doubt]:
         )
 
 
-def _outputs(track: Track, judged: Judged, first: Track) -> Iterator[Doubt]:
+def _outputs(track: Track[Subject], judged: Judged, first: Track[Subject]) -> Iterator[Doubt]:
     seen = judged.differs
     if judged.agreement is not None and judged.agreement.sqnr_db < _DISAGREES_DB:
         seen = f"Its outputs are {judged.agreement.sqnr_db:.1f} dB from those of {first.subject.name}."

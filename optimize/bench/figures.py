@@ -8,11 +8,21 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.bench.plan import Plan, Scenario
-from optimize.bench.rounds import Block, Outcome, Start, Track
+from optimize.bench.subjects import Subject
 from optimize.errors import VerificationFailed
 from optimize.measure.agreement import Agreement, AgreementMeter
-from optimize.measure.latency import Speedup
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import (
+    Block,
+    Runs,
+    Scenario,
+    Speedup,
+    Start,
+    Track,
+    middle,
+    samples_by_restart,
+    speedup,
+)
 from optimize.measure.statistics import nested_interval, percentile
 
 Status = Literal["measured", "not_run", "failed"]
@@ -105,27 +115,27 @@ class Judged:
     scenarios: tuple[Figures, ...]
 
 
-def figures(outcome: Outcome, plan: Plan) -> list[Judged]:
+def figures(outcome: Runs[Subject], plan: Plan) -> list[Judged]:
     """Return what each subject came to, in order."""
     first = outcome.tracks[0]
     return [_judged(track, first, plan) for track in outcome.tracks]
 
 
-def _judged(track: Track, first: Track, plan: Plan) -> Judged:
+def _judged(track: Track[Subject], first: Track[Subject], plan: Plan) -> Judged:
     agreement, differs = _agreement(first, track)
     status: Status = "measured"
     if track.failure is not None:
         status = "not_run" if track.failure.startswith("not run") else "failed"
-    found = tuple(_figures(track, first, scenario, plan.seed) for scenario in plan.scenarios)
+    found = tuple(_figures(track, first, scenario, plan.seed or 0) for scenario in plan.scenarios)
     return Judged(status, track.failure or "", agreement, differs, found)
 
 
-def _figures(track: Track, first: Track, scenario: Scenario, seed: int) -> Figures:
+def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, seed: int) -> Figures:
     blocks = track.blocks.get(scenario, [])
     if not blocks:
         reason = track.refusals.get(scenario) or track.failure or "no round was finished"
         return Figures(scenario.batch, scenario.streams, reason)
-    restarts = by_restart(blocks, [np.array(block.samples_s) for block in blocks])
+    restarts = samples_by_restart(blocks)
     samples = np.concatenate([entry for rounds in restarts for entry in rounds])
     low, high = nested_interval(restarts, seed=seed)
     alone = samples if blocks[0].group == 1 else samples[:0]
@@ -144,32 +154,11 @@ def _figures(track: Track, first: Track, scenario: Scenario, seed: int) -> Figur
         cpu_s=float(np.median([value for block in blocks for value in block.cpu_s])),
         device_s=float(np.median(device)) if device else None,
         throughput=_throughput(blocks, scenario, seed),
-        speedup=None if track is first else _speedup(first.blocks.get(scenario, []), blocks, seed),
+        speedup=None if track is first else speedup(first.blocks.get(scenario, []), blocks, seed),
         restart_medians_s=tuple(float(np.median(np.concatenate(rounds))) for rounds in restarts),
         energy_j=_energy_j(blocks),
         blocks=tuple(blocks),
     )
-
-
-def by_restart(blocks: Sequence[Block], values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Return one value a block as lists, one a restart."""
-    numbers = sorted({block.restart for block in blocks})
-    return [[value for block, value in zip(blocks, values, strict=True) if block.restart == n] for n in numbers]
-
-
-def round_ratios(first: Sequence[Block], other: Sequence[Block]) -> tuple[list[Block], list[float]]:
-    """Return how many times faster the other was in each round both finished, with the other's blocks."""
-    medians = {(block.restart, block.round): float(np.median(block.samples_s)) for block in first}
-    shared = [block for block in other if (block.restart, block.round) in medians]
-    return shared, [medians[block.restart, block.round] / float(np.median(block.samples_s)) for block in shared]
-
-
-def _speedup(first: Sequence[Block], other: Sequence[Block], seed: int) -> Speedup | None:
-    shared, ratios = round_ratios(first, other)
-    if not ratios:
-        return None
-    low, high = nested_interval(by_restart(shared, [np.array([ratio]) for ratio in ratios]), seed=seed)
-    return Speedup(float(np.median(ratios)), low, high)
 
 
 def _throughput(blocks: Sequence[Block], scenario: Scenario, seed: int) -> Throughput:
@@ -177,8 +166,7 @@ def _throughput(blocks: Sequence[Block], scenario: Scenario, seed: int) -> Throu
         rates = [scenario.batch * len(block.samples_s) / block.span_s for block in blocks]
     else:
         rates = [scenario.batch / float(np.median(block.samples_s)) for block in blocks]
-    low, high = nested_interval(by_restart(blocks, [np.array([rate]) for rate in rates]), seed=seed)
-    return Throughput(float(np.median(rates)), low, high)
+    return Throughput(*middle(blocks, rates, seed))
 
 
 def _first_s(starts: Sequence[Start], scenario: Scenario) -> float | None:
@@ -196,7 +184,7 @@ def _energy_j(blocks: Sequence[Block]) -> float | None:
     return sum(block.energy_j or 0.0 for block in blocks) / runs
 
 
-def _agreement(first: Track, track: Track) -> tuple[Agreement | None, str]:
+def _agreement(first: Track[Subject], track: Track[Subject]) -> tuple[Agreement | None, str]:
     """Return how near the outputs are to the first subject's, or why they cannot be compared."""
     if track is first or first.outputs is None or track.outputs is None:
         return None, ""

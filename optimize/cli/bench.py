@@ -94,9 +94,9 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     import tempfile
 
     from optimize.bench.doubts import doubts
-    from optimize.bench.energy import find_meter
     from optimize.bench.figures import figures
     from optimize.bench.rounds import run
+    from optimize.measure.energy import find_meter
     from optimize.measure.environment import current
     from optimize.measure.openers import Opening
     from optimize.measure.subjects import agreed_inputs
@@ -118,7 +118,8 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
 
 def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
     """Return what is asked; without --batch, a batch that is fixed in every file is taken."""
-    from optimize.bench.plan import Plan, limits, sweep
+    from optimize.bench.rounds import limits, sweep
+    from optimize.measure.lockstep import Plan
 
     fixed = {subject.fixed_batch for subject in subjects if not subject.missing}
     only = fixed.pop() if len(fixed) == 1 else None

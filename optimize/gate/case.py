@@ -14,20 +14,19 @@ from optimize.errors import OptimizeError, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
-from optimize.gate.lockstep import Protocol, SideFailed, measure, start_fleet
 from optimize.gate.models import Samples, digest, open_model, open_pair
 from optimize.gate.quality import Quality, judge
 from optimize.gate.record import CaseRecord, Finding
-from optimize.gate.rounds import SIDES, Clock, SideName, Trace, to_json
+from optimize.gate.rounds import SIDES, SideName, Trace, measure, plan_of, start_fleet, to_json
 from optimize.gate.verdict import Decision, Outcome, Rule, decide, is_decided
 from optimize.measure import environment
-from optimize.measure.fleet import Progress
+from optimize.measure.fleet import Progress, WorkerFailed
+from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
+from optimize.measure.runs import Clock
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
 
-#: Runnable processes for each core from which a machine counts as busy.
-BUSY_LOAD = 0.5
 #: The share of the time after which no further unlabelled sample is compared: long runs, few samples.
 JUDGED_SHARE = 0.1
 
@@ -66,10 +65,11 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         _check(state, settings, opening, progress)
     except UsageError:
         raise
-    except SideFailed as error:
+    except WorkerFailed as error:
+        side = SIDES[error.place]
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
-        verdict = Outcome.FAIL if error.side == "candidate" else Outcome.NOT_COMPARABLE
-        return _record(state, verdict, f"the {error.side} does not run: {error.reason}".rstrip("."))
+        verdict = Outcome.FAIL if side == "candidate" else Outcome.NOT_COMPARABLE
+        return _record(state, verdict, f"the {side} does not run: {error}".rstrip("."))
     except OptimizeError as error:
         return _record(state, Outcome.NOT_COMPARABLE, error.what.rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
@@ -87,9 +87,10 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     state.warnings += _warnings_before(case)
+    plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
-    with start_fleet(state.pair, protocol(case)) as fleet:
+    with start_fleet(state.pair.models, plan) as fleet:
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
         state.quality = judge(samples, fleet, seconds=JUDGED_SHARE * case.max_seconds)
@@ -99,9 +100,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
             return  # the time of a wrong answer says nothing
         state.rule = rule_of(case, settings, [model.artifact for model in state.pair.models])
         tell = (lambda _, done: progress(f"{case.title}: measure", done)) if progress else None
-        state.trace = measure(
-            state.pair, inputs, protocol(case), lambda trace: is_decided(trace, state.rule), tell, fleet
-        )
+        state.trace = measure(state.pair, inputs, plan, lambda trace: is_decided(trace, state.rule), tell, fleet)
     state.decision = decide(state.trace, state.rule)
     state.findings += findings.of_time(case, state.decision, state.trace, state.rule, batch=len(inputs[0]))
     state.findings += findings.of_memory(case, state.trace)
@@ -144,7 +143,7 @@ def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     stored.require_same_run(case, state.input_digest)
-    state.trace = measure(state.pair, inputs, protocol(case), lambda trace: True)
+    state.trace = measure(state.pair, inputs, plan_for(case), lambda trace: True)
     state.findings.append(findings.of_numbers(stored.baseline, state.trace, case.max_regression))
     state.warnings.append(
         f"'{stored.file}' is gone: only its numbers are left, and the machine has moved on since. "
@@ -152,9 +151,9 @@ def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
     )
 
 
-def protocol(case: Case) -> Protocol:
+def plan_for(case: Case) -> Plan:
     """Return how a case is measured."""
-    return Protocol(threads=case.threads, affinity=case.cpus, max_seconds=case.max_seconds)
+    return plan_of(threads=case.threads, affinity=case.cpus, max_seconds=case.max_seconds)
 
 
 def rule_of(case: Case, settings: Settings, artifacts: Sequence[Artifact]) -> Rule:
@@ -186,9 +185,8 @@ def _reasons(found: Sequence[Finding], verdict: Outcome) -> list[str]:
 
 def _warnings_before(case: Case) -> list[str]:
     found = []
-    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-    if load > BUSY_LOAD * cores:
-        found.append(f"The machine was busy before measuring began: load {load:.1f} on {cores} cores. Ratios hold.")
+    if told := environment.busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0):
+        found.append(f"{told} Ratios hold.")
     if case.data is None and case.eval is None:
         found.append("Outputs were compared on noise: give samples (--data) or labelled ones (--eval).")
     return found

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimize import registry
-from optimize.gate.rounds import Block, Clock, Round
+from optimize.gate.rounds import Round
+from optimize.measure.runs import Block, Clock
 
 #: Runs that may give up the processor (a page read from a file) before a model counts as one that waits.
 WAITING_RUNS = 0.01
@@ -73,14 +74,14 @@ def _parallelism(blocks: Sequence[Block]) -> float:
 
 
 def _waits(blocks: Sequence[Block]) -> float:
-    return sum(block.waited for block in blocks) / sum(len(block.wall_s) for block in blocks)
+    return sum(block.waited for block in blocks) / sum(len(block.samples_s) for block in blocks)
 
 
 def _calm(blocks: Sequence[tuple[Block, Block]]) -> tuple[float, float]:
     """Return, of the least disturbed rounds, the larger share without a processor and how far the sides are apart."""
     calm = sorted(blocks, key=lambda pair: pair[0].off_cpu + pair[1].off_cpu)
     calm = calm[: max(round(CALM * len(calm)), 1)]
-    off_s = np.array([[block.off_cpu * sum(block.wall_s) for block in pair] for pair in calm])
-    base_s = np.array([sum(base.wall_s) for base, _ in calm])
+    off_s = np.array([[block.off_cpu * sum(block.samples_s) for block in pair] for pair in calm])
+    base_s = np.array([sum(base.samples_s) for base, _ in calm])
     waiting = max(float(np.median([pair[side].off_cpu for pair in calm])) for side in (0, 1))
     return waiting, abs(float(np.median((off_s[:, 1] - off_s[:, 0]) / base_s)))

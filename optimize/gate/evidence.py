@@ -1,4 +1,4 @@
-"""Evidence that may be looked at after every round: e-values of signs, and the interval of a median.
+"""Evidence that may be looked at after every round: e-values of signs.
 
 A round says one thing: whether the candidate's block took longer than a threshold times the base's. If the median of
 the ratio is at the threshold or below, the sign is "longer" with probability one half at most. A gambler who bets the
@@ -11,8 +11,6 @@ Shirikian, "Rapid regression detection in software deployments through sequentia
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -36,29 +34,3 @@ def e_value(successes: npt.ArrayLike, rounds: npt.ArrayLike) -> np.ndarray:
     # A sum of exponentials: 2^rounds stays far below the largest float for any number of rounds a budget allows.
     wealth: np.ndarray = np.exp(won * np.log(2 * BETS) + lost * np.log(2 * (1 - BETS))).mean(-1)
     return wealth
-
-
-def median_interval(values: npt.ArrayLike, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the interval of the median between two order statistics; None where there are too few values.
-
-    It assumes nothing of the distribution: the number of values below the median is binomial.
-
-    >>> median_interval(range(1, 22))
-    (6.0, 16.0)
-    >>> median_interval([1, 2, 3]) is None
-    True
-    """
-    ordered = np.sort(np.asarray(values, np.float64))
-    rank = _rank(len(ordered), (1 - confidence) / 2)
-    return None if rank == 0 else (float(ordered[rank - 1]), float(ordered[-rank]))
-
-
-def _rank(count: int, tail: float) -> int:
-    """Return the largest ``r`` such that fewer than ``r`` heads of ``count`` fair coins have this chance at most."""
-    below, rank = 0.0, 0
-    for heads in range(count // 2):
-        below += math.comb(count, heads) / 2**count
-        if below > tail:
-            break
-        rank = heads + 1
-    return rank

@@ -8,8 +8,9 @@ from optimize.gate.baseline import Baseline
 from optimize.gate.limits import Case, Growth
 from optimize.gate.quality import Quality
 from optimize.gate.record import Finding
-from optimize.gate.rounds import Clock, SideName, Trace
+from optimize.gate.rounds import SideName, Trace
 from optimize.gate.verdict import Decision, Outcome, Rule
+from optimize.measure.runs import Clock
 from optimize.report import format as form
 
 #: What is asked of the outputs where nobody says: dB without labels, points of accuracy with them.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from optimize.errors import VerificationFailed
-from optimize.gate.lockstep import SideFailed, sessions
 from optimize.gate.models import Samples, digest
-from optimize.gate.rounds import SideName
+from optimize.gate.rounds import SIDES, SideName
 from optimize.measure.accuracy import Accuracy, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
-from optimize.measure.fleet import Fleet, Session, WorkerFailed
+from optimize.measure.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -42,15 +39,16 @@ def judge(samples: Samples, fleet: Fleet, *, seconds: float) -> Quality:
         seconds: After which no further unlabelled sample is compared.
 
     Raises:
-        SideFailed: A worker crashed, hung or refused.
+        WorkerFailed: A worker crashed, hung or refused; its place in ``SIDES`` is said.
         Refused: The labels do not fit the outputs, or the data does not fit the models.
     """
     agreement, accuracy = AgreementMeter(), accuracy_meter()
     digests: dict[SideName, str] = {}
-    workers, end = sessions(fleet), time.monotonic() + seconds
+    end = time.monotonic() + seconds
     for inputs, labels in samples.judged():
-        expected, found = (_outputs(samples, workers[side], side, inputs) for side in workers)
-        digests = digests or {"base": digest(expected), "candidate": digest(found)}
+        pairs = zip(samples.pair.models, fleet, strict=True)
+        expected, found = (session.outputs(model.arranged(inputs)) for model, session in pairs)
+        digests = digests or dict(zip(SIDES, (digest(expected), digest(found)), strict=True))
         try:
             agreement.update(expected, found)
         except VerificationFailed as error:
@@ -60,11 +58,3 @@ def judge(samples: Samples, fleet: Fleet, *, seconds: float) -> Quality:
         elif time.monotonic() > end:
             break
     return Quality(agreement.result(), accuracy.result(), digests=digests)
-
-
-def _outputs(samples: Samples, session: Session, side: SideName, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    model = samples.pair.base if side == "base" else samples.pair.candidate
-    try:
-        return session.outputs(model.arranged(inputs))
-    except WorkerFailed as error:
-        raise SideFailed(side, str(error)) from error

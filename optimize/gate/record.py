@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
-from optimize.gate.rounds import Clock, SideName, Trace
+from optimize.gate.rounds import SideName, Trace
 from optimize.gate.verdict import Decision, Outcome, Ratio, Rule
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
+from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
 

@@ -11,17 +11,18 @@ import numpy as np
 
 from optimize.errors import Refused
 from optimize.gate import suite
-from optimize.gate.case import open_case, protocol, rule_of
+from optimize.gate.case import open_case, plan_for, rule_of
 from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
-from optimize.gate.lockstep import Protocol, SideFailed, measure
 from optimize.gate.models import Samples
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
-from optimize.gate.rounds import Clock, Trace
-from optimize.gate.verdict import FIRST_LOOK, Outcome, Rule, choose_clock, decide, is_decided
+from optimize.gate.rounds import FIRST_LOOK, Trace, measure
+from optimize.gate.verdict import Outcome, Rule, choose_clock, decide, is_decided
 from optimize.measure import environment
-from optimize.measure.fleet import Progress
+from optimize.measure.fleet import Progress, WorkerFailed
+from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
+from optimize.measure.runs import Clock
 
 DECISIONS = 20
 #: The largest share of decisions that may stay open on a runner that is fit.
@@ -47,8 +48,8 @@ def check(settings: Settings, *, trust: bool = False, command: str = "", progres
     case, machine = settings.cases[0], environment.current()
     try:
         found = run(case, settings, trust=trust, progress=progress)
-    except SideFailed as error:
-        raise Refused(f"'{case.base}' does not run: {error.reason}.") from error
+    except WorkerFailed as error:
+        raise Refused(f"'{case.base}' does not run: {error}.") from error
     verdict = Outcome.PASS if found.fit else Outcome.NOT_COMPARABLE
     reason = f"this runner is {'' if found.fit else 'not '}fit to gate at {100 * case.max_regression:g} %"
     entry = CaseRecord(name=f"{case.title} against itself", verdict=verdict, reason=reason)
@@ -69,7 +70,7 @@ def run(
 
     Raises:
         OptimizeError: The model cannot be opened or run.
-        SideFailed: It crashed or hung.
+        WorkerFailed: It crashed or hung.
     """
     alone = case.model_copy(update={"candidate": case.base, "candidate_python": case.base_python})
     traces = []
@@ -78,13 +79,13 @@ def run(
         inputs = Samples(pair, case.batch, case.data, case.eval).timed()
         rule = rule_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
-            traces.append(measure(pair, inputs, protocol(case), lambda trace: is_decided(trace, rule)))
+            traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, rule)))
             if progress:
                 progress("compare the model with itself", (number + 1) / decisions)
-    return summarize(traces, rule, protocol(case))
+    return summarize(traces, rule, plan_for(case))
 
 
-def summarize(traces: Sequence[Trace], rule: Rule, how: Protocol) -> SelfTestRecord:
+def summarize(traces: Sequence[Trace], rule: Rule, how: Plan) -> SelfTestRecord:
     """Return what comparisons of a model with itself say."""
     outcomes = [decide(trace, rule).outcome for trace in traces]
     false_alarms, open_ones = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.INCONCLUSIVE)
@@ -100,7 +101,7 @@ def summarize(traces: Sequence[Trace], rule: Rule, how: Protocol) -> SelfTestRec
     )
 
 
-def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Protocol) -> float | None:
+def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Plan) -> float | None:
     """Return the smallest slowdown that can be gated in the time, as a share; None where none of ``SIZES`` can.
 
     Comparisons are drawn from the recorded restarts, whole restarts with replacement, as many as the time allows, each
@@ -111,7 +112,7 @@ def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Protocol) -> f
     restarts = [values for trace in traces for values in _restarts(trace, choose_clock(trace, rule).clock)]
     rounds = _affordable_rounds(traces, how)
     streams = np.stack([_stream(restarts, rounds, generator) for _ in range(RESAMPLES)])
-    first = min(FIRST_LOOK * how.rounds, rounds - 1)
+    first = min(FIRST_LOOK * (how.rounds or 1), rounds - 1)
     return next((size for size in SIZES if _gates(streams, first, size, rule)), None)
 
 
@@ -136,10 +137,10 @@ def _stream(restarts: Sequence[np.ndarray], rounds: int, generator: np.random.Ge
     return np.concatenate(drawn)[:rounds]
 
 
-def _affordable_rounds(traces: Sequence[Trace], how: Protocol) -> int:
+def _affordable_rounds(traces: Sequence[Trace], how: Plan) -> int:
     """Return the rounds that fit into the time of one comparison, at the pace of the recorded ones."""
     pace_s = sum(trace.seconds for trace in traces) / sum(len(trace.rounds) for trace in traces)
-    return max(min(int(how.max_seconds / max(pace_s, 1e-9)), how.max_restarts * how.rounds), 2)
+    return max(min(int((how.budget_s or 0.0) / max(pace_s, 1e-9)), how.restarts * (how.rounds or 1)), 2)
 
 
 def _restarts(trace: Trace, clock: Clock) -> list[np.ndarray]:

@@ -19,11 +19,11 @@ import numpy as np
 
 from optimize.gate import clock as clocks
 from optimize.gate.clock import Choice
-from optimize.gate.evidence import e_value, median_interval
-from optimize.gate.rounds import SIDES, Clock, Trace
+from optimize.gate.evidence import e_value
+from optimize.gate.rounds import FIRST_LOOK, SIDES, Trace
+from optimize.measure.runs import Clock
+from optimize.measure.statistics import order_interval
 
-#: Restarts that decide about the clock, and before which no verdict falls.
-FIRST_LOOK = 2
 #: Restarts without which a verdict is not given while restarts disagree, and rounds of one that has a say in that.
 BIMODAL_RESTARTS, SAY = 5, 6
 #: Ticks of its clock that a run must last.
@@ -92,7 +92,7 @@ class Ratio:
     @classmethod
     def of(cls, log_ratios: np.ndarray) -> Ratio:
         """Return the median ratio of rounds, from their logarithms ``[rounds]``."""
-        found = median_interval(log_ratios)
+        found = order_interval(log_ratios)
         interval = (math.exp(found[0]), math.exp(found[1])) if found else None
         return cls(math.exp(float(np.median(log_ratios))), interval)
 
@@ -168,7 +168,7 @@ def choose_clock(trace: Trace, rule: Rule) -> Choice:
 def is_bimodal(trace: Trace, clock: Clock, max_regression: float) -> bool:
     """Say whether restarts disagree: medians further apart than half of what is allowed, intervals that do not meet."""
     found = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts]
-    known = [(np.median(values), median_interval(values)) for values in found if len(values) >= SAY]
+    known = [(np.median(values), order_interval(values)) for values in found if len(values) >= SAY]
     intervals = [interval for _, interval in known if interval]
     if not intervals:
         return False

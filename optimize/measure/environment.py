@@ -14,6 +14,8 @@ from pathlib import Path
 from optimize.registry import targets
 
 CPUFREQ = Path("/sys/devices/system/cpu")
+#: Runnable processes for each core from which a machine counts as busy.
+BUSY_LOAD = 0.5
 #: The instruction sets that decide which kernels a runtime picks, and the mark of a virtual machine.
 FLAGS = re.compile(r"(avx2|avx512f|avx(512)?_vnni|avx512_(bf16|fp16)|amx_\w+|asimddp|i8mm|bf16|sve2?|hypervisor)")
 
@@ -80,6 +82,22 @@ def current() -> Environment:
         gpus=_gpus(),
         versions=_versions(),
     )
+
+
+def busy(load: float, cores: int | None = None) -> str:
+    """Return that the machine was busy as a sentence, empty where it was not.
+
+    Args:
+        load: Runnable processes over the last minute, before measuring began.
+        cores: Logical processors; this machine's where None.
+
+    >>> busy(3.0, cores=4), busy(2.0, cores=4)
+    ('The machine was busy before measuring began: load 3.0 on 4 cores.', '')
+    """
+    cores = cores or os.cpu_count() or 1
+    if load <= BUSY_LOAD * cores:
+        return ""
+    return f"The machine was busy before measuring began: load {load:.1f} on {cores} cores."
 
 
 def frequency_mhz(folder: Path = CPUFREQ) -> list[float]:

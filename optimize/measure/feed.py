@@ -90,7 +90,9 @@ def open_for(
     return open_data(source, inputs=wanted, labelled=labelled, image=image_preprocessing(preprocessing or {}))
 
 
-def read_whole(opened: Samples, size: int, *, rest: bool = False) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
+def read_whole(
+    opened: Samples, size: int, *, rest: bool = False
+) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
     """Yield the inputs and the labels, where there are some, of whole batches, and with ``rest`` of the last one."""
     for batch in opened.batches(size):
         if rest or len(batch) == size:

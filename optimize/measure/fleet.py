@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -11,12 +12,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from optimize.errors import Refused
 from optimize.escaping import plain
+from optimize.measure.subjects import MODULE
 from optimize.measure.worker import read_answer, write_arrays
 from optimize.progress import Progress as Progress
 from optimize.progress import silent as silent
@@ -27,6 +29,11 @@ from optimize.sandbox.lines import Lines, read_object
 from optimize.sandbox.process import confined_variables, describe_end, end
 from optimize.targets.base import Artifact
 
+if TYPE_CHECKING:
+    from optimize.measure.runs import Scenario
+
+#: The module that runs as the process of a session.
+_PROGRAM = "optimize.measure.worker"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples.
 _LINE_BYTES, _LINES = 64 << 20, 16
@@ -35,7 +42,15 @@ _WALLS = ("landlock", "pyseccomp")
 
 
 class WorkerFailed(Exception):
-    """A worker crashed, hung or refused; its session is closed and says why."""
+    """A worker crashed, hung or refused; its session is closed and says why.
+
+    Attributes:
+        place: Of its artifact in the fleet.
+    """
+
+    def __init__(self, reason: str, place: int = 0) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 class Session:
@@ -44,9 +59,13 @@ class Session:
     Attributes:
         artifact: What it runs.
         threads: Compute threads, given to the runtime and to the environment of the process.
+        place: In the fleet.
         load_s: Seconds to import the runtime and load the file.
+        clock_step_s: The smallest time its clock can tell.
+        ran_on: Providers or devices that the runtime says it uses; empty where it does not say.
         failure: Why the session is closed; None while it answers.
         missing: Protection against an untrusted file that this system lacks, in words.
+        has_answered: Whether it returned outputs already.
 
     Args:
         artifact: What it runs.
@@ -55,10 +74,14 @@ class Session:
         patience_s: The longest one answer may take before the worker counts as hung.
         interpreter: Python of another environment, with its own runtime; None runs this process's.
         affinity: Processors it may run on; all of this process's where empty.
+        place: In the fleet.
     """
 
-    #: The module that runs as its process.
-    program: ClassVar[str] = "optimize.measure.worker"
+    load_s = clock_step_s = 0.0
+    failure: str | None = None
+    ran_on: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    has_answered = False
 
     def __init__(
         self,
@@ -69,13 +92,9 @@ class Session:
         patience_s: float,
         interpreter: Path | None = None,
         affinity: Sequence[int] = (),
+        place: int = 0,
     ) -> None:
-        self.artifact = artifact
-        self.threads = threads
-        self.affinity = tuple(affinity)
-        self.load_s = 0.0
-        self.failure: str | None = None
-        self.missing: tuple[str, ...] = ()
+        self.artifact, self.threads, self.affinity, self.place = artifact, threads, tuple(affinity), place
         self._folder = folder
         self._patience_s = patience_s
         self._asked = 0
@@ -83,9 +102,9 @@ class Session:
         # What this process writes lies outside the folder of the worker, which could make something else of it.
         self._own = folder / "own"
         self._own.mkdir(parents=True)
-        command, variables = [self.program], dict.fromkeys(THREAD_VARIABLES, str(threads))
+        command, variables = [_PROGRAM], dict.fromkeys(THREAD_VARIABLES, str(threads))
         if artifact.untrusted:
-            command = ["optimize.sandbox.launch", str(self._own.resolve()), self.program]
+            command = ["optimize.sandbox.launch", str(self._own.resolve()), _PROGRAM]
             variables |= confined_variables(self._own)
         self._process = start(
             *command,
@@ -98,16 +117,26 @@ class Session:
         )
         self._replies = Lines(_pipe(self._process.stdout), most_bytes=_LINE_BYTES, most_waiting=_LINES)
 
+    def greet(self) -> None:
+        """Wait until the process runs: no interpreter shall start while another loads its file."""
+        with contextlib.suppress(WorkerFailed):
+            self._exchange({"do": "ready"}, told="load")
+
     def load(self) -> None:
         """Load the artifact in the worker; a failure is recorded, not raised."""
-        fields = dataclasses.asdict(dataclasses.replace(self.artifact, path=self.artifact.path.resolve()))
-        fields["path"] = str(fields["path"])
+        path, in_python = self.artifact.path, self.artifact.target == MODULE
+        fields = dataclasses.asdict(dataclasses.replace(self.artifact, coverage=None))
+        fields["path"] = str(path if in_python else path.resolve())
         try:
-            module = type(find_target(self.artifact.target)).__module__
+            module = "" if in_python else type(find_target(self.artifact.target)).__module__
             wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity, "limits": self.limits}
-            self._loaded(self.ask("load", module=module, **wanted))
+            reply = self.ask("load", module=module, **wanted)
+            if not {"load_s", "clock_step_s", "ran_on", "missing"} <= reply.keys():
+                raise self._fail("load: the worker answered with what is no answer")
         except WorkerFailed:
             return
+        self.load_s, self.clock_step_s = reply["load_s"], reply["clock_step_s"]
+        self.ran_on, self.missing = (tuple(map(plain, reply[key])) for key in ("ran_on", "missing"))
 
     @property
     def on_gpu(self) -> bool:
@@ -123,11 +152,6 @@ class Session:
         found = ChildLimits.of([self.artifact.path], seconds=None)
         return dataclasses.asdict(dataclasses.replace(found, memory_bytes=None) if self.on_gpu else found)
 
-    def _loaded(self, reply: Mapping[str, Any]) -> None:
-        if not {"load_s", "missing"} <= reply.keys():
-            raise self._fail("load: the worker answered with what is no answer")
-        self.load_s, self.missing = reply["load_s"], tuple(plain(entry) for entry in reply["missing"])
-
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.
 
@@ -135,11 +159,38 @@ class Session:
             WorkerFailed: The worker died, did not answer in time or answered with an error; the session is closed.
         """
         if self.failure is not None:
-            raise WorkerFailed(self.failure)
+            raise WorkerFailed(self.failure, self.place)
         reply = self._exchange({"do": command, **fields})
         if not reply["ok"]:
             raise self._fail(f"{command}: {reply['error']}")
         return reply
+
+    def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
+        """Give the worker what a scenario runs on.
+
+        Raises:
+            WorkerFailed: It does not fit the file.
+        """
+        path = self._folder / "scenario.npz"
+        write_arrays(path, list(inputs))
+        self.ask("prepare", scenario=scenario.name, path=str(path), streams=scenario.streams)
+
+    def warm_up(self, scenario: Scenario, floor: Mapping[str, float]) -> dict[str, Any]:
+        """Run a scenario until the floor is reached; return ``runs``, the first of them and the length of a later one.
+
+        Raises:
+            WorkerFailed: It crashed or refused.
+        """
+        return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, **floor)
+
+    def block(self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True) -> dict[str, Any]:
+        """Run a block of a scenario; return its samples on both clocks and what else was counted.
+
+        Raises:
+            WorkerFailed: It crashed or refused.
+        """
+        fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle}
+        return self.ask("block", scenario=scenario.name, **fields)
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run one batch and return the flat outputs.
@@ -149,6 +200,7 @@ class Session:
         """
         asked, answered = self._folder / "inputs.npz", self._own / "outputs.npz"
         write_arrays(asked, list(inputs))
+        self.has_answered = True
         self.ask("run", inputs=str(asked), outputs=str(answered))
         try:
             return read_answer(self._own, answered.name)
@@ -169,27 +221,27 @@ class Session:
         end(self._process)
         self._words.close()
 
-    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._asked += 1
+    def _exchange(self, request: dict[str, Any], told: str = "") -> dict[str, Any]:
+        self._asked, told = self._asked + 1, told or request["do"]
         try:
             _pipe(self._process.stdin).write((json.dumps({**request, "number": self._asked}) + "\n").encode())
             _pipe(self._process.stdin).flush()
             line = self._replies.read(self._patience_s)
         except TimeoutError:
-            raise self._fail(f"{request['do']}: no answer within {self._patience_s:g} s") from None
+            raise self._fail(f"{told}: no answer within {self._patience_s:g} s") from None
         except OSError:
             line = b""
         if not line:
-            raise self._fail(f"{request['do']}: {self._last_words()}")
+            raise self._fail(f"{told}: {self._last_words()}")
         reply = read_reply(line, self._asked)
         if reply is None:
-            raise self._fail(f"{request['do']}: the worker answered with what is no answer")
+            raise self._fail(f"{told}: the worker answered with what is no answer")
         return reply
 
     def _fail(self, reason: str) -> WorkerFailed:
         self.failure = reason
         self.close()
-        return WorkerFailed(reason)
+        return WorkerFailed(reason, self.place)
 
     def _last_words(self) -> str:
         code = ended(self._process)
@@ -237,6 +289,7 @@ class Fleet:
         progress: Told how many are loaded.
         interpreters: Python of the environment of each artifact, None for this one; empty means this one for all.
         affinity: Processors every worker may run on; all of this process's where empty.
+        order: Places of the artifacts in the order their processes start; that of the artifacts where empty.
     """
 
     def __init__(
@@ -248,6 +301,7 @@ class Fleet:
         progress: Progress | None = None,
         interpreters: Sequence[Path | None] = (),
         affinity: Sequence[int] = (),
+        order: Sequence[int] = (),
     ) -> None:
         self.threads = threads
         self.sessions: tuple[Session, ...] = ()
@@ -255,15 +309,21 @@ class Fleet:
         self._patience_s = patience_s
         self._progress = progress
         self._interpreters = interpreters or [None] * len(artifacts)
-        self._affinity = affinity
+        self._affinity, self._order = affinity, order or range(len(artifacts))
         self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
 
     def __enter__(self) -> Fleet:
         try:
-            for index, artifact in enumerate(self._artifacts):
-                self._enlist(index, artifact)
-            for index, session in enumerate(self.sessions):
-                self._load(index, session)
+            for place in self._order:
+                self.sessions += (self._start(place),)
+            started = self.sessions
+            self.sessions = tuple(sorted(started, key=lambda session: session.place))
+            for session in started:
+                session.greet()
+            for count, session in enumerate(started, 1):
+                session.load()
+                if self._progress:
+                    self._progress("load artifacts", count / len(started))
         except BaseException:
             self.close()
             raise
@@ -286,23 +346,17 @@ class Fleet:
             session.close()
         self._folder.cleanup()
 
-    def _enlist(self, index: int, artifact: Artifact) -> None:
+    def _start(self, place: int) -> Session:
         """Start a process; the interpreters of all start at the same time, the runtimes one after another."""
-        folder = Path(self._folder.name) / str(index)
-        session = Session(
-            artifact,
-            folder,
+        return Session(
+            self._artifacts[place],
+            Path(self._folder.name) / str(place),
             threads=self.threads,
             patience_s=self._patience_s,
-            interpreter=self._interpreters[index],
+            interpreter=self._interpreters[place],
             affinity=self._affinity,
+            place=place,
         )
-        self.sessions += (session,)
-
-    def _load(self, index: int, session: Session) -> None:
-        session.load()
-        if self._progress:
-            self._progress("load artifacts", (index + 1) / len(self._artifacts))
 
 
 def _search_path(interpreter: Path | None, folder: Path, artifact: Artifact) -> list[str] | None:

@@ -1,37 +1,20 @@
-"""Latency in lock-step: every artifact runs a short block each round, in random order, and only one runs at a time.
-
-Interleaving is almost all of the precision: two sequential processes that run the same file differ by 2-3 %, the
-paired ratio of interleaved ones by 0.3 %. Every sample is kept; whatever is shown is derived from them.
-"""
+"""Latency of the artifacts of a fleet: one restart in lock-step, and the figures that a run reports."""
 
 from __future__ import annotations
 
-import math
 import os
-import tempfile
-import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from optimize.measure.fleet import Fleet, Progress, Session, WorkerFailed
-from optimize.measure.statistics import SAMPLES_FOR_P95, median_interval, percentile_95, relative_spread
-from optimize.measure.worker import write_arrays
-
-#: A block is long enough that a timer tick or a context switch is a small part of it.
-BLOCK_S = 0.005
-MAX_RUNS_PER_BLOCK = 50
-#: Runs right after idling are slow: no artifact may have only those in its samples.
-MIN_RUNS_PER_BLOCK = 3
-#: Below MIN_ROUNDS a 95 % interval of a median means little; ROUNDS bring the paired ratio to about 0.3 %.
-MIN_ROUNDS = 11
-ROUNDS = 40
-#: Warm-up is a fixed floor: detectors of a steady state follow the neighbour's noise, not the runtime.
-WARM_UP = {"runs": 10, "seconds": 0.1, "cap_s": 5.0}
-WIDE_SPREAD = 0.25
-BUSY_LOAD = 0.5
+from optimize.measure.environment import busy
+from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.lockstep import MIN_ROUNDS, SINGLE, Plan, lockstep
+from optimize.measure.runs import Runs, Speedup, Track, samples_by_restart, speedup
+from optimize.measure.statistics import WIDE_SPREAD, nested_interval, percentile, relative_spread
+from optimize.targets.base import Artifact
 
 
 @dataclass(frozen=True)
@@ -62,19 +45,6 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """How many times faster than the baseline: the median of the rounds' ratios with its 95 % interval.
-
-    The interval holds for this pair of processes. Memory layout differs from process to process and moves the ratio of
-    equal files by about 0.4 % (standard deviation), which restarts would average: see ``optimize check``.
-    """
-
-    ratio: float
-    ci_low: float
-    ci_high: float
-
-
-@dataclass(frozen=True)
 class Timing:
     """What one artifact cost.
 
@@ -98,20 +68,6 @@ class MeasureResult:
     timings: tuple[Timing, ...]
     rounds: int
     warnings: tuple[str, ...] = ()
-
-
-@dataclass
-class _Lane:
-    """One session while it is timed: runs a block, warm-up figures, and the samples ``[runs]`` of each round."""
-
-    session: Session
-    runs: int
-    first_call_s: float
-    rounds: list[np.ndarray]
-
-    @property
-    def samples(self) -> np.ndarray:
-        return np.concatenate(self.rounds)
 
 
 def default_budget_s(artifacts: int) -> float:
@@ -138,114 +94,53 @@ def measure(
         seed: Seed of the order within rounds and of the bootstrap.
         progress: Told how much of the rounds or of the budget is used.
     """
-    start = time.monotonic()
-    budget_s = default_budget_s(len(fleet)) if budget_s is None else budget_s
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    lanes = _warm_up(fleet, inputs)
-    _run_rounds(lanes, start + budget_s, seed, progress)
-    finished = {id(lane.session): lane for lane in lanes if lane.session.failure is None and lane.rounds}
-    baseline = finished.get(id(fleet.sessions[0])) if fleet.sessions else None
+    budget_s = default_budget_s(len(fleet)) if budget_s is None else budget_s
+    plan = Plan(threads=fleet.threads, restarts=1, budget_s=budget_s, seed=seed)
+    tracks = [Track(session.artifact) for session in fleet]
+    started = nullcontext(fleet)
+    runs = lockstep(tracks, plan, start=lambda *_: started, feed=lambda *_: inputs, progress=progress or silent)
     batch = int(inputs[0].shape[0]) if inputs and inputs[0].ndim else 1
-    timings = tuple(_timing(session, finished.get(id(session)), baseline, batch, seed) for session in fleet)
-    rounds = max((len(lane.rounds) for lane in finished.values()), default=0)
-    return MeasureResult(timings, rounds, tuple(_warnings(list(finished.values()), load)))
+    rounds = max((len(track.blocks[SINGLE]) for track in _finished(runs)), default=0)
+    timings = tuple(_timing(track, runs, plan, batch) for track in tracks)
+    return MeasureResult(timings, rounds, tuple(_warnings(runs, load)))
 
 
-def rounds_for(runs_per_block: Sequence[int]) -> int:
-    """Return the rounds that give everybody the samples of a 95th percentile, fixed before timing starts.
-
-    >>> rounds_for([5, 10]), rounds_for([1, 5])
-    (40, 130)
-    """
-    return max(ROUNDS, math.ceil(SAMPLES_FOR_P95 / min(runs_per_block, default=MAX_RUNS_PER_BLOCK)))
+def _finished(runs: Runs[Artifact]) -> list[Track[Artifact]]:
+    return [track for track in runs.tracks if track.failure is None and track.blocks]
 
 
-def block_runs(run_s: float) -> int:
-    """Return how many runs of this length make a block.
-
-    >>> block_runs(0.001), block_runs(0.080), block_runs(1e-6)
-    (5, 3, 50)
-    """
-    return min(max(math.ceil(BLOCK_S / max(run_s, 1e-9)), MIN_RUNS_PER_BLOCK), MAX_RUNS_PER_BLOCK)
-
-
-def _warm_up(fleet: Fleet, inputs: Sequence[np.ndarray]) -> list[_Lane]:
-    lanes = []
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        path = Path(folder) / "inputs.npz"
-        write_arrays(path, list(inputs))
-        for session in fleet:
-            try:
-                session.ask("inputs", path=str(path))
-                reply = session.ask("warm", **WARM_UP)
-            except WorkerFailed:
-                continue  # recorded in session.failure
-            lanes.append(_Lane(session, block_runs(reply["run_s"]), reply["first_call_s"], []))
-    return lanes
-
-
-def _run_rounds(lanes: list[_Lane], deadline: float, seed: int, progress: Progress | None) -> None:
-    """Run rounds until their number or the deadline is reached, but at least one."""
-    order = np.random.default_rng(seed)
-    wanted = rounds_for([lane.runs for lane in lanes])
-    start = time.monotonic()
-    for done in range(wanted):
-        for index in order.permutation(len(lanes)):
-            _run_block(lanes[index])
-        spent = (time.monotonic() - start) / max(deadline - start, 1e-9)
-        if progress:
-            progress("measure", min(1.0, max((done + 1) / wanted, spent)))
-        if spent >= 1.0:
-            return
-
-
-def _run_block(lane: _Lane) -> None:
-    try:
-        lane.rounds.append(np.array(lane.session.ask("time", runs=lane.runs)["samples_s"]))
-    except WorkerFailed:
-        return  # recorded in session.failure; the others go on
-
-
-def _timing(session: Session, lane: _Lane | None, baseline: _Lane | None, batch: int, seed: int) -> Timing:
-    if lane is None:
-        return Timing(failure=session.failure or "no round was finished")
-    low, high = median_interval(lane.rounds, seed=seed)
+def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int) -> Timing:
+    if track.failure is not None or not track.blocks:
+        return Timing(failure=track.failure or "no round was finished")
+    blocks, start, first, seed = track.blocks[SINGLE], track.starts[0], runs.tracks[0], plan.seed or 0
+    samples = np.array([sample for block in blocks for sample in block.samples_s])
+    low, high = nested_interval(samples_by_restart(blocks), seed=seed)
     latency = Latency(
-        median_s=float(np.median(lane.samples)),
-        p95_s=percentile_95(lane.samples),
+        median_s=float(np.median(samples)),
+        p95_s=percentile(samples, 95),
         ci_low_s=low,
         ci_high_s=high,
-        samples_s=tuple(round(sample, 9) for sample in lane.samples.tolist()),
-        first_call_s=lane.first_call_s,
-        load_s=session.load_s,
-        threads=session.threads,
+        samples_s=tuple(samples.tolist()),
+        first_call_s=next(iter(start.warm_ups.values())).first_s[0],
+        load_s=start.load_s,
+        threads=plan.threads,
         batch=batch,
     )
-    speedup = None if baseline is None or baseline is lane else _speedup(baseline, lane, seed)
-    return Timing(latency, speedup, session.peak_memory_bytes())
+    alone = track is first or first.failure is not None
+    return Timing(latency, None if alone else speedup(first.blocks[SINGLE], blocks, seed), start.peak_memory_bytes)
 
 
-def _speedup(baseline: _Lane, lane: _Lane, seed: int) -> Speedup:
-    pairs = zip(baseline.rounds, lane.rounds, strict=True)
-    ratios = [np.array([np.median(slow) / np.median(fast)]) for slow, fast in pairs]
-    low, high = median_interval(ratios, seed=seed)
-    return Speedup(float(np.median(ratios)), low, high)
-
-
-def _warnings(lanes: list[_Lane], load: float) -> list[str]:
+def _warnings(runs: Runs[Artifact], load: float) -> list[str]:
     """Say what makes the figures doubtful, and what would help."""
     found = []
-    cores = os.cpu_count() or 1
-    if load > BUSY_LOAD * cores:
-        found.append(
-            f"The machine was busy before measuring began: load {load:.1f} on {cores} cores. "
-            "Ratios hold better than seconds; stop other work and run again for seconds."
-        )
-    for lane in lanes:
-        name = f"{lane.session.artifact.target} {lane.session.artifact.precision}"
-        spread = relative_spread(lane.samples)
+    if told := busy(load):
+        found.append(f"{told} Ratios hold better than seconds; stop other work and run again for seconds.")
+    for track in _finished(runs):
+        name, blocks = f"{track.subject.target} {track.subject.precision}", track.blocks[SINGLE]
+        spread = relative_spread(np.concatenate([block.samples_s for block in blocks]))
         if spread > WIDE_SPREAD:
             found.append(f"{name}: the middle half of the runs spreads over {100 * spread:.0f} % of the median.")
-        if len(lane.rounds) < MIN_ROUNDS:
-            found.append(f"{name}: only {len(lane.rounds)} rounds fitted into the time budget; give it more time.")
+        if len(blocks) < MIN_ROUNDS:
+            found.append(f"{name}: only {len(blocks)} rounds fitted into the time budget; give it more time.")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -13,15 +14,25 @@ import numpy as np
 
 from optimize.errors import UsageError
 from optimize.measure.fleet import Progress, silent
+from optimize.measure.lockstep import Plan, take_turns
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
 
 if TYPE_CHECKING:
     from optimize.targets.probe import Probe
 
-#: Runs of each file: rounds of short blocks, fewer where the budget ends before.
-_ROUNDS, _RUNS, _LEAST_ROUNDS = 24, 5, 4
-_BUDGET_S = 4.0
+#: Runs of a block; there are fewer rounds where the time ends before, and one block more for warm-up.
+_RUNS = 5
+_PLAN = Plan(
+    restarts=1,
+    rounds=23,
+    least=3,
+    budget_s=4.0,
+    warm_up={"runs": 1, "seconds": 0.0, "cap_s": 0.0},
+    block_runs=(1, 1),
+    settle=False,
+    alternate=True,
+)
 #: A layer is slower in INT8 when it is by this much, in both halves of the rounds.
 SLOWER_RATIO, SLOWER_S = 1.1, 2e-6
 #: Noting one time takes no longer than this; a greater difference to a run without the profiler is noise.
@@ -94,27 +105,21 @@ def layer_times(
             place = Path(folder) / str(index)
             place.mkdir()
             probes.append(backend.probe(Probing(artifact, inputs, place, threads)))
-        unprofiled_s = _run_rounds(probes, progress)
+        unprofiled_s = [list[float]() for _ in probes]
+        calls = [functools.partial(_run_block, *pair) for pair in zip(probes, unprofiled_s, strict=True)]
+        take_turns(calls, _PLAN, progress=lambda _, share: progress("time layers", share))
         pairs = zip(probes, unprofiled_s, strict=True)
         real, integer = (_by_layer(probe, layers, samples_s) for probe, samples_s in pairs)
     return {name: _time(real[name], integer[name]) for name in (*layers, "") if name in real and name in integer}
 
 
-def _run_rounds(probes: Sequence[Probe], progress: Progress) -> list[list[float]]:
-    """Run every file with the profiler and as often without; return the seconds of the runs without, by file."""
-    start, unprofiled_s = time.monotonic(), [list[float]() for _ in probes]
-    for done in range(_ROUNDS):
-        for index in (0, 1) if done % 2 else (1, 0):
-            probes[index].profile(_RUNS)
-            for _ in range(_RUNS):
-                begin = time.perf_counter()
-                probes[index].run()
-                unprofiled_s[index].append(time.perf_counter() - begin)
-        spent = (time.monotonic() - start) / _BUDGET_S
-        progress("time layers", min(1.0, max((done + 1) / _ROUNDS, spent)))
-        if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
-            break
-    return unprofiled_s
+def _run_block(probe: Probe, unprofiled_s: list[float]) -> None:
+    """Run a file with the profiler and as often without; note the seconds of the runs without."""
+    probe.profile(_RUNS)
+    for _ in range(_RUNS):
+        begin = time.perf_counter()
+        probe.run()
+        unprofiled_s.append(time.perf_counter() - begin)
 
 
 def _by_layer(probe: Probe, layers: Collection[str], unprofiled_s: Sequence[float]) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) ->
 
     Args:
         artifact: What it takes.
-        loading: ``source``, ``factory``, ``trust`` and ``device``.
+        loading: ``source``, ``device``, and ``factory`` where there is one.
         threads: Torch's threads, for the whole process.
 
     Raises:
@@ -71,6 +71,6 @@ def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) ->
     if device == "cuda" and not torch.cuda.is_available():
         raise TargetUnavailable("Torch finds no GPU on this machine.", hint="Leave out --device cuda.")
     torch.set_num_threads(threads)
-    source = ModelSource.of(loading["source"], model=loading["factory"])
+    source = ModelSource.of(loading["source"], model=loading.get("factory"))
     module = (load_confined(source) if artifact.untrusted else load_trusted(source)).module
     return ModuleRunner(artifact, module.eval().to(device), device)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 #: Samples before a percentile may be printed: with 99 % confidence at least one sample lies above the true one,
 #: MLPerf LoadGen's early-stopping rule.
 SAMPLES_FOR = {90: 64, 95: 130, 99: 662}
-SAMPLES_FOR_P95 = SAMPLES_FOR[95]
 RESAMPLES = 1000
+#: Samples whose middle half spreads over more of the median than this are told to.
+WIDE_SPREAD = 0.25
 #: Two levels: the split explains this share of the variance (a normal distribution reaches 0.64, a uniform one 0.75),
 #: each level holds this share of the samples, and they lie this far apart.
 _EXPLAINED, _MINORITY, _APART = 0.85, 0.15, 0.05
@@ -25,27 +28,12 @@ def percentile(samples: np.ndarray, percent: int) -> float | None:
     return float(np.percentile(samples, percent)) if samples.size >= SAMPLES_FOR[percent] else None
 
 
-def percentile_95(samples: np.ndarray) -> float | None:
-    """Return the 95th percentile of samples ``[n]``, or None where ``n`` is too small to know it."""
-    return percentile(samples, 95)
-
-
-def median_interval(rounds: Sequence[np.ndarray], *, seed: int) -> tuple[float, float]:
-    """Return the 95 % interval of the median of all samples by a bootstrap that draws whole rounds.
+def nested_interval(restarts: Sequence[Sequence[np.ndarray]], *, seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the median of all samples by a bootstrap that draws restarts, then their rounds.
 
     Runs of one round share their neighbour's noise, so drawing single runs would make the interval too narrow.
     After Tomas Kalibera and Richard Jones, "Rigorous benchmarking in reasonable time", ISMM 2013: repeat where the
     variation arises.
-
-    Args:
-        rounds: One array ``[runs]`` a round.
-        seed: Seed of the draws.
-    """
-    return nested_interval([rounds], seed=seed)
-
-
-def nested_interval(restarts: Sequence[Sequence[np.ndarray]], *, seed: int) -> tuple[float, float]:
-    """Return the 95 % interval of the median of all samples by a bootstrap that draws restarts, then their rounds.
 
     Args:
         restarts: For each process that was started, one array ``[runs]`` a round.
@@ -81,6 +69,32 @@ def ratio_interval(
     draws = np.random.default_rng(seed)
     low, high = np.percentile(nested_medians(above, draws) / nested_medians(below, draws), (2.5, 97.5))
     return float(low), float(high)
+
+
+def order_interval(values: npt.ArrayLike, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Return the interval of the median between two order statistics; None where there are too few values.
+
+    It assumes nothing of the distribution: the number of values below the median is binomial.
+
+    >>> order_interval(range(1, 22))
+    (6.0, 16.0)
+    >>> order_interval([1, 2, 3]) is None
+    True
+    """
+    ordered = np.sort(np.asarray(values, np.float64))
+    rank = _rank(len(ordered), (1 - confidence) / 2)
+    return None if rank == 0 else (float(ordered[rank - 1]), float(ordered[-rank]))
+
+
+def _rank(count: int, tail: float) -> int:
+    """Return the largest ``r`` such that fewer than ``r`` heads of ``count`` fair coins have this chance at most."""
+    below, rank = 0.0, 0
+    for heads in range(count // 2):
+        below += math.comb(count, heads) / 2**count
+        if below > tail:
+            break
+        rank = heads + 1
+    return rank
 
 
 def relative_spread(samples: np.ndarray) -> float:

@@ -3,24 +3,28 @@
 Run as ``python -m optimize.measure.worker``. It imports NumPy and what the artifact's own target needs, nothing else,
 so that its peak memory is the memory a deployment of that file needs.
 
-Requests (key ``do``): ``load`` the artifact; ``inputs`` to keep for timing; ``warm`` up; ``time`` a block of runs;
-``run`` other inputs and write the outputs. A reply is ``{"ok": true, ...}`` or ``{"ok": false, "error": ...}``.
+Requests (key ``do``): ``ready`` asks nothing; ``load`` the artifact; ``prepare`` the inputs of a scenario and its
+callers; ``warm_up`` a scenario; run a ``block`` of it; ``run`` other inputs and write the outputs. A reply is
+``{"ok": true, ...}`` or ``{"ok": false, "error": ...}``.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optimize.errors import OptimizeError, Refused
+from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
 from optimize.sandbox.limits import ChildLimits
@@ -28,12 +32,12 @@ from optimize.targets.arrays import fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
 
-
-class Sample(NamedTuple):
-    """Seconds of one run: on the wall clock, and of processor time over all threads of the process."""
-
-    wall_s: float
-    cpu_s: float
+#: Runs of each warm-up that are kept; the rest is counted.
+WARM_UP_KEPT = 50
+_READINGS = 200
+Inputs = list[np.ndarray]
+Reply = dict[str, Any]
+Run = Callable[[Inputs], object]
 
 
 class Switches(NamedTuple):
@@ -44,89 +48,193 @@ class Switches(NamedTuple):
 
 
 class Worker:
-    """The state of one worker process: a loaded runner and the inputs it is timed on."""
+    """The state of one worker process: a runner for each caller, and the inputs of each scenario."""
 
     def __init__(self) -> None:
-        self.runner: Runner | None = None
-        self.inputs: list[np.ndarray] = []
+        self.runners: list[Runner] = []
+        self.held: dict[str, Inputs] = {}
+        self._open: Callable[[], Runner] = self._loaded
 
     @property
-    def commands(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    def commands(self) -> dict[str, Callable[[Mapping[str, Any]], Reply]]:
         """What it can be asked, by name."""
         return {
+            "ready": lambda request: {},
             "load": self._load,
-            "inputs": self._take_inputs,
-            "warm": self._warm,
-            "time": self._time,
+            "prepare": self._prepare,
+            "warm_up": self._warm_up,
+            "block": self._block,
             "run": self._run,
         }
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> Reply:
         """Carry out one request and return its reply; an exception becomes a reply too."""
         try:
             return {"ok": True, **self.commands[request["do"]](request)}
         except Exception as error:  # the parent records why; whatever the runtime raises is the reason
             return {"ok": False, "error": _describe(error)}
 
-    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        start = time.perf_counter()
+    def _load(self, request: Mapping[str, Any]) -> Reply:
+        step_s, start = clock_step_s(time.perf_counter), time.perf_counter()
         if request.get("affinity"):  # before the runtime starts threads, which inherit it
             os.sched_setaffinity(0, request["affinity"])
-        importlib.import_module(request["module"])
         missing = confine_for(request)
-        self.runner = artifact_from(request["artifact"]).load(threads=request["threads"])
-        return {"load_s": time.perf_counter() - start, "missing": missing}
+        self._open = lambda: _opened(request)
+        self.runners = [self._open()]
+        load_s = time.perf_counter() - start
+        ran_on = list(getattr(self.runners[0], "providers", ()))
+        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing}
 
-    def _take_inputs(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.inputs = self._checked(read_arrays(Path(request["path"])))
+    def _prepare(self, request: Mapping[str, Any]) -> Reply:
+        """Keep the inputs of a scenario; open a runner for each caller where one cannot be shared."""
+        self.held[request["scenario"]] = self._checked(read_arrays(Path(request["path"])))
+        while len(self.runners) < request["streams"]:
+            first = self.runners[0]
+            self.runners.append(first if first.shared else self._open())
         return {}
 
-    def _warm(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run until both floors are reached (``runs``, ``seconds``), at most ``cap_s`` but never fewer than 3 runs."""
-        samples = [self._timed().wall_s]
-        while not is_warm(samples, request):
-            samples.append(self._timed().wall_s)
-        return {"first_call_s": samples[0], "run_s": float(np.median(samples[len(samples) // 2 :]))}
+    def _warm_up(self, request: Mapping[str, Any]) -> Reply:
+        """Run until both floors are reached (``runs``, ``seconds``), every runner once at least.
 
-    def _time(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run once untimed (caches belong to the process that ran before), then time ``runs`` runs on both clocks.
-
-        ``untimed``: 0 leaves the first out, for runs so long that caches do not matter.
+        At most ``cap_s`` but never fewer than 3 runs. The first runs are told, and the median of the later half.
         """
-        for _ in range(request.get("untimed", 1)):
-            self._timed()
-        before = context_switches()
-        samples = [self._timed() for _ in range(request["runs"])]
-        after = context_switches()
-        return {
-            "samples_s": [sample.wall_s for sample in samples],
-            "cpu_s": [sample.cpu_s for sample in samples],
-            "preempted": after.involuntary - before.involuntary,
-            "waited": after.voluntary - before.voluntary,
-        }
+        inputs = self.held[request["scenario"]]
+        first, *others = [runner.run for runner in self.runners[: request["streams"]]]
+        samples = [_seconds(first, inputs)]
+        for run in others:
+            run(inputs)
+        while not is_warm(samples, request):
+            samples.append(_seconds(first, inputs))
+        run_s = float(np.median(samples[len(samples) // 2 :]))
+        return {"runs": len(samples), "first_s": samples[:WARM_UP_KEPT], "run_s": run_s}
 
-    def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _block(self, request: Mapping[str, Any]) -> Reply:
+        """Time ``runs`` runs; the one before them pays for the switch of processes and is told beside them.
+
+        ``settle``: false leaves it out, for runs so long that caches do not matter.
+        """
+        runner, callers = self._loaded(), [runner.run for runner in self.runners[: request["streams"]]]
+        inputs, runs = self.held[request["scenario"]], request["runs"]
+        settling_s = _seconds(callers[0], inputs) if request["settle"] else None
+        before = context_switches()
+        if len(callers) > 1:
+            found = _concurrent(callers, inputs, runs)
+        else:
+            found = _one_by_one(callers[0], inputs, runs, request["group"])
+        after = context_switches()
+        found |= {"preempted": after.involuntary - before.involuntary, "waited": after.voluntary - before.voluntary}
+        return {**found, "settling_s": settling_s, "device_s": _device_seconds(runner, inputs, runs)}
+
+    def _run(self, request: Mapping[str, Any]) -> Reply:
         outputs = self._loaded().run(self._checked(read_arrays(Path(request["inputs"]))))
         write_arrays(Path(request["outputs"]), outputs)
         return {}
 
-    def _timed(self) -> Sample:
-        """Run once; the processor's clock is read outside the wall clock's interval: reading it takes longer."""
-        runner = self._loaded()
-        cpu_start = time.process_time()
-        start = time.perf_counter()
-        runner.run(self.inputs)
-        wall_s = time.perf_counter() - start
-        return Sample(wall_s, time.process_time() - cpu_start)
-
     def _loaded(self) -> Runner:
-        if self.runner is None:
+        if not self.runners:
             raise RuntimeError("the worker was asked to run before it was asked to load")
-        return self.runner
+        return self.runners[0]
 
-    def _checked(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def _checked(self, arrays: Inputs) -> Inputs:
         specs = self._loaded().artifact.inputs
         return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, specs, strict=True)]
+
+
+def _opened(request: Mapping[str, Any]) -> Runner:
+    artifact = artifact_from(request["artifact"])
+    if artifact.target == MODULE:
+        from optimize.measure.modules import open_module
+
+        return open_module(artifact, artifact.settings, request["threads"])
+    importlib.import_module(request["module"])
+    return artifact.load(threads=request["threads"])
+
+
+def _one_by_one(run: Run, inputs: Inputs, runs: int, group: int) -> Reply:
+    """Time runs one after another, ``group`` of them in one reading of the clocks.
+
+    The processor's clock is read outside the wall clock's interval: reading it takes longer.
+    """
+    walls, processor = [], []
+    once = run if group == 1 else _repeated(run, group)
+    begin = time.perf_counter()
+    for _ in range(runs):
+        cpu_start = time.process_time()
+        start = time.perf_counter()
+        once(inputs)
+        wall_s = time.perf_counter() - start
+        cpu_s = time.process_time() - cpu_start
+        walls.append(wall_s / group)
+        processor.append(cpu_s / group)
+    return {"samples_s": walls, "cpu_s": processor, "span_s": time.perf_counter() - begin}
+
+
+def _repeated(run: Run, times: int) -> Run:
+    def repeat(inputs: Inputs) -> None:
+        for _ in range(times):
+            run(inputs)
+
+    return repeat
+
+
+def _concurrent(callers: Sequence[Run], inputs: Inputs, runs: int) -> Reply:
+    """Time ``runs`` runs that callers take from one queue, so that all of them are busy to the end.
+
+    Processor time belongs to all callers together: its mean is told.
+
+    Raises:
+        Exception: What the runtime raised in a caller.
+    """
+    tickets, gate = itertools.count(), threading.Barrier(len(callers) + 1)
+    walls: list[float] = []
+    errors: list[Exception] = []
+
+    def call(run: Run) -> None:
+        gate.wait()
+        try:
+            while next(tickets) < runs:
+                walls.append(_seconds(run, inputs))
+        except Exception as error:  # raised again in the thread that answers
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(run,)) for run in callers]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    cpu_start, start = time.process_time(), time.perf_counter()
+    for thread in threads:
+        thread.join()
+    span_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+    if errors:
+        raise errors[0]
+    return {"samples_s": walls, "cpu_s": [cpu_s / runs], "span_s": span_s}
+
+
+def _device_seconds(runner: Runner, inputs: Inputs, runs: int) -> list[float]:
+    """Return seconds between events on the device, none where the runner has no device of its own."""
+    told: Callable[[Inputs, int], list[float]] | None = getattr(runner, "device_seconds", None)
+    return told(inputs, runs) if told is not None else []
+
+
+def _seconds(run: Run, inputs: Inputs) -> float:
+    start = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - start
+
+
+def clock_step_s(clock: Callable[[], float]) -> float:
+    """Return the smallest time a clock can tell, its own cost included: the median step between two readings.
+
+    >>> clock_step_s(iter(range(10_000)).__next__)
+    1.0
+    """
+    steps = []
+    for _ in range(_READINGS):
+        first = now = clock()
+        while now == first:
+            now = clock()
+        steps.append(now - first)
+    return float(np.median(steps))
 
 
 def confine_for(request: Mapping[str, Any]) -> list[str]:

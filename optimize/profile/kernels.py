@@ -12,20 +12,28 @@ interrupted, the end-to-end time of one thread is its processor time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from optimize.measure.fleet import Progress, silent
+from optimize.measure.lockstep import Plan, take_turns
 from optimize.targets.probe import Probe, Run, TimedKernel
 
 Clock = Literal["wall", "processor"]
 #: Blocks of plain and profiled runs, fewer where the time ends before.
-_ROUNDS, _RUNS, _LEAST_ROUNDS = 8, 5, 2
-_WARM_UP_S, _WARM_UP_RUNS = 0.2, 3
+_RUNS = 5
+_PLAN = Plan(
+    restarts=1,
+    rounds=8,
+    least=2,
+    warm_up={"runs": 1, "seconds": 0.2, "cap_s": 0.2},
+    block_runs=(_RUNS + 1, 1),
+    settle=False,
+    alternate=True,
+)
 #: A run that takes this many times its processor time was interrupted.
 _INTERRUPTED = 1.15
 #: Noting one time takes no longer than this; a greater difference to plain runs is noise.
@@ -70,19 +78,14 @@ def take_times(probe: Probe, *, budget_s: float = 4.0, progress: Progress = sile
         budget_s: Seconds after which no further round begins.
         progress: Told how much is done.
     """
-    _warm_up(probe)
-    plain: list[tuple[float, float]] = []
-    start = time.perf_counter()
-    for done in range(_ROUNDS):
-        probe.profile(_RUNS)
-        probe.run()  # the profiler's bookkeeping left the caches cold
-        plain += [_timed(probe) for _ in range(_RUNS)]
-        spent = (time.perf_counter() - start) / budget_s
-        progress("profile", min(1.0, max((done + 1) / _ROUNDS, spent)))
-        if spent >= 1.0 and done + 1 >= _LEAST_ROUNDS:
-            break
+    # The run behind the profiler's bookkeeping finds cold caches: each block of plain runs has one more, left out.
+    plan = replace(_PLAN, budget_s=budget_s)
+    plain, _ = take_turns(
+        [probe.run, lambda: probe.profile(_RUNS)], plan, progress=lambda _, share: progress("profile", share)
+    )
+    samples = [pair for block in plain for pair in list(zip(block.samples_s, block.cpu_s, strict=True))[1:]]
     kernels, runs = probe.finish()
-    return summarize(kernels, runs, np.array(plain))
+    return summarize(kernels, runs, np.array(samples))
 
 
 def summarize(kernels: tuple[TimedKernel, ...], runs: Sequence[Run], plain: np.ndarray) -> Times:
@@ -116,17 +119,3 @@ def end_to_end(plain: np.ndarray) -> tuple[float, Clock]:
     """
     wall_s, processor_s = np.percentile(plain, 25, axis=0).tolist()
     return (processor_s, "processor") if wall_s > _INTERRUPTED * processor_s else (wall_s, "wall")
-
-
-def _warm_up(probe: Probe) -> None:
-    start, runs = time.perf_counter(), 0
-    while runs < _WARM_UP_RUNS or time.perf_counter() - start < _WARM_UP_S:
-        probe.run()
-        runs += 1
-
-
-def _timed(probe: Probe) -> tuple[float, float]:
-    """Return the wall and processor seconds of a plain run."""
-    start, busy = time.perf_counter(), time.process_time()
-    probe.run()
-    return time.perf_counter() - start, time.process_time() - busy

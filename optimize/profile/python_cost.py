@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from optimize.measure.lockstep import Plan, take_turns
 
 _RUNS = 20
 _SHOWN = 12
+_PLAN = Plan(restarts=1, rounds=1, settle=False, warm_up={"runs": 1, "seconds": 0.0})
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,7 @@ class PythonCost:
 
 def python_cost(call: Callable[[], object], *, runs: int = _RUNS) -> PythonCost:
     """Profile calls of a module and return where Python takes time."""
-    call()
-    samples = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
+    ((block,),) = take_turns([call], replace(_PLAN, block_runs=(runs,)))
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(runs):
@@ -62,7 +59,7 @@ def python_cost(call: Callable[[], object], *, runs: int = _RUNS) -> PythonCost:
     found = sorted(_functions(pstats.Stats(profiler), runs), key=lambda entry: -entry.own_s)
     whole = sum(entry.own_s for entry in found)
     own = sum(entry.own_s for entry in found if entry.is_python)
-    return PythonCost(own / whole if whole else 0.0, sorted(samples)[runs // 4], tuple(found[:_SHOWN]))
+    return PythonCost(own / whole if whole else 0.0, sorted(block.samples_s)[runs // 4], tuple(found[:_SHOWN]))
 
 
 def _functions(stats: pstats.Stats, runs: int) -> list[PythonFunction]:

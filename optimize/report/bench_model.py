@@ -9,10 +9,11 @@ import numpy as np
 
 from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
-from optimize.bench.plan import Plan
-from optimize.bench.rounds import Outcome, Start, Track
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Runs, Start, Track
+from optimize.measure.subjects import Subject
 from optimize.report.model import Document, Record, now
 
 
@@ -54,7 +55,7 @@ class BenchRow(Record):
     starts: tuple[Start, ...]
 
     @classmethod
-    def of(cls, track: Track, judged: Judged) -> BenchRow:
+    def of(cls, track: Track[Subject], judged: Judged) -> BenchRow:
         """Return the row of a subject."""
         artifact, starts = track.subject.artifact, track.starts
         loads = [start.load_s for start in starts if start.load_s]
@@ -113,7 +114,7 @@ class BenchReport(Document):
     @classmethod
     def of(
         cls,
-        outcome: Outcome,
+        outcome: Runs[Subject],
         judged: Sequence[Judged],
         doubts: Sequence[Doubt],
         plan: Plan,

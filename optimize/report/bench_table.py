@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimize.bench.figures import Figures
-from optimize.bench.plan import Scenario
+from optimize.measure.runs import Scenario
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import format as form
 from optimize.report.bench_model import BenchReport, BenchRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from optimize.measure.statistics import SAMPLES_FOR_P95
+from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import format as form
 from optimize.report import table
 from optimize.report.model import LayerFigures, Report
@@ -35,7 +35,7 @@ def run_cells(report: Report) -> list[tuple[str, ...]]:
     for row in rows:
         if row.latency is not None and table.is_timed(row):
             taken = row.latency
-            tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR_P95} runs"
+            tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR[95]} runs"
             first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
             found.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
     return found

@@ -21,7 +21,7 @@ from optimize.errors import UsageError
 from optimize.files import write_text
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
-from optimize.measure.latency import Speedup
+from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report import format as form
 from optimize.report import markdown, read
@@ -306,15 +306,13 @@ def _entries(report: AnyReport) -> Iterator[Entry]:
 
 
 def _of_benchmark(row: BenchRow, report: BenchReport) -> Iterator[Entry]:
-    from optimize.bench.figures import by_restart
-
     for found in row.scenarios:
         several = f", {found.scenario.name}" if len(row.scenarios) > 1 else ""
         yield Entry(
             key=(row.target, "", row.name, found.scenario.name),
             name=f"{row.name}{several}",
             median_s=found.median_s,
-            restarts=by_restart(found.blocks, [np.array(block.samples_s) for block in found.blocks]),
+            restarts=samples_by_restart(found.blocks),
             speedup=found.speedup,
             size_bytes=row.size_bytes,
             peak_memory_bytes=row.peak_memory_bytes,

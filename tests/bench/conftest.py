@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.bench.plan import Plan, Scenario
-from optimize.bench.rounds import Block, Outcome, Start, Track, WarmUp
-from optimize.measure import latency
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Block, Runs, Scenario, Start, Track, WarmUp
 from optimize.measure.subjects import Subject
 from optimize.targets.base import Artifact
-from tests.measure.conftest import make
+from tests.measure.conftest import make, short_warm_up
 
-__all__ = ["make"]
+__all__ = ["make", "short_warm_up"]
 
 
 @pytest.fixture
@@ -24,11 +23,6 @@ def subject(make: Callable[..., Artifact]) -> Callable[..., Subject]:
         return Subject(name, "arithmetic", make(**behaviour), places=(0,))
 
     return build
-
-
-@pytest.fixture
-def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "WARM_UP", {"runs": 3, "seconds": 0.0, "cap_s": 3600.0})
 
 
 def blocks(values: Sequence[Sequence[float]], restarts: int = 1, **fields: object) -> list[Block]:
@@ -67,8 +61,8 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def outcome() -> Outcome:
+def outcome() -> Runs:
     """Two files in one scenario, the second twice as fast, in two restarts of 14 rounds."""
     first = track("slow.onnx", {Scenario(): blocks(noisy(0.002, 28), 2)})
     second = track("fast.onnx", {Scenario(): blocks(noisy(0.001, 28, seed=1), 2)}, output=1.001)
-    return Outcome([first, second], restarts=2, seconds=3.5)
+    return Runs([first, second], restarts=2, seconds=3.5)

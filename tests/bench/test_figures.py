@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from optimize.bench.figures import Throughput, figures, round_ratios
-from optimize.bench.plan import Plan, Scenario
-from optimize.bench.rounds import Outcome
+from optimize.bench.figures import Throughput, figures
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Runs, Scenario, round_ratios
 from tests.bench.conftest import blocks, noisy, track
 
 
-def test_medians_and_paired_ratios(outcome: Outcome, plan: Plan) -> None:
+def test_medians_and_paired_ratios(outcome: Runs, plan: Plan) -> None:
     slow, fast = figures(outcome, plan)
     (one,), (other,) = slow.scenarios, fast.scenarios
     assert one.median_s == pytest.approx(0.002, rel=0.01) and one.speedup is None
@@ -29,7 +29,7 @@ def test_medians_and_paired_ratios(outcome: Outcome, plan: Plan) -> None:
 )
 def test_percentiles_are_refused_without_their_samples(runs: int, known: list[int], plan: Plan) -> None:
     found = blocks([[0.001 + 1e-6 * index] for index in range(runs)])
-    (entry,) = figures(Outcome([track("a", {Scenario(): found})]), plan)[0].scenarios
+    (entry,) = figures(Runs([track("a", {Scenario(): found})]), plan)[0].scenarios
     values = {90: entry.p90_s, 95: entry.p95_s, 99: entry.p99_s}
     assert [percent for percent, value in values.items() if value is not None] == known
     for percent in known:
@@ -47,14 +47,14 @@ def test_a_drift_of_the_machine_does_not_touch_the_ratio(plan: Plan) -> None:
     drift = np.linspace(1.0, 3.0, 40)
     first = track("a", {Scenario(): blocks([[0.002 * step] for step in drift], 2)})
     other = track("b", {Scenario(): blocks([[0.001 * step] for step in drift], 2)})
-    (entry,) = figures(Outcome([first, other]), plan)[1].scenarios
+    (entry,) = figures(Runs([first, other]), plan)[1].scenarios
     assert entry.speedup is not None and entry.speedup.ci_low == entry.speedup.ci_high == pytest.approx(2.0)
 
 
 def test_several_callers_count_the_span_of_the_block(plan: Plan) -> None:
     streams = Scenario(2, 4)
     found = [dataclasses.replace(block, span_s=0.01) for block in blocks([[0.004] * 8] * 12)]
-    (entry,) = figures(Outcome([track("a", {streams: found})]), dataclasses.replace(plan, scenarios=(streams,)))[
+    (entry,) = figures(Runs([track("a", {streams: found})]), dataclasses.replace(plan, scenarios=(streams,)))[
         0
     ].scenarios
     assert entry.throughput == Throughput(1600.0, 1600.0, 1600.0)
@@ -62,19 +62,19 @@ def test_several_callers_count_the_span_of_the_block(plan: Plan) -> None:
 
 def test_energy_counts_the_run_before_each_block(plan: Plan) -> None:
     found = blocks(noisy(0.001, 12, runs=4), settling_s=0.001, energy_j=1.0)
-    (entry,) = figures(Outcome([track("a", {Scenario(): found})]), plan)[0].scenarios
+    (entry,) = figures(Runs([track("a", {Scenario(): found})]), plan)[0].scenarios
     assert entry.energy_j == pytest.approx(12 / (12 * 5))
 
 
 def test_outputs_of_another_shape_are_told(plan: Plan) -> None:
     first, other = (track(name, {Scenario(): blocks(noisy(0.001, 12))}) for name in "ab")
     other.outputs = [np.zeros((1, 5), np.float32)]
-    judged = figures(Outcome([first, other]), plan)
+    judged = figures(Runs([first, other]), plan)
     assert judged[1].agreement is None and "shape [1, 5]" in judged[1].differs
 
 
 def test_without_the_first_file_there_are_no_ratios(plan: Plan) -> None:
     lost = track("a", {}, output=None, failure="block: the worker was killed by SIGSEGV")
-    judged = figures(Outcome([lost, track("b", {Scenario(): blocks(noisy(0.001, 12))})]), plan)
+    judged = figures(Runs([lost, track("b", {Scenario(): blocks(noisy(0.001, 12))})]), plan)
     assert judged[0].status == "failed" and judged[0].scenarios[0].reason.startswith("block: ")
     assert judged[1].scenarios[0].median_s is not None and judged[1].scenarios[0].speedup is None

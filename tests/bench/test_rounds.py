@@ -6,12 +6,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optimize.bench import rounds
-from optimize.bench.energy import EnergyMeter
 from optimize.bench.figures import figures
-from optimize.bench.plan import Plan, Scenario
-from optimize.bench.rounds import WARM_UP_KEPT, run, samples_in_a_run, scenario_inputs
+from optimize.bench.rounds import limits, run, scenario_inputs, sweep
+from optimize.measure import lockstep
+from optimize.measure.energy import EnergyMeter
+from optimize.measure.lockstep import RUNS, Plan, samples_in_a_run
+from optimize.measure.runs import Scenario
 from optimize.measure.subjects import Subject
+from optimize.measure.worker import WARM_UP_KEPT
 from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Subject]
@@ -32,7 +34,7 @@ class Counter(EnergyMeter):
 
 
 def test_every_run_is_kept(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "LONG_RUN_S", math.inf)  # no machine is so slow that a run needs no other before it
+    monkeypatch.setattr(lockstep, "LONG_RUN_S", math.inf)  # no machine is so slow that a run needs no other before it
     plan = Plan((Scenario(), Scenario(4)), restarts=2, runs=20)
     outcome = run([subject("a"), subject("b", sleep_s=0.001)], plan, meter=Counter())
     assert outcome.restarts == 2
@@ -73,13 +75,13 @@ def test_what_cannot_be_loaded_or_is_missing_is_told(subject: Make) -> None:
     outcome = run([subject("a"), subject("bad", refuses=True), absent], Plan((Scenario(),), restarts=1, runs=3))
     good, bad, missing = outcome.tracks
     assert good.failure is None and good.blocks[Scenario()]
-    assert bad.failure == "open: The file is not of this version." and missing.failure == "not run: no GPU"
+    assert bad.failure == "load: The file is not of this version." and missing.failure == "not run: no GPU"
     assert missing.starts == []
 
 
 def test_several_callers_share_the_runs(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run returns when all three callers are in one: callers that did not overlap would never return."""
-    monkeypatch.setattr(rounds, "block_runs", lambda run_s, streams: 5 * streams)
+    monkeypatch.setattr(lockstep, "runs_in_block", lambda run_s, streams, **given: 5 * streams)
     outcome = run([subject("a", meets=3)], Plan((Scenario(1, 3),), restarts=1, runs=30))
     assert outcome.tracks[0].failure is None
     blocks = outcome.tracks[0].blocks[Scenario(1, 3)]
@@ -105,14 +107,9 @@ def test_a_fixed_batch_is_run_alone(subject: Make) -> None:
     assert outcome.tracks[1].failure == "not run: the file takes a batch of 2 only"
 
 
-def test_restarts_that_do_not_fit_are_left_out_and_one_round_always_runs(subject: Make) -> None:
-    outcome = run([subject("a", sleep_s=0.05)], Plan((Scenario(),), restarts=3, runs=None, budget_s=0.01))
-    assert outcome.restarts == 1 and len(outcome.tracks[0].blocks[Scenario()]) == 1
-
-
 def test_a_coarse_clock_times_runs_in_groups(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert samples_in_a_run(5e-8, 20e-6) == 1 and samples_in_a_run(1e-3, 20e-6) == 50_000
-    monkeypatch.setattr(rounds, "samples_in_a_run", lambda step_s, run_s: 4)
+    monkeypatch.setattr(lockstep, "samples_in_a_run", lambda step_s, run_s: 4)
     plan = Plan((Scenario(),), restarts=1, runs=130)
     outcome = run([subject("a", sleep_s=0.0005)], plan)
     (found,) = figures(outcome, plan)[0].scenarios
@@ -133,7 +130,12 @@ def test_everybody_gets_the_same_numbers_in_its_own_order_and_type() -> None:
     assert tokens.max() > 1 and tokens.max() < 30
 
 
-def test_progress_ends_at_one(subject: Make) -> None:
-    told: list[float] = []
-    run([subject("a")], Plan((Scenario(),), restarts=2, runs=20), progress=lambda phase, share: told.append(share))
-    assert told == sorted(told) and told[-1] == 1.0
+def test_a_sweep_varies_one_thing_at_a_time() -> None:
+    assert sweep([2, 8], [1, 4]) == (Scenario(2), Scenario(8), Scenario(2, 4))
+    assert sweep([2, 8], [4]) == (Scenario(2, 4),)
+
+
+def test_one_bound_alone_is_the_only_one() -> None:
+    assert limits(None, None, 3) == (RUNS, 22.0)
+    assert limits(10, 5.0, 3) == (10, 5.0)
+    assert limits(10, None, 3) == (10, None) and limits(None, 5.0, 3) == (None, 5.0)

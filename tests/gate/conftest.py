@@ -8,9 +8,9 @@ from optimize.gate import case as cases
 from optimize.gate.models import open_pair
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
-from tests.measure.conftest import make
+from tests.measure.conftest import make, short_warm_up
 
-__all__ = ["make"]
+__all__ = ["make", "short_warm_up"]
 Make = Callable[..., Artifact]
 
 

@@ -10,8 +10,8 @@ from optimize.gate.record import (
     SideRecord,
     TimeRecord,
 )
-from optimize.gate.rounds import Clock
 from optimize.gate.verdict import Outcome
+from optimize.measure.runs import Clock
 
 
 def side(median_s: float, runs: int = 84) -> SideRecord:

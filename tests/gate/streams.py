@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from optimize.gate.rounds import Block, Restart, Round, Start, Trace
+from optimize.gate.rounds import Restart, Round, Trace
+from optimize.measure.runs import Block, Start
 
 
 def draw(
@@ -41,13 +42,14 @@ def draw(
     def block(center_s: float, side: int) -> Block:
         cpu_s = center_s * np.exp(noise * generator.standard_normal()) * np.ones(runs)
         wall_s = cpu_s / threads * (1 + generator.exponential(stolen)) + waiting_s[side]
-        return Block(tuple(wall_s.tolist()), tuple(cpu_s.tolist()), int(stolen > 0), waited[side])
+        counted = {"preempted": int(stolen > 0), "waited": waited[side]}
+        return Block(0, 0, tuple(wall_s.tolist()), tuple(cpu_s.tolist()), float(wall_s.sum()), **counted)
 
     def restart() -> Restart:
         true = ratio * np.exp(between * generator.standard_normal())
         pairs = [(block(run_s, 0), block(run_s * true, 1)) for _ in range(rounds)]
         found = [Round(base, candidate, index % 2 == 0) for index, (base, candidate) in enumerate(pairs)]
-        start = Start(0.03, 0.005, 70_000_000)
+        start = Start(0, 0.03, {}, 5e-8, 70_000_000, 0.005)
         return Restart(start, start, found)
 
     return Trace([restart() for _ in range(restarts)], seconds=1.5)

@@ -9,10 +9,10 @@ import pytest
 from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
-from optimize.gate.lockstep import SideFailed
 from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Outcome
+from optimize.measure.fleet import WorkerFailed
 from optimize.measure.openers import Opening
 from tests.gate.streams import draw
 
@@ -143,7 +143,7 @@ def test_the_other_cases_of_a_suite_are_judged(
 
     def judge(samples: object, fleet: object, *, seconds: float) -> object:
         if samples.pair.candidate.kind == "arithmetic" and "1.json" in str(samples.pair.candidate.artifact.path):  # type: ignore[attr-defined]
-            raise SideFailed("candidate", "time: the worker was killed by SIGSEGV")
+            raise WorkerFailed("block: the worker was killed by SIGSEGV", place=1)
         return real(samples, fleet, seconds=seconds)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cases, "judge", judge)

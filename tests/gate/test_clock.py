@@ -1,9 +1,11 @@
 """Which clock decides."""
 
+from dataclasses import replace
+
 import pytest
 
 from optimize.gate.clock import choose
-from optimize.gate.rounds import Clock
+from optimize.measure.runs import Clock
 from tests.gate.streams import draw
 
 
@@ -40,7 +42,7 @@ def test_the_wall_decides_where_work_is_shared() -> None:
     assert chosen(targets=("onnx", "onnx-openvino"))[0] is chosen(targets=("onnx", "onnx"))[0]
     trace = draw(runs=2)
     doubled = [
-        type(entry)(entry.base, type(entry.base)(entry.base.wall_s, tuple(2 * x for x in entry.base.cpu_s)), True)
+        type(entry)(entry.base, replace(entry.base, cpu_s=tuple(2 * x for x in entry.base.cpu_s)), True)
         for entry in trace.rounds
     ]
     found = choose(doubled, threads=1, targets=("onnx", "onnx"))

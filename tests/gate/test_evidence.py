@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from optimize.gate.evidence import e_value, median_interval
+from optimize.gate.evidence import e_value
+from optimize.measure.statistics import order_interval
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,11 @@ def test_rounds_that_a_verdict_needs() -> None:
 @pytest.mark.parametrize("count", [6, 10, 21, 60])
 def test_intervals_of_a_median_cover_it(count: int) -> None:
     values = np.random.default_rng(2).standard_cauchy((4000, count))
-    bounds = [median_interval(row) for row in values]
+    bounds = [order_interval(row) for row in values]
     covered = np.mean([low <= 0 <= high for low, high in filter(None, bounds)])
     assert len([entry for entry in bounds if entry]) == 4000 and covered >= 0.945
 
 
 def test_too_few_values_have_no_interval() -> None:
-    assert median_interval([1.0] * 5) is None
-    assert median_interval([]) is None
+    assert order_interval([1.0] * 5) is None
+    assert order_interval([]) is None

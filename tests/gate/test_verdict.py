@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.gate.rounds import Clock, Trace, from_json, to_json
+from optimize.gate.rounds import Trace, from_json, to_json
 from optimize.gate.verdict import Outcome, Ratio, Rule, decide, is_bimodal, is_decided
+from optimize.measure.runs import Clock
 from tests.gate.streams import draw
 
 TRACES = Path(__file__).parent / "traces"

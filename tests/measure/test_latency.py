@@ -5,20 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optimize.measure import latency
 from optimize.measure.fleet import Fleet
-from optimize.measure.latency import block_runs, default_budget_s, measure, rounds_for
+from optimize.measure.latency import default_budget_s, measure
 from optimize.targets.base import Artifact
+from tests.measure.conftest import AMPLE_S
 
 X = np.ones((4, 3), np.float32)
-#: More seconds than any machine needs.
-AMPLE_S = 3600.0
 Make = Callable[..., Artifact]
-
-
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "WARM_UP", {"runs": 3, "seconds": 0.0, "cap_s": AMPLE_S})
+pytestmark = pytest.mark.usefixtures("short_warm_up")
 
 
 def test_slow_and_fast_are_told_apart(make: Make) -> None:
@@ -48,7 +42,7 @@ def test_death_while_timing_is_recorded_and_the_others_finish(make: Make) -> Non
     with Fleet([make(), make(dies_at=9), make(refuses=True), make()]) as fleet:
         result = measure(fleet, [X], budget_s=AMPLE_S)
     baseline, dead, refused, alive = result.timings
-    assert dead.failure == "time: the worker was killed by SIGABRT" and dead.latency is None
+    assert dead.failure == "block: the worker was killed by SIGABRT" and dead.latency is None
     assert refused.failure == "load: The file is not of this version."
     assert baseline.latency and alive.latency and alive.speedup
 
@@ -73,14 +67,5 @@ def test_busy_machine_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) 
     assert any("load 99.0" in warning for warning in result.warnings)
 
 
-def test_progress_ends_at_one(make: Make) -> None:
-    told: list[float] = []
-    with Fleet([make()]) as fleet:
-        measure(fleet, [X], budget_s=AMPLE_S, progress=lambda phase, share: told.append(share))
-    assert told == sorted(told) and told[-1] == 1.0
-
-
-def test_rounds_and_blocks_are_fixed_by_the_run_time() -> None:
-    assert block_runs(0.0) == 50 and block_runs(0.005) == 3 and block_runs(0.0024) == 3
-    assert rounds_for([50]) == 40 and rounds_for([1]) == 130 and rounds_for([2, 50]) == 65
+def test_the_time_grows_with_the_artifacts() -> None:
     assert default_budget_s(3) == 19.0

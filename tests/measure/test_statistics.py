@@ -3,19 +3,12 @@
 import numpy as np
 
 from optimize.measure.statistics import (
-    median_interval,
     nested_interval,
     percentile,
-    percentile_95,
     ratio_interval,
     relative_spread,
     two_levels,
 )
-
-
-def test_percentile_needs_130_samples() -> None:
-    assert percentile_95(np.arange(129.0)) is None
-    assert percentile_95(np.arange(131.0)) == 123.5
 
 
 def test_interval_of_the_median_covers_it_about_95_times_in_100() -> None:
@@ -23,15 +16,15 @@ def test_interval_of_the_median_covers_it_about_95_times_in_100() -> None:
     for seed in range(200):
         draws = np.random.default_rng(seed)
         rounds = [1.0 + 0.1 * draws.standard_normal() + 0.01 * draws.standard_normal(3) for _ in range(40)]
-        low, high = median_interval(rounds, seed=seed)
+        low, high = nested_interval([rounds], seed=seed)
         covered += low <= 1.0 <= high
     assert 180 <= covered <= 199
 
 
 def test_interval_is_reproducible_and_collapses_on_equal_samples() -> None:
     rounds = [np.random.default_rng(seed).random(5) for seed in range(20)]
-    assert median_interval(rounds, seed=1) == median_interval(rounds, seed=1)
-    assert median_interval([np.full(5, 2.0)] * 20, seed=0) == (2.0, 2.0)
+    assert nested_interval([rounds], seed=1) == nested_interval([rounds], seed=1)
+    assert nested_interval([[np.full(5, 2.0)] * 20], seed=0) == (2.0, 2.0)
 
 
 def test_relative_spread_is_the_quartile_distance_over_the_median() -> None:
@@ -42,6 +35,7 @@ def test_percentiles_need_their_samples() -> None:
     for percent, needed in ((90, 64), (95, 130), (99, 662)):
         assert percentile(np.arange(needed - 1.0), percent) is None
         assert percentile(np.arange(float(needed)), percent) == np.percentile(np.arange(float(needed)), percent)
+    assert percentile(np.arange(131.0), 95) == 123.5
 
 
 def test_restarts_at_two_levels_widen_the_interval() -> None:

@@ -1,15 +1,21 @@
-"""The worker's answers, asked in this process."""
+"""The worker's answers, asked in this process: files and modules, callers, clocks."""
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from optimize.measure.worker import Worker, artifact_from, read_arrays, write_arrays
-from optimize.targets.base import Artifact
+import optimize
+from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_arrays, write_arrays
+from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Artifact]
 
@@ -31,6 +37,19 @@ class Clocks:
         return inputs
 
 
+class Failing(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 6:
+            raise ValueError("out of luck")
+        return x
+
+
+BLOCK: dict[str, Any] = {"do": "block", "scenario": "s", "streams": 1, "group": 1, "settle": False}
+
+
 def as_json(artifact: Artifact) -> dict[str, object]:
     fields: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(artifact), default=str))
     return fields
@@ -41,24 +60,45 @@ def test_artifact_survives_json(make: Make) -> None:
     assert artifact_from(as_json(artifact)) == artifact
 
 
-def test_load_warm_time_and_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def opened(artifact: Artifact, folder: Path, streams: int = 1) -> Worker:
+    """Returns a worker that loaded a file and holds inputs of two samples for the scenario ``s``."""
+    worker, fields = Worker(), as_json(artifact)
+    module = "" if artifact.target == MODULE else "arithmetic_target"
+    request = {"do": "load", "artifact": fields, "module": module, "threads": 1, "affinity": []}
+    reply = worker.answer(request)
+    assert reply["ok"] and reply["load_s"] > 0 and reply["clock_step_s"] > 0 and reply["missing"] == []
+    assert reply["ran_on"] == (["cpu"] if artifact.target == MODULE else [])
+    shape = (2, *artifact.inputs[0].shape[1:])
+    write_arrays(folder / "x.npz", [np.ones(shape, np.float32)])
+    prepare = {"do": "prepare", "scenario": "s", "path": str(folder / "x.npz"), "streams": streams}
+    assert worker.answer(prepare) == {"ok": True}
+    return worker
+
+
+def module(source: str = "torch.nn:Identity") -> Artifact:
+    spec = (TensorSpec("x", ("N", 4), "float32"),)
+    return Artifact(MODULE, Path(source), spec, (), "", "", 0, "", settings={"source": source, "device": "cpu"})
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    worker, given, answered = Worker(), tmp_path / "given.npz", tmp_path / "answered.npz"
-    write_arrays(given, [np.ones((2, 3), np.float32)])
-    fields = as_json(make(factor=2.0))
-    loaded = worker.answer({"do": "load", "module": "arithmetic_target", "artifact": fields, "threads": 1})
-    assert loaded["ok"] and loaded["load_s"] > 0
-    assert worker.answer({"do": "inputs", "path": str(given)}) == {"ok": True}
-    warm = worker.answer({"do": "warm", "runs": 4, "seconds": 0.0, "cap_s": 9.0})
-    assert warm["ok"] and warm["first_call_s"] > 0 and warm["run_s"] > 0
-    assert len(worker.answer({"do": "time", "runs": 7})["samples_s"]) == 7
-    assert worker.runner is not None and vars(worker.runner)["calls"] == 4 + 1 + 7  # one untimed run before a block
-    assert worker.answer({"do": "run", "inputs": str(given), "outputs": str(answered)}) == {"ok": True}
+
+
+def test_load_warm_time_and_run(make: Make, tmp_path: Path, one_thread: None) -> None:
+    worker, answered = opened(make(factor=2.0), tmp_path), tmp_path / "answered.npz"
+    warm = worker.answer({"do": "warm_up", "scenario": "s", "streams": 1, "runs": 4, "seconds": 0.0, "cap_s": 9.0})
+    assert warm["ok"] and warm["runs"] == len(warm["first_s"]) == 4 and min(*warm["first_s"], warm["run_s"]) > 0
+    reply = worker.answer({**BLOCK, "runs": 7, "settle": True})
+    assert len(reply["samples_s"]) == len(reply["cpu_s"]) == 7 and reply["settling_s"] > 0
+    assert reply["device_s"] == [] and reply["span_s"] >= sum(reply["samples_s"])
+    assert vars(worker.runners[0])["calls"] == 4 + 1 + 7  # one run before a block pays for the switch
+    assert worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(answered)}) == {"ok": True}
     np.testing.assert_array_equal(read_arrays(answered)[0], np.full((2, 3), 2.0))
 
 
 def test_errors_are_answers() -> None:
-    answer = Worker().answer({"do": "time", "runs": 1})
+    answer = Worker().answer({**BLOCK, "runs": 1})
     assert not answer["ok"] and "before it was asked to load" in answer["error"]
 
 
@@ -69,19 +109,55 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
         read_arrays(path)
 
 
-def test_blocks_are_timed_on_both_clocks(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    worker, given = Worker(), tmp_path / "given.npz"
-    write_arrays(given, [np.ones((2, 3), np.float32)])
-    fields = as_json(make(sleep_s=0.002))
-    worker.answer({"do": "load", "module": "arithmetic_target", "artifact": fields, "threads": 1})
-    worker.answer({"do": "inputs", "path": str(given)})
-    reply = worker.answer({"do": "time", "runs": 5, "untimed": 0})
+def test_blocks_are_timed_on_both_clocks(
+    make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = opened(make(sleep_s=0.002), tmp_path)
+    reply = worker.answer({**BLOCK, "runs": 5})
     assert len(reply["samples_s"]) == len(reply["cpu_s"]) == 5 and min(reply["samples_s"]) >= 0.002
     assert reply["waited"] >= 5 and reply["preempted"] >= 0  # a sleeper gives the processor up by itself
-    assert worker.runner is not None and vars(worker.runner)["calls"] == 5  # none untimed
+    assert vars(worker.runners[0])["calls"] == 5 and reply["settling_s"] is None  # none untimed
     clocks = Clocks()
     monkeypatch.setattr("optimize.measure.worker.time", clocks)
-    monkeypatch.setattr(worker.runner, "run", clocks.run)
-    reply = worker.answer({"do": "time", "runs": 3, "untimed": 1})
+    monkeypatch.setattr(worker.runners[0], "run", clocks.run)
+    reply = worker.answer({**BLOCK, "runs": 3, "settle": True})
     assert reply["samples_s"] == [0.5] * 3 and reply["cpu_s"] == [0.125] * 3
+    began_s = clocks.wall_s
+    reply = worker.answer({**BLOCK, "runs": 3, "group": 4})
+    assert reply["samples_s"] == [0.5] * 3 and reply["cpu_s"] == [0.125] * 3 and clocks.wall_s - began_s == 12 * 0.5
+
+
+def test_callers_share_one_module(tmp_path: Path) -> None:
+    worker = opened(module(), tmp_path, streams=3)
+    assert len(worker.runners) == 3 and len(set(map(id, worker.runners))) == 1
+    reply = worker.answer({**BLOCK, "runs": 11, "streams": 3})
+    assert len(reply["samples_s"]) == 11 and len(reply["cpu_s"]) == 1
+
+
+def test_what_a_caller_raises_is_the_answer(tmp_path: Path) -> None:
+    worker = opened(module(f"{__name__}:Failing"), tmp_path, streams=2)
+    assert worker.answer({**BLOCK, "runs": 20, "streams": 2}) == {"ok": False, "error": "ValueError: out of luck"}
+
+
+def test_a_runtime_whose_model_cannot_be_shared_is_opened_for_each_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimize.measure.worker.SHARED", frozenset())
+    assert len(set(map(id, opened(module(), tmp_path, streams=3).runners))) == 3
+
+
+def test_the_clocks_step() -> None:
+    ticks = iter([0.0, 0.0, 0.0, 0.25] * 1000)
+    readings: list[float] = []
+
+    def clock() -> float:
+        readings.append(next(ticks))
+        return readings[-1] + 0.25 * (len(readings) // 4)
+
+    assert clock_step_s(clock) in (0.25, 0.5)
+
+
+def test_worker_needs_no_torch_for_files_of_other_runtimes() -> None:
+    program = "import sys, optimize.measure.worker; print('torch' in sys.modules, 'onnx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.split() == ["False", "False"] and optimize.__name__ == "optimize"

@@ -6,9 +6,10 @@ import numpy as np
 
 from optimize.bench.doubts import doubts
 from optimize.bench.figures import figures
-from optimize.bench.plan import Plan, Scenario, sweep
-from optimize.bench.rounds import Block, Outcome, Start, Track, WarmUp
+from optimize.bench.rounds import sweep
 from optimize.measure.environment import Environment
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Block, Runs, Scenario, Start, Track, WarmUp
 from optimize.measure.subjects import Subject
 from optimize.report.bench_model import BenchReport
 from optimize.targets.base import Artifact, TensorSpec
@@ -55,7 +56,7 @@ def benchmark(load: float = 0.2, scale: float = 1.0) -> BenchReport:
     plan = Plan(scenarios, restarts=2, runs=140, budget_s=30.0)
     plain = {scenario: rounds(0.002 * scenario.batch, 28, index) for index, scenario in enumerate(scenarios)}
     quick = {s: rounds(0.00071 * scale * s.batch, 28, 9 + index) for index, s in enumerate(scenarios)}
-    outcome = Outcome(
+    outcome = Runs(
         [
             track(subject("net.onnx", "ONNX"), plain, 0.0),
             track(subject(HOSTILE, "ONNX"), quick, 0.003),

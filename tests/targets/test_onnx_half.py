@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 
 import optimize
 from models import REFERENCES
-from optimize.bench.plan import Scenario
 from optimize.bench.rounds import scenario_inputs
 from optimize.measure.fleet import Fleet
 from optimize.measure.openers import Opening, open_side
+from optimize.measure.runs import Scenario
 from optimize.measure.subjects import agreed_inputs
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from optimize.bench import energy
-from optimize.bench.energy import GpuPower, Rapl, find_meter
+from optimize.measure import energy
+from optimize.measure.energy import GpuPower, Rapl, find_meter
 
 
 def counter(folder: Path, name: str, value: int) -> Path:
