@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 
 from optimize.bench.figures import Figures, Judged
-from optimize.bench.subjects import Subject
 from optimize.measure.environment import Environment, busy
 from optimize.measure.lockstep import MIN_ROUNDS, Plan
 from optimize.measure.runs import Block, Runs, Track, round_ratios
 from optimize.measure.statistics import WIDE_SPREAD, relative_spread, two_levels
+from optimize.measure.subjects import Subject
 
 Kind = Literal[
     "load",

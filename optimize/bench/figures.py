@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.bench.subjects import Subject
 from optimize.errors import VerificationFailed
 from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.lockstep import Plan
@@ -24,6 +23,7 @@ from optimize.measure.runs import (
     speedup,
 )
 from optimize.measure.statistics import nested_interval, percentile
+from optimize.measure.subjects import Subject
 
 Status = Literal["measured", "not_run", "failed"]
 

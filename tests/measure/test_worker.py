@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import optimize
+from optimize.measure.modules import ModuleRunner
 from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_arrays, write_arrays
 from optimize.targets.base import Artifact, TensorSpec
 
@@ -142,7 +143,7 @@ def test_what_a_caller_raises_is_the_answer(tmp_path: Path) -> None:
 def test_a_runtime_whose_model_cannot_be_shared_is_opened_for_each_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimize.measure.worker.SHARED", frozenset())
+    monkeypatch.setattr(ModuleRunner, "shared", False)
     assert len(set(map(id, opened(module(), tmp_path, streams=3).runners))) == 3
 
 
