@@ -25,9 +25,11 @@ from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
-from optimize.report import FILES, write
+from optimize.report import FILES
 from optimize.report.assemble import assemble
+from optimize.report.files import save
 from optimize.report.model import Report
+from optimize.report.run import tell_run
 from optimize.search import Search
 from optimize.targets import progress
 from optimize.targets.arrays import to_array
@@ -143,7 +145,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         baseline.path.unlink()
         report = assemble(job, subject, variants, baseline, exports, machine, timings, qualities, datasets.warnings)
         _drop_failed(exports, report)
-        write(report, folder)
+        for name in FILES:
+            save(folder / name, tell_run(report), report)
     return report
 
 

@@ -43,14 +43,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Section:
+class BlockSection:
     """Neighbouring groups of one block."""
 
     block: str
     groups: tuple[Group, ...]
 
 
-def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[Section, ...]:
+def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[BlockSection, ...]:
     """Return both graphs in execution order, inputs and outputs included, block by block.
 
     Args:
@@ -61,7 +61,7 @@ def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[Sect
     pairs = _absorb(_pair(comparison), comparison)
     groups = [Group(blocks.of((after or before)[0].where), before, after) for before, after in pairs]
     runs = itertools.groupby(groups, key=lambda group: group.block)
-    return tuple(Section(block, tuple(members)) for block, members in runs)
+    return tuple(BlockSection(block, tuple(members)) for block, members in runs)
 
 
 class Blocks:

@@ -13,10 +13,10 @@ from optimize.bench.plan import Plan
 from optimize.bench.rounds import Outcome, Start, Track
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
-from optimize.report.model import Document, Record, now
+from optimize.report.model import SavedRecord, StrictRecord, now
 
 
-class BenchRow(Record):
+class BenchRow(StrictRecord):
     """One file or module.
 
     Attributes:
@@ -79,7 +79,7 @@ class BenchRow(Record):
         )
 
 
-class BenchReport(Document):
+class BenchReport(SavedRecord):
     """What ``bench.json`` holds.
 
     Attributes:

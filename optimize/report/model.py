@@ -36,7 +36,7 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
-class Record(BaseModel):
+class StrictRecord(BaseModel):
     """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
 
     model_config = ConfigDict(
@@ -50,7 +50,7 @@ class Record(BaseModel):
     )
 
 
-class Row(Record):
+class Row(StrictRecord):
     """One artifact.
 
     Attributes:
@@ -138,14 +138,14 @@ class Row(Record):
         )
 
 
-class Rewrite(Record):
+class Rewrite(StrictRecord):
     """One place a pass changed."""
 
     where: str
     what: str
 
 
-class Skip(Record):
+class Skip(StrictRecord):
     """One place a pass left alone, and why."""
 
     where: str
@@ -153,7 +153,7 @@ class Skip(Record):
     reason: str
 
 
-class Stats(Record):
+class Stats(StrictRecord):
     """Size and work of the program; mirrors ``optimize.stats.Stats``: all of one sample, bytes moved without fusion."""
 
     ops: dict[str, int]
@@ -163,7 +163,7 @@ class Stats(Record):
     moved_bytes: int
 
 
-class Operation(Record):
+class Operation(StrictRecord):
     """One value of a graph, as a reader sees it.
 
     Attributes:
@@ -190,21 +190,21 @@ class Operation(Record):
         return _FAMILIES.get(self.kind, "other")
 
 
-class Graph(Record):
+class Graph(StrictRecord):
     """The operations of a program in execution order, and its size and work."""
 
     operations: tuple[Operation, ...]
     stats: Stats
 
 
-class Comparison(Record):
+class Comparison(StrictRecord):
     """The captured graph, and what the passes in float left of it (the same graph where they changed nothing)."""
 
     before: Graph
     after: Graph
 
 
-class WeightOutlook(Record):
+class WeightOutlook(StrictRecord):
     """One kernel's INT8 prospects; mirrors ``optimize.quantization.outlook.WeightOutlook``."""
 
     spread: float
@@ -213,7 +213,7 @@ class WeightOutlook(Record):
     channel_db: float
 
 
-class Merge(Record):
+class Merge(StrictRecord):
     """What merging branches did to the INT8 prospects of one weight; mirrors ``optimize.quantization.outlook``."""
 
     where: str
@@ -228,7 +228,7 @@ class Merge(Record):
         return self.after.spread > WIDE_SPREAD
 
 
-class Step(Record):
+class Step(StrictRecord):
     """What one pass did; mirrors ``optimize.pipeline.Step``.
 
     Attributes:
@@ -276,7 +276,7 @@ class Step(Record):
         )
 
 
-class Model(Record):
+class Model(StrictRecord):
     """The model that was optimized.
 
     Attributes:
@@ -294,7 +294,7 @@ class Model(Record):
     inputs: tuple[str, ...] = ()
 
 
-class LayerFigures(Record):
+class LayerFigures(StrictRecord):
     """One weighted layer in float and in INT8, where its target's runtime tells the times.
 
     Attributes:
@@ -319,7 +319,7 @@ class LayerFigures(Record):
         return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
 
 
-class Calibration(Record):
+class Calibration(StrictRecord):
     """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
 
     source: str
@@ -327,7 +327,7 @@ class Calibration(Record):
     synthetic: bool
 
 
-class Document(Record):
+class SavedRecord(StrictRecord):
     """What a command writes as a JSON file: in which version, when, and how to make it again.
 
     Attributes:
@@ -341,7 +341,7 @@ class Document(Record):
     command: str
 
 
-class Report(Document):
+class Report(SavedRecord):
     """One run, complete: what was asked, what was done, what came out, on which machine.
 
     Attributes:
