@@ -52,11 +52,10 @@ def _show_change(program: Program, variant: Variant, title: str, given: dict[str
     from optimize.report.changes import tell_change
     from optimize.report.console import show
     from optimize.report.files import check_ending, save
-    from optimize.report.model import Merge, Step
+    from optimize.report.model import TraceStep
 
     change, out = operations.compare(program, variant.program), given["out"]
-    merges = [Merge.model_validate(entry) for entry in variant.program.merges]
-    why = ([Step.of(step) for step in variant.steps], merges) if given["why"] else None
+    why = ([TraceStep.of(step) for step in variant.steps], variant.program.merges) if given["why"] else None
     told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
     if out:
         check_ending(out, ".svg", ".html", example="graph.svg, for example")

@@ -13,17 +13,16 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
 from optimize.passes.base import Exactness
+from optimize.records import Stats
 from optimize.report.model import (
     DISAGREES_DB,
     Calibration,
     LayerFigures,
-    Merge,
     Model,
     Report,
     Row,
-    Stats,
     Status,
-    Step,
+    TraceStep,
     now,
 )
 from optimize.report.operations import compare
@@ -74,8 +73,8 @@ def assemble(
         environment=machine,
         baseline=eager,
         rows=rows,
-        trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
-        merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
+        trace=tuple(TraceStep.of(step) for variant in variants for step in variant.steps),
+        merges=tuple(variants[0].program.merges),
         graph=change,
         layers=tuple(_layers(exports)),
         warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from optimize.records import WIDE_SPREAD, MergeOutlook, Skip
 from optimize.report import format as form
 from optimize.report.document import Cell, Chart, Charts, Document, Grid, Item, Items, Listing, Span, Text, grid, some
 from optimize.report.drawing import draw
-from optimize.report.model import WIDE_SPREAD, Comparison, Graph, Merge, Skip, Step
+from optimize.report.model import Comparison, Graph, TraceStep
 from optimize.report.side_by_side import listing
 
 #: Of a list inside a sentence, this many are named.
@@ -36,7 +37,7 @@ def tell_change(
     *,
     listed: bool = True,
     whole: bool = False,
-    why: tuple[Sequence[Step], Sequence[Merge]] | None = None,
+    why: tuple[Sequence[TraceStep], Sequence[MergeOutlook]] | None = None,
 ) -> Document:
     """Return both graphs, size and work before and after, and why places were left alone.
 
@@ -73,7 +74,9 @@ def drawn(comparison: Comparison) -> Charts:
     return Charts((Chart(drawing, "Graph", hint if len(drawing.panels) > 1 else ""),))
 
 
-def _tell_why(trace: Sequence[Step], merges: Sequence[Merge], *, whole: bool) -> Iterator[Items | Text | Grid]:
+def _tell_why(
+    trace: Sequence[TraceStep], merges: Sequence[MergeOutlook], *, whole: bool
+) -> Iterator[Items | Text | Grid]:
     items = tuple(_left_alone(trace, whole))
     yield Items(items, title="Left alone") if items else Text("No pass left anything alone.", "strong")
     if merges:
@@ -81,7 +84,7 @@ def _tell_why(trace: Sequence[Step], merges: Sequence[Merge], *, whole: bool) ->
         yield Text(MERGE_NOTE, "dim")
 
 
-def _left_alone(trace: Sequence[Step], whole: bool) -> Iterator[Item]:
+def _left_alone(trace: Sequence[TraceStep], whole: bool) -> Iterator[Item]:
     for step in trace:
         for op, reason, places in grouped_skips(step.skips):
             named = places if whole else places[:SHOWN]
@@ -127,12 +130,12 @@ def _figures(graph: Graph) -> dict[str, tuple[int, Callable[[int], str]]]:
     }
 
 
-def merge_grid(merges: Sequence[Merge]) -> Grid:
+def merge_grid(merges: Sequence[MergeOutlook]) -> Grid:
     """Return the merged weights: path, spread, predicted INT8 error with one scale a tensor and a channel, remedy."""
     return grid(MERGE_COLUMNS, map(_merge_cells, merges))
 
 
-def _merge_cells(merge: Merge) -> tuple[str | Cell, ...]:
+def _merge_cells(merge: MergeOutlook) -> tuple[str | Cell, ...]:
     before, after, wide = merge.before, merge.after, merge.is_wide
     return (
         Cell((Span(merge.weight, "code"),)),
@@ -143,7 +146,7 @@ def _merge_cells(merge: Merge) -> tuple[str | Cell, ...]:
     )
 
 
-def merge_summary(merges: Sequence[Merge]) -> str:
+def merge_summary(merges: Sequence[MergeOutlook]) -> str:
     """Return which merged kernels are harder to quantize, in a sentence; empty when none is."""
     wide = [merge for merge in merges if merge.is_wide]
     if not wide:

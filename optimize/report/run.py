@@ -28,7 +28,7 @@ from optimize.report.document import (
     only,
     some,
 )
-from optimize.report.model import LayerFigures, Report, Row, Step
+from optimize.report.model import LayerFigures, Report, Row, TraceStep
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
 
@@ -171,7 +171,7 @@ def left_out(report: Report) -> Iterator[tuple[str, str]]:
             yield row.name, f"{layer.name} ({layer.op}) runs in float: {layer.reason}"
 
 
-def _step(step: Step) -> Item:
+def _step(step: TraceStep) -> Item:
     """Return what a pass did; a page unfolds every place."""
     done = [form.plural(len(step.rewrites), "rewrite"), f"{len(step.skips)} skipped" if step.skips else ""]
     error = f"max error {form.error(step.max_error)}" if step.max_error is not None else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from optimize.measure.environment import Environment
+from optimize.records import LayerCost
 from optimize.report import format as form
 from optimize.report.charts import bars
 from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
-from optimize.report.model import SavedRecord, StrictRecord
+from optimize.report.model import SavedRecord
 
 #: What is written to ``--out``, all or none.
 FILES = ("sensitivity.json", "sensitivity.html")
@@ -23,31 +25,18 @@ _CEILING_DB = 100.0
 _LOSS, _GAIN, _SLOWER = 0, 2, 5  # hues
 
 
-class LayerSensitivity(StrictRecord):
-    """One layer.
+@dataclass(frozen=True, kw_only=True)
+class LayerSensitivity(LayerCost):
+    """One layer's costs.
 
     Attributes:
-        layer: Path of its module.
-        op: Short name of its operator.
-        sqnr_db: Signal to quantization noise of the outputs with this layer alone in INT8, dB.
         share: Its share of the sum of all layers' noise powers.
         rank: Its place, from 1, by error removed per second lost when it goes back to float.
-        float_s: Seconds of it in the float file; None where the runtime fused it with another layer.
-        int8_s: Seconds of it in the INT8 file, likewise.
     """
 
-    layer: str
-    op: str
     sqnr_db: float
     share: float
     rank: int
-    float_s: float | None
-    int8_s: float | None
-
-    @property
-    def saved_s(self) -> float | None:
-        """Seconds that INT8 saves; negative where it costs some."""
-        return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
 
 
 class Sensitivity(SavedRecord):

@@ -1,12 +1,13 @@
 """What ``optimize show`` prints, and the files it draws."""
 
+import dataclasses
 import re
 from pathlib import Path
 
-from optimize.quantization import outlook
+from optimize.records import Skip
 from optimize.report.changes import merge_summary, tell_change
 from optimize.report.files import save
-from optimize.report.model import WIDE_SPREAD, Comparison, Report, Skip
+from optimize.report.model import Comparison, Report
 from tests.report.conftest import HOSTILE, block
 from tests.report.test_golden import on_console
 
@@ -46,13 +47,9 @@ def test_merged_weights_say_what_they_will_lose(report: Report) -> None:
     assert HOSTILE in wide and "9.10 → 27.3 !" in wide and "34.2 → 24.1 dB" in wide and "equalize" in wide
 
 
-def test_wide_means_the_same_here_as_where_it_is_measured() -> None:
-    assert WIDE_SPREAD == outlook.WIDE_SPREAD
-
-
 def test_a_sentence_names_the_wide_kernels(report: Report) -> None:
     assert merge_summary(report.merges[:1]) == ""
-    many = [report.merges[1].model_copy(update={"where": f"stage{index}"}) for index in range(5)]
+    many = [dataclasses.replace(report.merges[1], where=f"stage{index}") for index in range(5)]
     assert merge_summary(many) == (
         "5 merged kernels are harder to quantize (spread max |w| / std > 20): stage0, stage1, stage2 and 2 more."
     )
