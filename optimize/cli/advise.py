@@ -32,7 +32,6 @@ def advise(model: str, **given: Any) -> None:
     from optimize.report.advice import FILES, AdviceRecord, tell_advice
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
-    from optimize.report.model import now
     from optimize.transaction import check
 
     if given["out"]:
@@ -45,9 +44,7 @@ def advise(model: str, **given: Any) -> None:
         machine, subject = environment.current(), open_program(job, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
         found = advise_on(subject.program, **settings, progress=phases.update)
-    record = AdviceRecord(
-        created=now(), command=options.command_line(), source=subject.source, environment=machine, found=found
-    )
+    record = AdviceRecord(command=options.command_line(), source=subject.source, environment=machine, found=found)
     told = tell_advice(record)
     show(told)
     if given["out"]:

@@ -44,7 +44,6 @@ def profile(model: str, **given: Any) -> None:
     from optimize.profile.trace import write_trace
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
-    from optimize.report.model import now
     from optimize.report.profile import FILES, ProfileRecord, tell_profile
     from optimize.transaction import check
 
@@ -53,9 +52,7 @@ def profile(model: str, **given: Any) -> None:
     with Phases(quiet=given["quiet"]) as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
-    record = ProfileRecord(
-        created=now(), command=options.command_line(), source=source, environment=machine, found=found
-    )
+    record = ProfileRecord(command=options.command_line(), source=source, environment=machine, found=found)
     told = tell_profile(record, whole=given["whole"])
     show(told)
     if given["trace"]:

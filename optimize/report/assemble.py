@@ -23,7 +23,6 @@ from optimize.report.model import (
     Row,
     Status,
     TraceStep,
-    now,
 )
 from optimize.report.operations import compare
 from optimize.targets.base import Artifact
@@ -65,7 +64,6 @@ def assemble(
     change = compare(subject.program, variants[0].program)
     about = (*subject.warnings, *subject.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
-        created=now(),
         command=job.command or "optimize.optimize(...)",
         recipe=job.recipe.yaml() if job.recipe.passes else None,
         model=_model(subject, baseline, change.before.stats),

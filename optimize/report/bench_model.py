@@ -13,7 +13,7 @@ from optimize.bench.plan import Plan
 from optimize.bench.rounds import Outcome, Start, Track
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
-from optimize.report.model import SavedRecord, StrictRecord, now
+from optimize.report.model import SavedRecord, StrictRecord
 
 
 class BenchRow(StrictRecord):
@@ -128,7 +128,6 @@ class BenchReport(SavedRecord):
         batch = plan.scenarios[0].batch
         inputs = tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, (batch, *spec.shape[1:])))}]" for spec in specs)
         return cls(
-            created=now(),
             command=command,
             environment=machine,
             plan=plan,

@@ -9,7 +9,21 @@ from functools import partial
 
 from optimize.records import WIDE_SPREAD, MergeOutlook, Skip
 from optimize.report import format as form
-from optimize.report.document import Cell, Chart, Charts, Document, Grid, Item, Items, Listing, Span, Text, grid, some
+from optimize.report.document import (
+    Cell,
+    Chart,
+    Charts,
+    Document,
+    Grid,
+    Item,
+    Items,
+    Listing,
+    Section,
+    Span,
+    Text,
+    grid,
+    some,
+)
 from optimize.report.drawing import draw
 from optimize.report.model import Comparison, Graph, TraceStep
 from optimize.report.side_by_side import listing
@@ -74,9 +88,7 @@ def drawn(comparison: Comparison) -> Charts:
     return Charts((Chart(drawing, "Graph", hint if len(drawing.panels) > 1 else ""),))
 
 
-def _tell_why(
-    trace: Sequence[TraceStep], merges: Sequence[MergeOutlook], *, whole: bool
-) -> Iterator[Items | Text | Grid]:
+def _tell_why(trace: Sequence[TraceStep], merges: Sequence[MergeOutlook], *, whole: bool) -> Iterator[Section]:
     items = tuple(_left_alone(trace, whole))
     yield Items(items, title="Left alone") if items else Text("No pass left anything alone.", "strong")
     if merges:

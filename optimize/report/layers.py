@@ -32,7 +32,7 @@ from optimize.report.document import (
     some,
 )
 from optimize.report.files import check_ending
-from optimize.report.model import SavedRecord, StrictRecord, now
+from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
 
 #: Processor time for two files and their samples; large networks on real data take minutes.
@@ -84,7 +84,6 @@ class FileComparison(SavedRecord):
         files = [ComparedFile(path=str(side.path), kind=side.kind, sha256=side.sha256) for side in (first, second)]
         wrong = found.first_wrong
         return cls(
-            created=now(),
             command=command,
             first=files[0],
             second=files[1],

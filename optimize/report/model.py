@@ -36,6 +36,13 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
+def now() -> str:
+    """Return the present UTC time, ISO 8601, to the second."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 class StrictRecord(BaseModel):
     """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
 
@@ -270,7 +277,7 @@ class SavedRecord(StrictRecord):
     """
 
     schema_version: Literal[1] = 1
-    created: str
+    created: str = Field(default_factory=now)
     command: str
 
 
@@ -302,13 +309,6 @@ class Report(SavedRecord):
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
     calibration: Calibration | None = None
-
-
-def now() -> str:
-    """Return the present UTC time, ISO 8601, to the second."""
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def file_name(row: Row) -> str:
