@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from optimize.measure.latency import Latency
+from optimize.measure.latency import Latency, Speedup
 from optimize.report import format as form
 from optimize.report.charts import Mark, Plot, Timed, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
 from optimize.report.model import DISAGREES_DB, Report, Row, file_name
+
+if TYPE_CHECKING:
+    from optimize.bench.figures import Figures
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
@@ -66,8 +70,10 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
     reason = status_text(row)
     return {
         "Size": Cell(form.size(row.size_bytes)),
-        "Median latency": Cell(short_status(reason), tone="warn", reason=reason) if reason else _latency(row),
-        "vs eager": _speedup(row),
+        "Median latency": Cell(short_status(reason), tone="warn", reason=reason)
+        if reason
+        else seconds_cell(row.latency),
+        "vs eager": ratio_cell(row.speedup),
         "vs best fp32": Cell(form.ratio(over_best_float32(report, row))),
         "SQNR": Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
         "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement else None)),
@@ -93,18 +99,16 @@ def short_status(reason: str) -> str:
     return reason if len(reason) <= 16 else reason.split(":")[0]
 
 
-def _latency(row: Row) -> Cell:
-    if row.latency is None:
+def seconds_cell(taken: Latency | Figures | None) -> Cell:
+    """Return a median with its interval."""
+    if taken is None or taken.median_s is None or taken.ci_low_s is None or taken.ci_high_s is None:
         return Cell()
-    taken = row.latency
     return Cell(form.seconds(taken.median_s), form.seconds_interval(taken.median_s, taken.ci_low_s, taken.ci_high_s))
 
 
-def _speedup(row: Row) -> Cell:
-    if row.speedup is None:
-        return Cell()
-    found = row.speedup
-    return Cell(form.ratio(found.ratio), form.interval(found.ratio, found.ci_low, found.ci_high))
+def ratio_cell(found: Speedup | None) -> Cell:
+    """Return how many times faster, with its interval."""
+    return Cell(form.ratio(found.ratio), form.interval(found.ratio, found.ci_low, found.ci_high)) if found else Cell()
 
 
 def _accuracy(row: Row, *, baseline: bool) -> Cell:

@@ -125,8 +125,7 @@ def _calibration(variants: Sequence[Variant]) -> Calibration | None:
     for variant in variants:
         plan = variant.program.quantization
         if plan is not None and plan.calibration is not None:
-            found = plan.calibration
-            return Calibration(source=found.source, samples=found.samples, synthetic=found.synthetic)
+            return Calibration.model_validate(plan.calibration)
     return None
 
 

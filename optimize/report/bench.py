@@ -7,30 +7,11 @@ from collections.abc import Iterator
 from optimize.bench.figures import Figures
 from optimize.bench.plan import Scenario
 from optimize.measure.statistics import SAMPLES_FOR
+from optimize.report import document as doc
 from optimize.report import format as form
-from optimize.report.artifacts import LOOK_HINT, short_status
+from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
 from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.charts import Axis, Mark, Plot, Timed, distributions, linear_axis, short_count
-from optimize.report.document import (
-    PAGES,
-    Cards,
-    Cell,
-    Chart,
-    Charts,
-    Code,
-    Document,
-    Facts,
-    Grid,
-    GridLine,
-    Item,
-    Items,
-    Section,
-    Span,
-    Text,
-    Tone,
-    only,
-    some,
-)
 from optimize.report.run import machine_facts
 
 #: What is written to ``--out``, all or none.
@@ -47,31 +28,31 @@ _PERCENTILES = (90, 95, 99)
 _NAMED = 3
 
 
-def tell_bench(report: BenchReport) -> Document:
+def tell_bench(report: BenchReport) -> doc.Document:
     """Return what a benchmark came to."""
-    doubts = (Item(doubt.about, (doubt.seen, " ", Span(doubt.advice, "dim"))) for doubt in report.warnings)
-    warnings = Items(tuple(doubts), title="Warnings", tone="warn")
+    doubts = (doc.Item(doubt.about, (doubt.seen, " ", doc.Span(doubt.advice, "dim"))) for doubt in report.warnings)
+    warnings = doc.Items(tuple(doubts), title="Warnings", tone="warn")
     names = [row.name for row in report.rows]
     events, energy = f"Device events: {report.device_timing}.", f"Energy: {report.energy}."
     sections = (
-        Cards(cards(report), on=PAGES),
-        only(warnings, *PAGES),
+        doc.Cards(cards(report), on=doc.PAGES),
+        doc.only(warnings, *doc.PAGES),
         *_scenarios(report),
-        Text(NOTE, "dim", on=PAGES),
-        Charts(tuple(_sweeps(report)), tuple(names), title="Throughput"),
+        doc.Text(NOTE, "dim", on=doc.PAGES),
+        doc.Charts(tuple(_sweeps(report)), tuple(names), title="Throughput"),
         files(report),
-        Text(NOTE, "dim", on=("console",)),
-        Facts(tuple(left_out(report)), " – ", "warn", title="Left out, and why"),
-        Text(f"{events} {energy}", "dim", on=("console",)),
-        only(warnings, "console"),
-        Facts(facts(report), title="How and where", on=PAGES),
-        Code(report.command, "command", title="Reproduce", on=PAGES),
+        doc.Text(NOTE, "dim", on=("console",)),
+        doc.Facts(tuple(left_out(report)), " – ", "warn", title="Left out, and why"),
+        doc.Text(f"{events} {energy}", "dim", on=("console",)),
+        doc.only(warnings, "console"),
+        doc.Facts(facts(report), title="How and where", on=doc.PAGES),
+        doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
     )
     title = " · ".join(names) if len(names) <= _NAMED else f"{names[0]} and {len(names) - 1} others"
-    return Document(
+    return doc.Document(
         title,
         f"Benchmark · measured {report.created[:10]} on {report.environment.cpu}",
-        some(*sections),
+        doc.some(*sections),
         footer=f"optimize {report.environment.versions.get('optimize', '')} · {report.created}",
         heading=f"Benchmark of {title}",
         record=("bench.json", report.model_dump_json()),
@@ -83,14 +64,14 @@ def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
     return next(entry for entry in row.scenarios if entry.scenario == scenario)
 
 
-def _scenarios(report: BenchReport) -> Iterator[Section]:
+def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
         yield scenario_grid(report, scenario)
         if plot := distributions(timed(report, scenario)):
-            yield Charts((Chart(plot, "Every run", LOOK_HINT),))
+            yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))
 
 
-def scenario_grid(report: BenchReport, scenario: Scenario) -> Grid:
+def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
     """Return one scenario's figures; columns without a figure are left out."""
     found = [(row, figures_of(row, scenario)) for row in report.rows]
     medians = [entry.median_s for row, entry in found if entry.median_s is not None and row.status == "measured"]
@@ -101,27 +82,29 @@ def scenario_grid(report: BenchReport, scenario: Scenario) -> Grid:
         cells = _cells(entry)
         if reason:
             kept = cells["Median"]
-            stopped = Cell(kept.text, (str(kept.detail), "\n", "stopped"), "warn")
-            empty = Cell(short_status(reason), tone="warn", reason=reason)
+            stopped = doc.Cell(kept.text, (str(kept.detail), "\n", "stopped"), "warn")
+            empty = doc.Cell(short_status(reason), tone="warn", reason=reason)
             cells["Median"] = empty if kept.is_missing else stopped
         lines.append(_line(report, row, cells, "best" if best else ""))
-    shown = Grid(("File", *_cells(found[0][1])), tuple(lines), title=scenario.name.capitalize(), is_hued=True)
+    shown = doc.Grid(("File", *_cells(found[0][1])), tuple(lines), title=scenario.name.capitalize(), is_hued=True)
     return _fitted(shown, "Median")
 
 
-def files(report: BenchReport) -> Grid:
+def files(report: BenchReport) -> doc.Grid:
     """Return what there is to say of each file whatever the scenario."""
     lines = tuple(_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows)
-    return _fitted(Grid(("File", *_file_cells(report.rows[0])), lines, title="Files", is_hued=True), "Size")
+    return _fitted(doc.Grid(("File", *_file_cells(report.rows[0])), lines, title="Files", is_hued=True), "Size")
 
 
-def _fitted(shown: Grid, kept: str) -> Grid:
-    return Grid(**{**vars(shown.without_empty(kept)), "first_to_go": FIRST_TO_GO})
+def _fitted(shown: doc.Grid, kept: str) -> doc.Grid:
+    return doc.Grid(**{**vars(shown.without_empty(kept)), "first_to_go": FIRST_TO_GO})
 
 
-def _line(report: BenchReport, row: BenchRow, cells: dict[str, Cell], tone: Tone = "", kind: str = "") -> GridLine:
-    name = Cell(row.name, kind, "strong" if row is report.rows[0] and not tone else tone)
-    return GridLine((name, *cells.values()), tone)
+def _line(
+    report: BenchReport, row: BenchRow, cells: dict[str, doc.Cell], tone: doc.Tone = "", kind: str = ""
+) -> doc.GridLine:
+    name = doc.Cell(row.name, kind, "strong" if row is report.rows[0] and not tone else tone)
+    return doc.GridLine((name, *cells.values()), tone)
 
 
 def timed(report: BenchReport, scenario: Scenario) -> list[Timed]:
@@ -134,7 +117,7 @@ def timed(report: BenchReport, scenario: Scenario) -> list[Timed]:
     ]
 
 
-def _sweeps(report: BenchReport) -> Iterator[Chart]:
+def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:
     """Yield the throughput over batches and over streams, where they were swept."""
     first = report.plan.scenarios[0].batch
     for what, scenarios in (
@@ -144,7 +127,7 @@ def _sweeps(report: BenchReport) -> Iterator[Chart]:
         steps = [str(entry.batch if what == "batch" else entry.streams) for entry in scenarios]
         rates = [[_rate(figures_of(row, entry)) for entry in scenarios] for row in report.rows]
         if plot := sweep(what, steps, rates):
-            yield Chart(plot, f"Over {what}", "samples a second")
+            yield doc.Chart(plot, f"Over {what}", "samples a second")
 
 
 def _rate(found: Figures) -> float | None:
@@ -174,7 +157,7 @@ def sweep(what: str, steps: list[str], rates: list[list[float | None]]) -> Plot 
     return Plot(f"Throughput over {what}", x, y, tuple(marks))
 
 
-def cards(report: BenchReport) -> tuple[tuple[str, Cell], ...]:
+def cards(report: BenchReport) -> tuple[tuple[str, doc.Cell], ...]:
     """Return the headline: the fastest file of the first scenario, what it wins, and how much was measured."""
     scenario = report.plan.scenarios[0]
     timed = [(row, figures_of(row, scenario)) for row in report.rows if row.status == "measured"]
@@ -183,12 +166,12 @@ def cards(report: BenchReport) -> tuple[tuple[str, Cell], ...]:
         return ()
     row, best = min(timed, key=lambda pair: pair[1].median_s or 0.0)
     cells = _cells(best)
-    found = [(f"Fastest, {scenario.name}", Cell(row.name, row.kind)), ("Median latency", cells["Median"])]
+    found = [(f"Fastest, {scenario.name}", doc.Cell(row.name, row.kind)), ("Median latency", cells["Median"])]
     if best.speedup:
         found.append((f"Over {report.rows[0].name}", cells["vs first"]))
     runs = sum(entry.runs for each in report.rows for entry in each.scenarios)
     detail = f"{form.plural(report.restarts, 'restart')}, {form.seconds(report.seconds)}"
-    return (*found, ("Runs kept", Cell(f"{runs:,}", detail)))
+    return (*found, ("Runs kept", doc.Cell(f"{runs:,}", detail)))
 
 
 def facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
@@ -223,41 +206,36 @@ def _reason(row: BenchRow) -> str:
     return f"failed: {row.reason}" if row.status == "failed" else row.reason
 
 
-def _cells(found: Figures) -> dict[str, Cell]:
+def _cells(found: Figures) -> dict[str, doc.Cell]:
     """Return one file's figures in one scenario by column."""
-    rate, ratio, median = found.throughput, found.speedup, Cell()
-    if found.median_s is not None and found.ci_low_s is not None and found.ci_high_s is not None:
-        between = form.seconds_interval(found.median_s, found.ci_low_s, found.ci_high_s)
-        median = Cell(form.seconds(found.median_s), between)
+    rate = found.throughput
     return {
-        "Median": median,
-        "vs first": Cell(form.ratio(ratio.ratio), form.interval(ratio.ratio, ratio.ci_low, ratio.ci_high))
-        if ratio
-        else Cell(),
+        "Median": seconds_cell(found),
+        "vs first": ratio_cell(found.speedup),
         **{f"p{percent}": _percentile(found, percent) for percent in _PERCENTILES},
-        "CPU a run": Cell(form.seconds(found.cpu_s)),
-        "GPU a run": Cell(form.seconds(found.device_s)),
-        "Throughput": Cell(f"{form.rate(rate.per_s)}/s", form.rate_interval(rate.per_s, rate.ci_low, rate.ci_high))
+        "CPU a run": doc.Cell(form.seconds(found.cpu_s)),
+        "GPU a run": doc.Cell(form.seconds(found.device_s)),
+        "Throughput": doc.Cell(f"{form.rate(rate.per_s)}/s", form.rate_interval(rate.per_s, rate.ci_low, rate.ci_high))
         if rate
-        else Cell(),
-        "Energy a run": Cell(form.energy(found.energy_j)),
+        else doc.Cell(),
+        "Energy a run": doc.Cell(form.energy(found.energy_j)),
     }
 
 
-def _file_cells(row: BenchRow) -> dict[str, Cell]:
+def _file_cells(row: BenchRow) -> dict[str, doc.Cell]:
     return {
-        "Size": Cell(form.size(row.size_bytes)),
-        "Load": Cell(form.seconds(row.load_s)),
-        "First call": Cell(form.seconds(row.first_call_s)),
-        "Peak memory": Cell(form.size(row.peak_memory_bytes)),
-        "SQNR": Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
-        "Ran on": Cell(", ".join(row.ran_on) or form.MISSING),
+        "Size": doc.Cell(form.size(row.size_bytes)),
+        "Load": doc.Cell(form.seconds(row.load_s)),
+        "First call": doc.Cell(form.seconds(row.first_call_s)),
+        "Peak memory": doc.Cell(form.size(row.peak_memory_bytes)),
+        "SQNR": doc.Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
+        "Ran on": doc.Cell(", ".join(row.ran_on) or form.MISSING),
     }
 
 
-def _percentile(found: Figures, percent: int) -> Cell:
+def _percentile(found: Figures, percent: int) -> doc.Cell:
     """Return a percentile, or how many runs it needs."""
     value = {90: found.p90_s, 95: found.p95_s, 99: found.p99_s}[percent]
     if value is not None or found.median_s is None:
-        return Cell(form.seconds(value))
-    return Cell("n/a", "runs too short" if found.group > 1 else f"needs {SAMPLES_FOR[percent]} runs")
+        return doc.Cell(form.seconds(value))
+    return doc.Cell("n/a", "runs too short" if found.group > 1 else f"needs {SAMPLES_FOR[percent]} runs")

@@ -139,7 +139,9 @@ def _grid(section: Grid, width: int) -> Table:
     """Return lines of figures; where the terminal is too narrow, columns go instead of being squeezed."""
     names = list(section.columns)
     cells = [[_cell(line.cells[at], line.tone, is_name=not at) for line in section.lines] for at in range(len(names))]
-    widths = {at: max(_width(cells[at]), _heading_width(name)) for at, name in enumerate(names)}
+    widths = {
+        at: max(_width(cells[at]), _heading_width(name) if at else cell_len(name)) for at, name in enumerate(names)
+    }
     for name in section.first_to_go:
         if name in names and _total(widths) > width:
             del widths[names.index(name)]

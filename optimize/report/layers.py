@@ -15,22 +15,9 @@ from optimize.measure.feed import Feed, open_feed
 from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.sides import Side, aligned, open_side
+from optimize.report import document as doc
 from optimize.report import format as form
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
-from optimize.report.document import (
-    Cell,
-    Chart,
-    Charts,
-    Document,
-    Grid,
-    GridLine,
-    Section,
-    Text,
-    Tone,
-    grid,
-    only,
-    some,
-)
 from optimize.report.files import check_ending
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
@@ -42,7 +29,7 @@ FULL_DB = 60.0
 _DROPS = 5
 #: Values outside stand on the border; float32 rounding ends near the upper one.
 _FLOOR_DB, _CEILING_DB = -20.0, 140.0
-_TONES: dict[State, Tone] = {"ok": "good", "wrong": "bad", "follows": "warn", "recovers": "dim"}
+_TONES: dict[State, doc.Tone] = {"ok": "good", "wrong": "bad", "follows": "warn", "recovers": "dim"}
 _HUES: dict[State, tuple[int, str]] = {
     "ok": (2, "ok"),
     "wrong": (5, "goes wrong"),
@@ -166,7 +153,7 @@ def check_name(path: Path, *, layers: bool) -> None:
         raise UsageError("The .svg file plots layers.", hint="Add --layers, or name an .html or .json file.")
 
 
-def tell_layers(record: FileComparison, *, worst_first: bool = False) -> Document:
+def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Document:
     """Return the outputs, every compared value, what goes wrong, the largest losses and the notes.
 
     Args:
@@ -177,61 +164,60 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> Documen
     names = [Path(side.path).name for side in (record.first, record.second)]
     if names[0] == names[1]:  # told apart by their folders
         names = [record.first.path, record.second.path]
-    return Document(
+    return doc.Document(
         f"{names[1]} against {names[0]}",
         _basis(record),
-        some(*_sections(found, worst_first)),
+        doc.some(*_sections(found, worst_first)),
         footer=f"{record.command} · {record.created}",
     )
 
 
-def _sections(found: Distances, worst_first: bool) -> Iterator[Section | None]:
-    judged = Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
-    yield only(judged, "html") if judged else None
-    yield grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), title="Outputs", on=("html",))
-    yield grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), on=("console",))
+def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
+    judged = doc.Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
+    yield doc.only(judged, "html") if judged else None
+    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), title="Outputs")
     chart = plot(found)
-    yield Charts((Chart(chart),), title="SQNR of every value") if chart else None
+    yield doc.Charts((doc.Chart(chart),), title="SQNR of every value") if chart else None
     tensors = sorted(found.tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else found.tensors
-    yield only(_values(tensors), "console")
-    yield only(judged, "console") if judged else None
+    yield doc.only(_values(tensors), "console")
+    yield doc.only(judged, "console") if judged else None
     rows = [
         (tensor.layer, form.decibels(tensor.input_db), level(tensor), form.decibels(tensor.drop_db))
         for tensor in found.drops(_DROPS)
     ]
-    yield grid(("Layer", "Inputs", "Output", "Loss"), rows, title="Largest losses from inputs to output")
+    yield doc.grid(("Layer", "Inputs", "Output", "Loss"), rows, title="Largest losses from inputs to output")
     yield replace(_values(found.tensors, paged=True), title="In order of execution", on=("html",))
     for note in found.notes:
-        yield Text(note, "dim")
+        yield doc.Text(note, "dim")
 
 
-def _output_rows(found: Distances) -> Iterator[tuple[str | Cell, ...]]:
+def _output_rows(found: Distances) -> Iterator[tuple[str | doc.Cell, ...]]:
     for index, output in enumerate(found.outputs):
         distance = output.distance
-        shown = Cell(_level(distance), tone="bad" if distance.sqnr_db < found.threshold_db else "good")
+        shown = doc.Cell(_level(distance), tone="bad" if distance.sqnr_db < found.threshold_db else "good")
         yield output.name, shown, form.error(distance.max_abs_error), form.share(found.top1) if not index else ""
 
 
-def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> Grid:
+def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
     """Return a line a compared value; a page says of each what it is and its largest error, too."""
     columns = ("Layer", "SQNR", "", "Inputs", *(("Max error",) if paged else ()), " ", "First", "Second")
     lines = [
-        GridLine(tuple(cell for cell in _cells(tensor, paged=paged) if cell is not None), _TONES[tensor.state])
+        doc.GridLine(tuple(cell for cell in _cells(tensor, paged=paged) if cell is not None), _TONES[tensor.state])
         for tensor in tensors
     ]
-    return Grid(columns, tuple(lines), left=("", " "), first_to_go=("Second", "First"))
+    return doc.Grid(columns, tuple(lines), left=("", " "), first_to_go=("Second", "First"))
 
 
-def _cells(tensor: Tensor, *, paged: bool) -> Iterator[Cell | None]:
+def _cells(tensor: Tensor, *, paged: bool) -> Iterator[doc.Cell | None]:
     distance, plain = tensor.distance, tensor.state == "ok"
     about = f"{tensor.op}, value {tensor.name}{', stored as integers' if tensor.stored else ''}"
-    yield Cell(tensor.layer, about if paged else "", "strong" if plain else "")
-    yield Cell(level(tensor))
-    yield Cell("", bar=min(max(distance.sqnr_db / FULL_DB, 0.0), 1.0))
-    yield Cell("equal" if tensor.input_db is None else form.decibels(tensor.input_db), tone="dim")
-    yield Cell(form.error(distance.max_abs_error)) if paged else None
-    yield Cell("" if plain else tensor.state)
-    yield from (Cell(_span(ends), tone="dim") for ends in (distance.first_range, distance.second_range))
+    yield doc.Cell(tensor.layer, about if paged else "", "strong" if plain else "")
+    yield doc.Cell(level(tensor))
+    yield doc.Cell("", bar=min(max(distance.sqnr_db / FULL_DB, 0.0), 1.0))
+    yield doc.Cell("equal" if tensor.input_db is None else form.decibels(tensor.input_db), tone="dim")
+    yield doc.Cell(form.error(distance.max_abs_error)) if paged else None
+    yield doc.Cell("" if plain else tensor.state)
+    yield from (doc.Cell(_span(ends), tone="dim") for ends in (distance.first_range, distance.second_range))
 
 
 def _basis(record: FileComparison) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import Speedup
 from optimize.measure.statistics import ratio_interval
 from optimize.report import format as form
+from optimize.report.artifacts import ratio_cell
 from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some
 from optimize.report.files import checked, read
@@ -169,16 +170,12 @@ def tell_reports(found: ReportComparison) -> Document:
 
 def _cells(pair: Pair) -> tuple[str | Cell, ...]:
     """Return what is shown of an artifact, in the order of ``COLUMNS``."""
-    faster = pair.times_faster
     before, after = pair.first_speedup, pair.second_speedup
-    ratio = Cell()
-    if faster is not None:
-        ratio = Cell(form.ratio(faster.ratio), form.interval(faster.ratio, faster.ci_low, faster.ci_high))
     return (
         pair.name if pair.only_in == "both" else f"{pair.name} (only in the {pair.only_in})",
         form.seconds(pair.first_s),
         form.seconds(pair.second_s),
-        ratio,
+        ratio_cell(pair.times_faster),
         _change(form.ratio(before.ratio if before else None), form.ratio(after.ratio if after else None)),
         _change(*map(form.size, pair.size_bytes)),
         _change(*map(form.size, pair.peak_memory_bytes)),
@@ -211,22 +208,26 @@ def _without_file(key: tuple[str, str, str, str]) -> tuple[str, str, str]:
 def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> Pair:
     some = one or other
     assert some is not None
-    left, right = one.accuracy if one else None, other.accuracy if other else None
+
+    def both(name: str) -> tuple[Any, Any]:
+        return getattr(one, name, None), getattr(other, name, None)
+
+    (first_s, second_s), speedups, (left, right) = both("median_s"), both("speedup"), both("accuracy")
     comparable = left is None or right is None or left.metric == right.metric
     metric = next((entry.metric for entry in (left, right) if entry is not None and comparable), "")
     return Pair(
         name=some.name,
         only_in="both" if one and other else "first" if one else "second",
-        first_s=one.median_s if one else None,
-        second_s=other.median_s if other else None,
+        first_s=first_s,
+        second_s=second_s,
         times_faster=_ratio(one, other) if one and other and stated else None,
-        first_speedup=one.speedup if one else None,
-        second_speedup=other.speedup if other else None,
-        size_bytes=(one.size_bytes if one else None, other.size_bytes if other else None),
-        peak_memory_bytes=(one.peak_memory_bytes if one else None, other.peak_memory_bytes if other else None),
+        first_speedup=speedups[0],
+        second_speedup=speedups[1],
+        size_bytes=both("size_bytes"),
+        peak_memory_bytes=both("peak_memory_bytes"),
         accuracy=(left.value if left and comparable else None, right.value if right and comparable else None),
         metric=metric,
-        sqnr_db=(one.sqnr_db if one else None, other.sqnr_db if other else None),
+        sqnr_db=both("sqnr_db"),
     )
 
 

@@ -8,26 +8,9 @@ from collections.abc import Iterator, Sequence
 from optimize.measure.environment import Environment
 from optimize.measure.statistics import SAMPLES_FOR_P95
 from optimize.report import changes
+from optimize.report import document as doc
 from optimize.report import format as form
 from optimize.report.artifacts import artifacts, cards, charts, status_text, timed_rows
-from optimize.report.document import (
-    PAGES,
-    Cards,
-    Charts,
-    Code,
-    Document,
-    Facts,
-    Form,
-    Grid,
-    Item,
-    Items,
-    Section,
-    Span,
-    Text,
-    grid,
-    only,
-    some,
-)
 from optimize.report.model import LayerFigures, Report, Row, TraceStep
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
@@ -51,53 +34,53 @@ TYPE_NOTE = (
 _LAYER_COLUMNS = ("Float", "INT8", "Saved", "SQNR alone")
 
 
-def tell_run(report: Report) -> Document:
+def tell_run(report: Report) -> doc.Document:
     """Return what a run came to: the main points for a terminal, all of it for pages."""
     model, machine = report.model, report.environment
     work = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
-    warnings = Items(tuple(Item("", text) for text in report.warnings), title="Warnings", tone="warn")
+    warnings = doc.Items(tuple(doc.Item("", text) for text in report.warnings), title="Warnings", tone="warn")
     reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
     sections = (
-        Cards(cards(report), on=PAGES),
-        only(warnings, *PAGES),
+        doc.Cards(cards(report), on=doc.PAGES),
+        doc.only(warnings, *doc.PAGES),
         artifacts(report),
-        Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
-        Text(NOTE, "dim", on=PAGES),
-        Charts(tuple(charts(report)), title="Latency and quality"),
+        doc.Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
+        doc.Text(NOTE, "dim", on=doc.PAGES),
+        doc.Charts(tuple(charts(report)), title="Latency and quality"),
         runs(report),
         *_layers(report),
         *_types(report),
-        Facts(tuple(left_out(report)), title="Left out, and why", on=("html",)),
-        Items(tuple(map(_step, report.trace)), title="Passes"),
-        Text(changes.merge_summary(report.merges), "warn", on=("console",)),
+        doc.Facts(tuple(left_out(report)), title="Left out, and why", on=("html",)),
+        doc.Items(tuple(map(_step, report.trace)), title="Passes"),
+        doc.Text(changes.merge_summary(report.merges), "warn", on=("console",)),
         *_graph(report),
-        Items(tuple(_covered(row) for row in report.rows if row.coverage), title="INT8 coverage"),
+        doc.Items(tuple(_covered(row) for row in report.rows if row.coverage), title="INT8 coverage"),
         *_foremost(report),
-        only(warnings, "console"),
+        doc.only(warnings, "console"),
         _notes(report),
-        Facts(model_facts(report), title="Model", on=PAGES),
-        Facts(environment_facts(report), title="Environment", on=PAGES),
-        Code(report.command, "command", title="Reproduce", on=PAGES),
-        Code(report.recipe or "", "recipe", on=PAGES),
+        doc.Facts(model_facts(report), title="Model", on=doc.PAGES),
+        doc.Facts(environment_facts(report), title="Environment", on=doc.PAGES),
+        doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
+        doc.Code(report.recipe or "", "recipe", on=doc.PAGES),
     )
-    return Document(
+    return doc.Document(
         model.source,
         f"{work} · measured {report.created[:10]} on {machine.cpu}",
-        some(*sections),
+        doc.some(*sections),
         footer=f"optimize {machine.versions.get('optimize', '')} · {report.created}",
         heading=f"Optimization of {model.source}",
         record=("report.json", report.model_dump_json()),
     )
 
 
-def runs(report: Report) -> Grid:
+def runs(report: Report) -> doc.Grid:
     """Return for each timed row how many runs were kept, their 95th percentile, the first call and the load time."""
     rows = []
     for _, row, taken in timed_rows(report):
         tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR_P95} runs"
         first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
         rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
-    return grid(("Artifact", "Runs", "p95", "First call", "Load"), rows, title="Runs", is_plain=True, on=PAGES)
+    return doc.grid(("Artifact", "Runs", "p95", "First call", "Load"), rows, title="Runs", is_plain=True, on=doc.PAGES)
 
 
 def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:
@@ -106,18 +89,18 @@ def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:
     return [(name, [layer for layer in report.layers if layer.row == name]) for name in names]
 
 
-def _layers(report: Report) -> Iterator[Section]:
+def _layers(report: Report) -> Iterator[doc.Section]:
     if report.layers:
-        yield Text(LAYER_NOTE, "dim", title="Layers", on=PAGES)
+        yield doc.Text(LAYER_NOTE, "dim", title="Layers", on=doc.PAGES)
     for name, found in layers_by_row(report):
         levels = [layer.sqnr_db for layer in found if layer.sqnr_db is not None]
         if len(levels) == len(found) and any(layer.int8_s is not None for layer in found):
             saved = [layer.saved_s for layer in found]
             yield layer_bars(name, [layer.layer for layer in found], levels, saved)
-        yield _layer_grid(name, found, *PAGES)
+        yield _layer_grid(name, found, *doc.PAGES)
 
 
-def _foremost(report: Report) -> Iterator[Grid]:
+def _foremost(report: Report) -> Iterator[doc.Grid]:
     """Yield the layers to look at first: the slowest in INT8, or those that cost most accuracy."""
     for name, found in layers_by_row(report):
         timed = any(layer.int8_s is not None for layer in found)
@@ -125,7 +108,7 @@ def _foremost(report: Report) -> Iterator[Grid]:
         yield _layer_grid(f"{name}, {'slowest layers' if timed else 'layers that cost most'}", chosen, "console")
 
 
-def _layer_grid(name: str, layers: Sequence[LayerFigures], *on: Form) -> Grid:
+def _layer_grid(name: str, layers: Sequence[LayerFigures], *on: doc.Form) -> doc.Grid:
     rows = [
         (
             f"{layer.layer} ({layer.op})",
@@ -135,27 +118,27 @@ def _layer_grid(name: str, layers: Sequence[LayerFigures], *on: Form) -> Grid:
         )
         for layer in layers
     ]
-    return grid((name, *_LAYER_COLUMNS), rows, is_plain=True, on=on).without_empty()
+    return doc.grid((name, *_LAYER_COLUMNS), rows, is_plain=True, on=on).without_empty()
 
 
-def _types(report: Report) -> Iterator[Section]:
+def _types(report: Report) -> Iterator[doc.Section]:
     """Yield how many layers of each kind compute in each type, for rows whose backend tells it."""
     typed = [(row.name, row.layer_types) for row in report.rows if row.layer_types is not None]
     if typed:
-        yield Text(TYPE_NOTE, "dim", title="Layer types", on=PAGES)
+        yield doc.Text(TYPE_NOTE, "dim", title="Layer types", on=doc.PAGES)
     for name, found in typed:
         counted = Counter((layer.op, layer.precision) for layer in found.layers)
         types = sorted({precision for _, precision in counted})
         rows = [(op, *(str(counted[op, kind] or "") for kind in types)) for op in sorted({op for op, _ in counted})]
-        yield grid((f"{name}, {found.source}", *types), rows, is_plain=True, on=PAGES)
-        yield Items((Item(name, f"{len(found.layers)} layers", lines=tuple(_typed(found))),), on=("html",))
+        yield doc.grid((f"{name}, {found.source}", *types), rows, is_plain=True, on=doc.PAGES)
+        yield doc.Items((doc.Item(name, f"{len(found.layers)} layers", lines=tuple(_typed(found))),), on=("html",))
 
 
-def _typed(found: LayerTypes) -> Iterator[tuple[str | Span, ...]]:
+def _typed(found: LayerTypes) -> Iterator[tuple[str | doc.Span, ...]]:
     for layer in found.layers:
         output = f" → {layer.output}" if layer.output != layer.precision else ""
-        kernel = (Span(f" {layer.kernel}", "dim"),) if layer.kernel else ()
-        yield Span(layer.name, "code"), f" ({layer.op}): {layer.precision}{output}", *kernel
+        kernel = (doc.Span(f" {layer.kernel}", "dim"),) if layer.kernel else ()
+        yield doc.Span(layer.name, "code"), f" ({layer.op}): {layer.precision}{output}", *kernel
 
 
 def left_out(report: Report) -> Iterator[tuple[str, str]]:
@@ -171,7 +154,7 @@ def left_out(report: Report) -> Iterator[tuple[str, str]]:
             yield row.name, f"{layer.name} ({layer.op}) runs in float: {layer.reason}"
 
 
-def _step(step: TraceStep) -> Item:
+def _step(step: TraceStep) -> doc.Item:
     """Return what a pass did; a page unfolds every place."""
     done = [form.plural(len(step.rewrites), "rewrite"), f"{len(step.skips)} skipped" if step.skips else ""]
     error = f"max error {form.error(step.max_error)}" if step.max_error is not None else ""
@@ -180,40 +163,40 @@ def _step(step: TraceStep) -> Item:
         f"{form.count(before.parameters)} → {form.count(after.parameters)} parameters, {form.count(before.macs)} → "
         f"{form.count(after.macs)} MACs, {sum(before.ops.values())} → {sum(after.ops.values())} operators"
     )
-    skips = [(Span(skip.where, "code"), f" ({skip.op}): {skip.reason}") for skip in step.skips]
-    rewrites = [(Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
-    return Item(
+    skips = [(doc.Span(skip.where, "code"), f" ({skip.op}): {skip.reason}") for skip in step.skips]
+    rewrites = [(doc.Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
+    return doc.Item(
         step.pass_name,
         ", ".join(filter(None, (*done, error))),
         tag=step.exactness,
         end=form.seconds(step.seconds),
         lines=tuple(
-            (f"left {len(places)} × ", Span(op, "code"), f" alone: {reason}")
+            (f"left {len(places)} × ", doc.Span(op, "code"), f" alone: {reason}")
             for op, reason, places in changes.grouped_skips(step.skips)
         ),
-        more=some(
-            Text(("Options: ", Span(step.options, "code")) if step.options else "", "dim"),
-            *map(Text, step.notes),
-            Text(counts),
+        more=doc.some(
+            doc.Text(("Options: ", doc.Span(step.options, "code")) if step.options else "", "dim"),
+            *map(doc.Text, step.notes),
+            doc.Text(counts),
             _list("Left alone", skips),
             _list("Rewritten", rewrites),
         ),
     )
 
 
-def _list(title: str, lines: Sequence[tuple[str | Span, ...]]) -> Items:
-    return Items(tuple(Item("", line) for line in lines), title=title)
+def _list(title: str, lines: Sequence[tuple[str | doc.Span, ...]]) -> doc.Items:
+    return doc.Items(tuple(doc.Item("", line) for line in lines), title=title)
 
 
-def _graph(report: Report) -> Iterator[Section]:
+def _graph(report: Report) -> Iterator[doc.Section]:
     if report.graph is not None:
-        yield Text(changes.BYTES_NOTE, "dim", title="Graph", on=PAGES)
-        yield only(changes.tell_figures(report.graph), *PAGES)
+        yield doc.Text(changes.BYTES_NOTE, "dim", title="Graph", on=doc.PAGES)
+        yield doc.only(changes.tell_figures(report.graph), *doc.PAGES)
         yield changes.drawn(report.graph)
     if report.merges:
         note = f"{changes.MERGE_NOTE} {changes.merge_summary(report.merges)}".strip()
-        yield Text(note, "dim", title="Merged weights in INT8", on=PAGES)
-        yield only(changes.merge_grid(report.merges), *PAGES)
+        yield doc.Text(note, "dim", title="Merged weights in INT8", on=doc.PAGES)
+        yield doc.only(changes.merge_grid(report.merges), *doc.PAGES)
 
 
 def coverage_summary(row: Row) -> str:
@@ -226,25 +209,25 @@ def coverage_summary(row: Row) -> str:
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
 
 
-def _covered(row: Row) -> Item:
+def _covered(row: Row) -> doc.Item:
     assert row.coverage is not None
-    left = [(Span(layer.name, "code"), f" ({layer.op}): {layer.reason}") for layer in row.coverage.left_float]
+    left = [(doc.Span(layer.name, "code"), f" ({layer.op}): {layer.reason}") for layer in row.coverage.left_float]
     kernels = ", ".join(f"{name} × {times}" for name, times in row.coverage.kernels.items())
-    return Item(
+    return doc.Item(
         row.name,
         coverage_summary(row),
         lines=tuple(left),
-        more=some(
+        more=doc.some(
             _list("Left in float", left),
-            Text(kernels, title="Kernels"),
-            _list("In INT8", [(Span(name, "code"),) for name in row.coverage.quantized]),
+            doc.Text(kernels, title="Kernels"),
+            _list("In INT8", [(doc.Span(name, "code"),) for name in row.coverage.quantized]),
         ),
     )
 
 
-def _notes(report: Report) -> Facts:
+def _notes(report: Report) -> doc.Facts:
     notes = tuple((row.name, note) for row in report.rows for note in row.notes)
-    return Facts(notes, title="Notes", on=PAGES)
+    return doc.Facts(notes, title="Notes", on=doc.PAGES)
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
