@@ -16,9 +16,9 @@ from optimize.passes.base import Exactness
 from optimize.records import Stats
 from optimize.report.model import (
     DISAGREES_DB,
-    Calibration,
+    CalibrationRecord,
     LayerFigures,
-    Model,
+    ModelRecord,
     Report,
     Row,
     Status,
@@ -79,8 +79,8 @@ def assemble(
     )
 
 
-def _model(subject: Subject, baseline: Artifact, stats: Stats) -> Model:
-    return Model(
+def _model(subject: Subject, baseline: Artifact, stats: Stats) -> ModelRecord:
+    return ModelRecord(
         source=subject.source,
         sha256=subject.sha256,
         parameters=stats.parameters,
@@ -121,11 +121,11 @@ def _describe(spec: object) -> str:
     return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"  # type: ignore[attr-defined]
 
 
-def _calibration(variants: Sequence[Variant]) -> Calibration | None:
+def _calibration(variants: Sequence[Variant]) -> CalibrationRecord | None:
     for variant in variants:
         plan = variant.program.quantization
         if plan is not None and plan.calibration is not None:
-            return Calibration.model_validate(plan.calibration)
+            return CalibrationRecord.model_validate(plan.calibration)
     return None
 
 

@@ -234,7 +234,7 @@ class TraceStep(StrictRecord):
         )
 
 
-class Model(StrictRecord):
+class ModelRecord(StrictRecord):
     """The model that was optimized.
 
     Attributes:
@@ -259,7 +259,7 @@ class LayerFigures(LayerCost):
     row: str
 
 
-class Calibration(StrictRecord):
+class CalibrationRecord(StrictRecord):
     """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
 
     source: str
@@ -298,7 +298,7 @@ class Report(SavedRecord):
         warnings: What makes a figure doubtful.
     """
 
-    model: Model
+    model: ModelRecord
     environment: Environment
     baseline: Row
     rows: tuple[Row, ...]
@@ -308,7 +308,7 @@ class Report(SavedRecord):
     layers: tuple[LayerFigures, ...] = ()
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
-    calibration: Calibration | None = None
+    calibration: CalibrationRecord | None = None
 
 
 def file_name(row: Row) -> str:

@@ -62,7 +62,7 @@ class Entry:
     conditions: str
 
 
-class Pair(StrictRecord):
+class RowPair(StrictRecord):
     """One artifact in both reports; a value is None where a report has none.
 
     Attributes:
@@ -111,7 +111,7 @@ class ReportComparison(StrictRecord):
     first: str
     second: str
     created: tuple[str, str]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RowPair, ...]
     differences: tuple[tuple[str, str, str], ...]
     refusal: str
 
@@ -168,7 +168,7 @@ def tell_reports(found: ReportComparison) -> Document:
     return Document(f"{found.first} and {found.second}", "", sections)
 
 
-def _cells(pair: Pair) -> tuple[str | Cell, ...]:
+def _cells(pair: RowPair) -> tuple[str | Cell, ...]:
     """Return what is shown of an artifact, in the order of ``COLUMNS``."""
     before, after = pair.first_speedup, pair.second_speedup
     return (
@@ -205,7 +205,7 @@ def _without_file(key: tuple[str, str, str, str]) -> tuple[str, str, str]:
     return key[0], key[1], key[3]
 
 
-def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> Pair:
+def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
     some = one or other
     assert some is not None
 
@@ -215,7 +215,7 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> Pair:
     (first_s, second_s), speedups, (left, right) = both("median_s"), both("speedup"), both("accuracy")
     comparable = left is None or right is None or left.metric == right.metric
     metric = next((entry.metric for entry in (left, right) if entry is not None and comparable), "")
-    return Pair(
+    return RowPair(
         name=some.name,
         only_in="both" if one and other else "first" if one else "second",
         first_s=first_s,

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from optimize.report import format as form
-from optimize.report.alignment import BlockSection, Group, sections
+from optimize.report.alignment import BlockSection, OperationGroup, sections
 from optimize.report.model import Comparison, Operation
 
 #: A listing of more lines leaves out what did not change and what repeats.
@@ -98,7 +98,7 @@ def _joined(found: Sequence[BlockSection]) -> Iterator[BlockSection]:
 
 
 def _shortened(section: BlockSection) -> BlockSection:
-    shown: list[Group] = []
+    shown: list[OperationGroup] = []
     for changed, run in itertools.groupby(section.groups, key=lambda group: group.is_changed):
         members = list(run)
         hidden = len(members) - 2 * CONTEXT
@@ -111,7 +111,7 @@ def _shortened(section: BlockSection) -> BlockSection:
 
 
 def _remark(text: str) -> BlockSection:
-    return BlockSection("", (Group("", (Operation(name="", kind="remark", label=text),), ()),))
+    return BlockSection("", (OperationGroup("", (Operation(name="", kind="remark", label=text),), ()),))
 
 
 def _look(section: BlockSection) -> tuple:
@@ -132,7 +132,7 @@ def _section(section: BlockSection) -> Iterator[_Line]:
         yield from _group(group, block)
 
 
-def _group(group: Group, block: str) -> Iterator[_Line]:
+def _group(group: OperationGroup, block: str) -> Iterator[_Line]:
     """Yield a group's lines; the shorter side stands at half the height of the other."""
     if group.before and group.before[0].kind == "remark":
         yield _Line(group.before[0].label, is_remark=True, indented=bool(block))

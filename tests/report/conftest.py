@@ -10,11 +10,11 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup
 from optimize.records import MergeOutlook, Rewrite, Skip, Stats, WeightOutlook
 from optimize.report.model import (
-    Calibration,
+    CalibrationRecord,
     Comparison,
     Graph,
     LayerFigures,
-    Model,
+    ModelRecord,
     Operation,
     Report,
     Row,
@@ -197,14 +197,14 @@ def report() -> Report:
         created="2026-01-02T03:04:05+00:00",
         command="optimize model.pt --fuse --int8 --calib images/ --to onnx,torchscript,tensorrt",
         recipe="model: model.pt\npasses: [FuseConvBN, QuantizeStatic]\n",
-        model=Model(
+        model=ModelRecord(
             source="model.pt",
             sha256="c" * 64,
             parameters=2_790_000,
             macs=68_900_000,
             inputs=("x float32[N, 3, 32, 32]",),
         ),
-        calibration=Calibration(source="images/", samples=256, synthetic=False),
+        calibration=CalibrationRecord(source="images/", samples=256, synthetic=False),
         environment=Environment(
             cpu="Example 9000",
             cpu_flags=("avx2", "avx512_vnni"),
