@@ -16,6 +16,7 @@ from optimize.passes.base import Pass
 from optimize.pipeline import Step
 from optimize.program import Program
 from optimize.recipe import Recipe
+from optimize.records import LayerCost
 from optimize.targets.base import Artifact
 
 
@@ -114,25 +115,6 @@ class Variant:
     precision: str
     program: Program
     steps: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """One weighted layer in float and in INT8; None where nobody had to find out.
-
-    Attributes:
-        layer: Path of its module.
-        op: Short name of its operator.
-        float_s: Seconds of it in the float file.
-        int8_s: Seconds of it in the INT8 file, before layers were given back.
-        sqnr_db: Of the outputs with this layer alone in INT8.
-    """
-
-    layer: str
-    op: str
-    float_s: float | None
-    int8_s: float | None
-    sqnr_db: float | None
 
 
 @dataclass(frozen=True)

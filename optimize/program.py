@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from optimize import graph
 from optimize.errors import Refused
 from optimize.escaping import plain
-from optimize.quantization.outlook import MergeOutlook
 from optimize.quantization.plan import Quantization
+from optimize.records import MergeOutlook
 from optimize.stats import Stats, count
 
 MAX_BATCH = 4096

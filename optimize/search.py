@@ -20,7 +20,7 @@ from optimize.costs import program_costs
 from optimize.datasets import Datasets
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed
 from optimize.graph import WEIGHTED, calls, op_name
-from optimize.job import Export, Job, LayerCost, Variant
+from optimize.job import Export, Job, Variant
 from optimize.measure.bound import Bound
 from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import Speedup, measure
@@ -32,6 +32,7 @@ from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import LayerError, layer_errors, layer_paths
 from optimize.ranking import explain, fewest, rank, slow_choices
 from optimize.recipe import Recipe
+from optimize.records import LayerCost
 from optimize.registry import find_target
 from optimize.report import format as form
 from optimize.targets.arrays import to_array

@@ -18,7 +18,6 @@ from optimize.program import Program
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target
-from optimize.report.model import now
 from optimize.report.sensitivity import LayerSensitivity, Sensitivity
 from optimize.search import Candidate, calibration, one_sample, time_layers
 from optimize.workflow import calibration_data, transform
@@ -48,7 +47,6 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     errors, source = _errors(quantized[-1], datasets, progress)
     times = _times(plain, quantized[-1], target, job.recipe.threads, progress)
     return Sensitivity(
-        created=now(),
         command=job.command,
         source=subject.source,
         target=target,

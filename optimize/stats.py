@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,27 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimize import graph
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Size and work of a program.
-
-    Attributes:
-        ops: How often each ATen operator is called.
-        parameters: Scalars in the weights.
-        weight_bytes: Bytes of the weights.
-        macs: Multiply-accumulates of one sample.
-        moved_bytes: Bytes that one sample moves when every operator runs on its own: each call reads its tensors and
-            writes its results, weights included, as often as they are read. Views (reshape, transpose, slice, expand
-            and whatever else only looks at the same bytes) are free. Fusion inside a runtime makes it less.
-    """
-
-    ops: Mapping[str, int]
-    parameters: int
-    weight_bytes: int
-    macs: int
-    moved_bytes: int
+from optimize.records import Stats
 
 
 def count(module: fx.GraphModule, inputs: Sequence[torch.Tensor], samples: int) -> Stats:

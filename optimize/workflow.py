@@ -27,9 +27,11 @@ from optimize.program import Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
-from optimize.report import FILES, write
+from optimize.report import FILES
 from optimize.report.assemble import assemble
+from optimize.report.files import save
 from optimize.report.model import Report
+from optimize.report.run import tell_run
 from optimize.search import Search
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
@@ -144,7 +146,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         baseline.path.unlink()
         report = assemble(job, subject, variants, baseline, exports, machine, timings, qualities, datasets.warnings)
         _drop_failed(exports, report)
-        write(report, folder)
+        for name in FILES:
+            save(folder / name, tell_run(report), report)
     return report
 
 

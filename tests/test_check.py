@@ -41,6 +41,7 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     """Live, in fresh processes, with limits that no machine is too slow or too busy for: eleven times as long."""
     base, copy, _ = files
     summary, out = tmp_path / "summary.md", tmp_path / "out"
+    summary.write_text("before\n")  # another step's, which is added to
     limits = ("--max-regression", "1000%", "--max-seconds", 3600)
     words = ("--json", out / "c.json", "--junit", out / "c.xml", "--save-baseline", out / "b.json", *limits)
     done = command("check", base, copy, *words, cwd=tmp_path, GITHUB_STEP_SUMMARY=str(summary))
@@ -57,7 +58,7 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
         (runs,) = {len(clock) for block in blocks for clock in (block.samples_s, block.cpu_s)}
         assert 1 <= runs <= MAX_RUNS_PER_BLOCK
     assert ElementTree.parse(out / "c.xml").getroot().get("tests") == "1"
-    assert "optimize check: " in summary.read_text() and "Error rates" in done.stdout
+    assert summary.read_text().startswith("before\n## optimize check: ") and "Error rates" in done.stdout
     assert json.loads((out / "b.json").read_text())["path"].endswith("copy.onnx")
 
 

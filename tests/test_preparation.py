@@ -16,7 +16,10 @@ from optimize import registry
 from optimize.errors import Refused
 from optimize.frontend import capture
 from optimize.pipeline import output_error
-from optimize.report import comparison, html, operations
+from optimize.report import html, operations
+from optimize.report.changes import tell_change
+from optimize.report.console import show
+from optimize.report.drawing import draw
 from optimize.targets.arrays import to_array
 
 Build = Callable[[], nn.Module]
@@ -76,8 +79,8 @@ def test_models_that_hardly_are_any_work_all_the_way(name: str, tmp_path: Path) 
     program = capture(build(), inputs)
     program.check()
     shown = operations.compare(program, program)
-    comparison.show(shown, console=Console(file=io.StringIO()))
-    assert "<svg" in html.render_drawing(shown, name)
+    show(tell_change(shown, name), console=Console(file=io.StringIO()))
+    assert "<svg" in html.render_picture(draw(shown), name)
     expected = program.run(program.inputs)
     for target in ("eager", "torchscript", "onnx"):
         artifact = optimize.export(program, target, tmp_path / f"net.{target}")

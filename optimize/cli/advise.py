@@ -29,13 +29,13 @@ def advise(model: str, **given: Any) -> None:
     from optimize.opening import open_program
     from optimize.profile.artifacts import runtime_of
     from optimize.recipe import parse
-    from optimize.report import advice as shown
-    from optimize.report.console import Phases
-    from optimize.report.model import now
+    from optimize.report.advice import FILES, AdviceRecord, tell_advice
+    from optimize.report.console import Phases, show
+    from optimize.report.files import save_all
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], shown.FILES)
+        check(given["out"], FILES)
     if runtime_of(model):
         raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
     recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
@@ -44,9 +44,8 @@ def advise(model: str, **given: Any) -> None:
         machine, subject = environment.current(), open_program(job, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
         found = advise_on(subject.program, **settings, progress=phases.update)
-    record = shown.AdviceRecord(
-        created=now(), command=options.command_line(), source=subject.source, environment=machine, found=found
-    )
-    shown.show(record)
+    record = AdviceRecord(command=options.command_line(), source=subject.source, environment=machine, found=found)
+    told = tell_advice(record)
+    show(told)
     if given["out"]:
-        options.told("Advice", shown.write(record, given["out"]))
+        options.told("Advice", save_all(given["out"], FILES, told, record))

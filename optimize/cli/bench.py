@@ -71,15 +71,18 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     Without --runs and --seconds, 130 runs of each are wanted and the time is bounded; one of them alone is the only
     bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
     """
-    from optimize.report import bench as shown
-    from optimize.report.console import Phases
+    from optimize.report.bench import FILES, tell_bench
+    from optimize.report.console import Phases, show
+    from optimize.report.files import save_all
     from optimize.transaction import check
 
-    check(given["out"], shown.FILES)
+    check(given["out"], FILES)
     with Phases(quiet=given["quiet"]) as phases:
         report = _measured(sources, given, phases.update)
-    page = shown.write(report, given["out"])
-    shown.show(report, page)
+    told = tell_bench(report)
+    page = save_all(given["out"], FILES, told, report)
+    show(told)
+    options.told("Benchmark", page)
     sys.exit(exit_code(report))
 
 

@@ -105,21 +105,24 @@ def _self_test(settings: Settings, given: dict[str, Any]) -> Record:
 
 
 def _report(record: Record, given: dict[str, Any]) -> None:
-    from optimize.gate import baseline, junit, summary
+    from optimize.gate import baseline, junit
     from optimize.gate import record as records
-    from optimize.report import check as shown
+    from optimize.report import check as told
+    from optimize.report import console, markdown
 
-    shown.show(record)
+    document = told.tell_check(record)
+    console.show(document)
     if given["json_file"]:
         records.write(record, given["json_file"])
     if given["junit"]:
         junit.write(record, given["junit"])
-    where = os.environ.get(summary.VARIABLE)
+    where = os.environ.get(told.VARIABLE)
     if given["github"] or (given["github"] is None and where):
-        for line in summary.commands(record):
+        for line in told.commands(record):
             click.echo(line)
         if where:
-            summary.append(record, Path(where))
+            with Path(where).open("a", encoding="utf-8") as file:
+                file.write(markdown.render(document, level=told.LEVEL))
     if given["save_baseline"]:
         try:
             baseline.save(record, given["save_baseline"])

@@ -46,29 +46,32 @@ def compare(first: str, second: str, **given: Any) -> None:
 
 
 def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
-    from optimize.report import report_comparison as shown
+    from optimize.report.console import show
+    from optimize.report.files import check_ending, save
+    from optimize.report.report_comparison import compare_reports, tell_reports
 
     if len(reports) == 1:
         raise UsageError(f"'{reports[0]}' is a report, the other one is not.", hint="Name two .json files, or none.")
     if given["out"]:
-        shown.check_name(given["out"])
-    found = shown.compare_reports(*reports, force=given["force"])
-    shown.show(found)
+        check_ending(given["out"], ".json", ".md", example="comparison.md")
+    found = compare_reports(*reports, force=given["force"])
+    show(tell_reports(found))
     if given["out"]:
-        shown.write(found, given["out"])
+        save(given["out"], tell_reports(found), found)
         options.told("Comparison", given["out"])
     sys.exit(4 if found.refusal else 0)
 
 
 def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     from optimize.measure.layers import THRESHOLD_DB
-    from optimize.report import layers as shown
-    from optimize.report.console import Phases
+    from optimize.report.console import Phases, show
+    from optimize.report.files import save
+    from optimize.report.layers import Comparing, check_name, compare_files, tell_layers
 
     if given["out"]:
-        shown.check_name(given["out"], layers=given["layers"])
+        check_name(given["out"], layers=given["layers"])
     limit = THRESHOLD_DB if given["threshold"] is None else given["threshold"]
-    asked = shown.Comparing(
+    asked = Comparing(
         first=first,
         second=second,
         layers=given["layers"],
@@ -80,9 +83,10 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
         command=options.command_line(),
     )
     with Phases(quiet=given["quiet"]) as phases:
-        record = shown.compare_files(asked, phases.update)
-    shown.show(record, worst_first=given["worst_first"])
+        record = compare_files(asked, phases.update)
+    told = tell_layers(record, worst_first=given["worst_first"])
+    show(told)
     if given["out"]:
-        shown.write(record, given["out"])
-        click.echo(f"\nComparison {given['out']}")
+        save(given["out"], told, record)
+        options.told("Comparison", given["out"])
     sys.exit(1 if given["threshold"] is not None and record.found.is_below else 0)

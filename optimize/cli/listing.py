@@ -9,6 +9,7 @@ import click
 def list_passes() -> None:
     """List the passes and what each does."""
     from optimize import registry
-    from optimize.report.console import show_passes
+    from optimize.report.console import show
+    from optimize.report.listings import tell_passes
 
-    show_passes(registry.passes())
+    show(tell_passes(registry.passes()))

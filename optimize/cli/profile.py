@@ -42,25 +42,24 @@ def profile(model: str, **given: Any) -> None:
     """
     from optimize.measure import environment
     from optimize.profile.trace import write_trace
-    from optimize.report import profile as shown
-    from optimize.report.console import Phases
-    from optimize.report.model import now
+    from optimize.report.console import Phases, show
+    from optimize.report.files import save_all
+    from optimize.report.profile import FILES, ProfileRecord, tell_profile
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], shown.FILES)
+        check(given["out"], FILES)
     with Phases(quiet=given["quiet"]) as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
-    record = shown.ProfileRecord(
-        created=now(), command=options.command_line(), source=source, environment=machine, found=found
-    )
-    shown.show(record, whole=given["whole"])
+    record = ProfileRecord(command=options.command_line(), source=source, environment=machine, found=found)
+    told = tell_profile(record, whole=given["whole"])
+    show(told)
     if given["trace"]:
         write_trace(found, source, given["trace"])
         options.told("Trace", given["trace"])
     if given["out"]:
-        options.told("Profile", shown.write(record, given["out"]))
+        options.told("Profile", save_all(given["out"], FILES, told, record))
 
 
 def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:

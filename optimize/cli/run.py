@@ -93,6 +93,7 @@ def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
     from optimize.job import Job
     from optimize.report.console import Phases, show
+    from optimize.report.run import tell_run
     from optimize.workflow import run_job
 
     recipe = _recipe(given)
@@ -112,7 +113,10 @@ def run(model: str, **given: Any) -> None:
             ),
             progress=phases.update,
         )
-    show(report, given["out"])
+    show(tell_run(report))
+    options.told("Report", given["out"] / "report.html")
+    if any(row.status == "not_run" and row.path and row.notes for row in report.rows):
+        options.told("How to rebuild and run elsewhere what did not run here: its notes in", given["out"] / "report.md")
     sys.exit(exit_code(report))
 
 

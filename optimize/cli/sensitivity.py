@@ -34,12 +34,13 @@ def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
     from optimize.job import Job
     from optimize.recipe import parse
-    from optimize.report import sensitivity as shown
-    from optimize.report.console import Phases
+    from optimize.report.console import Phases, show
+    from optimize.report.files import save_all
+    from optimize.report.sensitivity import FILES, tell_sensitivity
     from optimize.sensitivity import analyse
     from optimize.transaction import check
 
-    check(given["out"], shown.FILES)
+    check(given["out"], FILES)
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
@@ -58,5 +59,6 @@ def sensitivity(model: str, **given: Any) -> None:
     )
     with Phases(quiet=given["quiet"]) as phases:
         found = analyse(job, phases.update)
-    shown.show(found)
-    options.told("Sensitivity", shown.write(found, given["out"]))
+    told = tell_sensitivity(found)
+    show(told)
+    options.told("Sensitivity", save_all(given["out"], FILES, told, found))

@@ -48,16 +48,18 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
 
 def _show_change(program: Program, variant: Variant, title: str, given: dict[str, Any]) -> None:
     """Print or draw what the passes made of a program."""
-    from optimize.report import comparison, operations
-    from optimize.report.model import Merge, Step
+    from optimize.report import operations
+    from optimize.report.changes import tell_change
+    from optimize.report.console import show
+    from optimize.report.files import check_ending, save
+    from optimize.report.model import TraceStep
 
-    change = operations.compare(program, variant.program)
-    if given["out"]:
-        comparison.write_drawing(change, title, given["out"])
-        comparison.show_figures(change)
-        options.told("Graph", given["out"])
-    else:
-        comparison.show(change, whole=given["whole"])
-    if given["why"]:
-        merges = [Merge.model_validate(entry) for entry in variant.program.merges]
-        comparison.show_reasons([Step.of(step) for step in variant.steps], merges, whole=given["whole"])
+    change, out = operations.compare(program, variant.program), given["out"]
+    why = ([TraceStep.of(step) for step in variant.steps], variant.program.merges) if given["why"] else None
+    told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
+    if out:
+        check_ending(out, ".svg", ".html", example="graph.svg, for example")
+        save(out, told)
+    show(told)
+    if out:
+        options.told("Graph", out)

@@ -12,10 +12,11 @@ import click
 def list_targets(as_json: bool) -> None:
     """List the targets: whether each can be used here, its version, what it supports, and what to install."""
     from optimize import registry
-    from optimize.report.targets import show_targets, target_record
+    from optimize.report.console import show
+    from optimize.report.listings import target_record, tell_targets
 
     targets = registry.targets()
     if as_json:
         click.echo(json.dumps([target_record(target) for target in targets.values()], indent=2))
     else:
-        show_targets(targets)
+        show(tell_targets(targets))

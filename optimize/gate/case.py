@@ -220,7 +220,7 @@ def _record(state: _State, verdict: Outcome, reason: str) -> CaseRecord:
         time=record.time_record(state.trace, state.decision, state.rule) if state.decision else None,
         sqnr_db=agreement.sqnr_db if agreement else None,
         max_abs_error=agreement.max_abs_error if agreement else None,
-        accuracy=record.accuracy_record(found.accuracy),
+        accuracy=record.AccuracyRecord.model_validate(found.accuracy) if found.accuracy else None,
         findings=tuple(state.findings),
         warnings=tuple(state.warnings),
         input_digest=state.input_digest,

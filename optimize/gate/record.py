@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
 from optimize.gate.rounds import SideName, Trace
 from optimize.gate.verdict import Decision, Outcome, Ratio, Rule
-from optimize.measure.accuracy import Accuracy
-from optimize.measure.environment import Environment
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
@@ -110,9 +107,11 @@ class TimeRecord(_Record):
 class AccuracyRecord(_Record):
     """Accuracy on labelled data: the candidate's ``value`` and the base's, and the 95 % interval of the difference."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     metric: str
     value: float
-    base: float
+    base: float = Field(validation_alias=AliasChoices("base", "baseline"))
     samples: int
     drop: float
     difference_low: float | None
@@ -316,26 +315,6 @@ def time_record(trace: Trace, decision: Decision, rule: Rule) -> TimeRecord:
         bimodal=decision.bimodal,
         seconds=trace.seconds,
     )
-
-
-def accuracy_record(found: Accuracy | None) -> AccuracyRecord | None:
-    """Return accuracy as data."""
-    if found is None:
-        return None
-    return AccuracyRecord(
-        metric=found.metric,
-        value=found.value,
-        base=found.baseline,
-        samples=found.samples,
-        drop=found.drop,
-        difference_low=found.difference_low,
-        difference_high=found.difference_high,
-    )
-
-
-def environment_record(environment: Environment) -> dict[str, Any]:
-    """Return the machine as data."""
-    return asdict(environment)
 
 
 def write(record: Record, path: Path) -> None:

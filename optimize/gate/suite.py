@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,7 +56,7 @@ def of(
         on_inconclusive=settings.on_inconclusive,
         cases=found,
         self_test=self_test,
-        environment=record.environment_record(machine),
+        environment=dataclasses.asdict(machine),
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

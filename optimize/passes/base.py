@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from optimize.data import Given
 from optimize.program import Program
+from optimize.records import Rewrite, Skip
 
 
 class Stage(IntEnum):
@@ -32,34 +33,6 @@ class Exactness(Enum):
     EXACT = "exact"
     ROUNDING = "rounding"
     LOSSY = "lossy"
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """One place that was changed.
-
-    Attributes:
-        where: Module path or node name.
-        what: What was done there, as a short phrase.
-    """
-
-    where: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Skip:
-    """One place that matched the idea and was left alone.
-
-    Attributes:
-        where: Module path or node name.
-        op: The operator left alone.
-        reason: Why, as a sentence without a full stop.
-    """
-
-    where: str
-    op: str
-    reason: str
 
 
 @dataclass(frozen=True)

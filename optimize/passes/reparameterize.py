@@ -22,7 +22,7 @@ from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program, tensor_value
 from optimize.quantization import outlook
-from optimize.quantization.outlook import MergeOutlook
+from optimize.records import MergeOutlook
 from optimize.registry import register_pass
 
 

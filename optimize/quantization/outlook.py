@@ -15,58 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-#: A kernel whose largest weight is this many standard deviations long loses accuracy with one scale a tensor.
-WIDE_SPREAD = 20.0
+from optimize.records import WIDE_SPREAD, MergeOutlook, Remedy, WeightOutlook
+
 #: Above this the weights' errors drown in those of 8-bit activations.
 HARMLESS_DB = 36.0
 #: Fewer decibels than this lost against the unmerged branches are not worth a remedy.
 TOLERATED_LOSS_DB = 3.0
 _LEVELS = 127
-
-Remedy = Literal["none", "equalize", "leave_unmerged"]
-
-
-@dataclass(frozen=True)
-class WeightOutlook:
-    """One kernel before quantization.
-
-    Attributes:
-        spread: ``max |w| / std(w)`` of the whole tensor.
-        channel_spread: The same of each output channel, the largest of them.
-        tensor_db: Predicted signal-to-noise ratio with one scale for the tensor, dB.
-        channel_db: The same with one scale an output channel, dB.
-    """
-
-    spread: float
-    channel_spread: float
-    tensor_db: float
-    channel_db: float
-
-
-@dataclass(frozen=True)
-class MergeOutlook:
-    """What a merge did to the INT8 prospects of one weight.
-
-    Attributes:
-        where: Module path of the block.
-        weight: Path of the merged weight in the program.
-        before: The branches, each with its BatchNorm folded, rounded apart and added.
-        after: The merged kernel.
-        remedy: What brings back what the merge lost: ``none`` is needed; ``equalize``: its channels have different
-            ranges, so use one scale a channel, or equalize them with the next layer where the target has one a tensor
-            (M. Nagel et al., "Data-Free Quantization", 2019, arXiv 1906.04721); ``leave_unmerged``: the tails lie
-            inside the channels (``Reparameterize(leave=(where,))``).
-    """
-
-    where: str
-    weight: str
-    before: WeightOutlook
-    after: WeightOutlook
-    remedy: Remedy
 
 
 def compare(where: str, weight: str, branches: Sequence[torch.Tensor], merged: torch.Tensor) -> MergeOutlook:

@@ -23,7 +23,7 @@ ABSORBING = ("conv", "linear", "batch_norm")
 
 
 @dataclass(frozen=True)
-class Group:
+class OperationGroup:
     """Operations that stand beside each other.
 
     Attributes:
@@ -43,28 +43,28 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Section:
+class BlockSection:
     """Neighbouring groups of one block."""
 
     block: str
-    groups: tuple[Group, ...]
+    groups: tuple[OperationGroup, ...]
 
 
-def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[Section, ...]:
+def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[BlockSection, ...]:
     """Return both graphs in execution order, inputs and outputs included, block by block.
 
     Args:
         comparison: The graphs.
         largest: A module with more operations is opened.
     """
-    blocks = Blocks(comparison.before.operations, largest)
+    blocks = ModuleBlocks(comparison.before.operations, largest)
     pairs = _absorb(_pair(comparison), comparison)
-    groups = [Group(blocks.of((after or before)[0].where), before, after) for before, after in pairs]
+    groups = [OperationGroup(blocks.of((after or before)[0].where), before, after) for before, after in pairs]
     runs = itertools.groupby(groups, key=lambda group: group.block)
-    return tuple(Section(block, tuple(members)) for block, members in runs)
+    return tuple(BlockSection(block, tuple(members)) for block, members in runs)
 
 
-class Blocks:
+class ModuleBlocks:
     """The modules that are read as one, by how many operations of a graph they hold."""
 
     def __init__(self, operations: Sequence[Operation], largest: int = LARGEST_BLOCK) -> None:

@@ -13,18 +13,16 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
 from optimize.passes.base import Exactness
+from optimize.records import Stats
 from optimize.report.model import (
     DISAGREES_DB,
-    Calibration,
+    CalibrationRecord,
     LayerFigures,
-    Merge,
-    Model,
+    ModelRecord,
     Report,
     Row,
-    Stats,
     Status,
-    Step,
-    now,
+    TraceStep,
 )
 from optimize.report.operations import compare
 from optimize.targets.base import Artifact
@@ -66,7 +64,6 @@ def assemble(
     change = compare(subject.program, variants[0].program)
     about = (*subject.warnings, *subject.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
-        created=now(),
         command=job.command or "optimize.optimize(...)",
         recipe=job.recipe.yaml() if job.recipe.passes else None,
         model=_model(subject, baseline, change.before.stats),
@@ -74,16 +71,16 @@ def assemble(
         environment=machine,
         baseline=eager,
         rows=rows,
-        trace=tuple(Step.of(step) for variant in variants for step in variant.steps),
-        merges=tuple(map(Merge.model_validate, variants[0].program.merges)),
+        trace=tuple(TraceStep.of(step) for variant in variants for step in variant.steps),
+        merges=tuple(variants[0].program.merges),
         graph=change,
         layers=tuple(_layers(exports)),
         warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
     )
 
 
-def _model(subject: Subject, baseline: Artifact, stats: Stats) -> Model:
-    return Model(
+def _model(subject: Subject, baseline: Artifact, stats: Stats) -> ModelRecord:
+    return ModelRecord(
         source=subject.source,
         sha256=subject.sha256,
         parameters=stats.parameters,
@@ -124,12 +121,11 @@ def _describe(spec: object) -> str:
     return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"  # type: ignore[attr-defined]
 
 
-def _calibration(variants: Sequence[Variant]) -> Calibration | None:
+def _calibration(variants: Sequence[Variant]) -> CalibrationRecord | None:
     for variant in variants:
         plan = variant.program.quantization
         if plan is not None and plan.calibration is not None:
-            found = plan.calibration
-            return Calibration(source=found.source, samples=found.samples, synthetic=found.synthetic)
+            return CalibrationRecord.model_validate(plan.calibration)
     return None
 
 

@@ -1,114 +1,241 @@
-"""What ``optimize bench`` shows: ``bench.json`` with every sample; one story on the console, in Markdown and HTML."""
+"""What ``optimize bench`` tells: a table a scenario, the files, what was left out, how and where it was measured."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
-from optimize.files import write_text
-from optimize.report import bench_table as table
-from optimize.report import charts, html, markdown
+from optimize.bench.figures import Figures
+from optimize.measure.runs import Scenario
+from optimize.measure.statistics import SAMPLES_FOR
+from optimize.report import document as doc
 from optimize.report import format as form
-from optimize.report.bench_model import BenchReport
-from optimize.report.console import fitted_grid, standard_output
-from optimize.report.table import Line
-from optimize.transaction import staging
+from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
+from optimize.report.bench_model import BenchReport, BenchRow
+from optimize.report.charts import Axis, Mark, Plot, Timed, distributions, linear_axis, short_count
+from optimize.report.run import machine_facts
 
 #: What is written to ``--out``, all or none.
 FILES = ("bench.json", "bench.md", "bench.html")
 #: Columns a narrow terminal does without, in this order; the page has them all.
 FIRST_TO_GO = ("Ran on", "CPU a run", "p90", "Energy a run", "p99", "Peak memory", "Throughput", "p95", "Load", "SQNR")
+NOTE = (
+    "Median of all runs with its 95 % interval by a bootstrap over processes and rounds; 'vs first' is how many times "
+    "faster, the median of the rounds' ratios, because files ran in turn. First call and load are medians over fresh "
+    "processes; SQNR is on noise."
+)
+_PERCENTILES = (90, 95, 99)
+#: Names that a title holds.
+_NAMED = 3
 
 
-def show(report: BenchReport, page: Path | None = None, *, console: Console | None = None) -> None:
-    """Print every scenario, the files, what could not be measured, the warnings and where the page lies."""
-    console = console or standard_output()
-    for part in _parts(report, console.width):
-        console.print(part)
-    if page is not None:
-        console.print(Text.assemble(("\nBenchmark ", "dim"), (form.plain(str(page)), "bold")), soft_wrap=True)
-
-
-def render_markdown(report: BenchReport) -> str:
-    """Return the benchmark as Markdown; every text from outside is escaped."""
-    sections = ["# Benchmark", markdown.headline(table.cards(report))]
-    for scenario in report.plan.scenarios:
-        sections += [f"## {scenario.name.capitalize()}", markdown.table_of(table.scenario_table(report, scenario))]
-    reasons = [f"{markdown.escape(name)} – {markdown.escape(reason)}" for name, reason in table.left_out(report)]
-    sections += [
-        table.NOTE,
-        "## Files",
-        markdown.table_of(table.files_table(report)),
-        markdown.bullets("Left out, and why", reasons),
-        markdown.bullets("Warnings", (markdown.escape(doubt.text) for doubt in report.warnings)),
-        markdown.bullets("How and where", (f"{name}: {markdown.escape(text)}" for name, text in table.facts(report))),
-        f"## Reproduce\n\n{markdown.fence(report.command)}",
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def render_page(report: BenchReport) -> str:
-    """Return the benchmark as one HTML file; every text from outside is escaped."""
-    scenarios = [
-        (
-            scenario.name.capitalize(),
-            table.scenario_table(report, scenario),
-            html.looks(functools.partial(charts.distributions, table.timed(report, scenario))),
-        )
-        for scenario in report.plan.scenarios
-    ]
-    sweeps = [
-        (title, chart)
-        for title, steps, lines in table.sweeps(report)
-        if (chart := html.looks(functools.partial(charts.sweep, steps, lines)))
-    ]
-    return html.template("bench.html.j2").render(
-        report=report,
-        bench=table,
-        missing=form.MISSING,
-        scenarios=scenarios,
-        sweeps=sweeps,
-        json=html.json_in_script(report),
+def tell_bench(report: BenchReport) -> doc.Document:
+    """Return what a benchmark came to."""
+    doubts = (doc.Item(doubt.about, (doubt.seen, " ", doc.Span(doubt.advice, "dim"))) for doubt in report.warnings)
+    warnings = doc.Items(tuple(doubts), title="Warnings", tone="warn")
+    names = [row.name for row in report.rows]
+    events, energy = f"Device events: {report.device_timing}.", f"Energy: {report.energy}."
+    sections = (
+        doc.Cards(cards(report), on=doc.PAGES),
+        doc.only(warnings, *doc.PAGES),
+        *_scenarios(report),
+        doc.Text(NOTE, "dim", on=doc.PAGES),
+        doc.Charts(tuple(_sweeps(report)), tuple(names), title="Throughput"),
+        files(report),
+        doc.Text(NOTE, "dim", on=("console",)),
+        doc.Facts(tuple(left_out(report)), " – ", "warn", title="Left out, and why"),
+        doc.Text(f"{events} {energy}", "dim", on=("console",)),
+        doc.only(warnings, "console"),
+        doc.Facts(facts(report), title="How and where", on=doc.PAGES),
+        doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
+    )
+    title = " · ".join(names) if len(names) <= _NAMED else f"{names[0]} and {len(names) - 1} others"
+    return doc.Document(
+        title,
+        f"Benchmark · measured {report.created[:10]} on {report.environment.cpu}",
+        doc.some(*sections),
+        footer=f"optimize {report.environment.versions.get('optimize', '')} · {report.created}",
+        heading=f"Benchmark of {title}",
+        record=("bench.json", report.model_dump_json()),
     )
 
 
-def write(report: BenchReport, folder: Path) -> Path:
-    """Write ``bench.json``, ``bench.md`` and ``bench.html``, each whole or not at all; return the path of the last.
-
-    Raises:
-        Refused: The folder cannot be written.
-    """
-    with staging(folder, FILES) as new:
-        write_text(new / "bench.json", report.model_dump_json(indent=1) + "\n")
-        write_text(new / "bench.md", render_markdown(report))
-        write_text(new / "bench.html", render_page(report))
-    return folder / "bench.html"
+def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
+    """Return the figures of a row in a scenario."""
+    return next(entry for entry in row.scenarios if entry.scenario == scenario)
 
 
-def _parts(report: BenchReport, width: int) -> Iterator[RenderableType]:
+def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
-        yield Text(f"{scenario.name.capitalize()}", style="bold")
-        yield fitted_grid(table.scenario_table(report, scenario), "File", _cell, width, FIRST_TO_GO)
-        yield ""
-    yield Text("Files", style="bold")
-    yield fitted_grid(table.files_table(report), "File", _cell, width, FIRST_TO_GO)
-    yield Text(f"\n{table.NOTE}", style="dim")
-    for name, reason in table.left_out(report):
-        yield Text(f"\n{form.plain(name)} – {form.plain(reason)}", style="yellow")
-    energy, events = f"Energy: {report.energy}.", f"Device events: {report.device_timing}."
-    yield Text(f"{events} {energy}", style="dim")
-    if report.warnings:
-        yield Text("\nWarnings", style="bold yellow")
-        for doubt in report.warnings:
-            yield Text(f"  {form.plain(doubt.text)}", style="yellow")
+        yield scenario_grid(report, scenario)
+        if plot := distributions(timed(report, scenario)):
+            yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))
 
 
-def _cell(line: Line, column: str) -> Text:
-    cell = line.cells[column]
-    if line.reason and column == "Median":
-        return Text(line.reason.split(":")[0] if cell.text == form.MISSING else f"{cell.text}\nstopped", "yellow")
-    return Text.assemble((cell.text, "bold" if line.best else ""), (f"\n{cell.detail}" if cell.detail else "", "dim"))
+def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
+    """Return one scenario's figures; columns without a figure are left out."""
+    found = [(row, figures_of(row, scenario)) for row in report.rows]
+    medians = [entry.median_s for row, entry in found if entry.median_s is not None and row.status == "measured"]
+    lines = []
+    for row, entry in found:
+        reason = _reason(row) or entry.reason
+        best = len(found) > 1 and not reason and entry.median_s == min(medians, default=None)
+        cells = _cells(entry)
+        if reason:
+            kept = cells["Median"]
+            stopped = doc.Cell(kept.text, (str(kept.detail), "\n", "stopped"), "warn")
+            empty = doc.Cell(short_status(reason), tone="warn", reason=reason)
+            cells["Median"] = empty if kept.is_missing else stopped
+        lines.append(_line(report, row, cells, "best" if best else ""))
+    shown = doc.Grid(("File", *_cells(found[0][1])), tuple(lines), title=scenario.name.capitalize(), is_hued=True)
+    return _fitted(shown, "Median")
+
+
+def files(report: BenchReport) -> doc.Grid:
+    """Return what there is to say of each file whatever the scenario."""
+    lines = tuple(_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows)
+    return _fitted(doc.Grid(("File", *_file_cells(report.rows[0])), lines, title="Files", is_hued=True), "Size")
+
+
+def _fitted(shown: doc.Grid, kept: str) -> doc.Grid:
+    return doc.Grid(**{**vars(shown.without_empty(kept)), "first_to_go": FIRST_TO_GO})
+
+
+def _line(
+    report: BenchReport, row: BenchRow, cells: dict[str, doc.Cell], tone: doc.Tone = "", kind: str = ""
+) -> doc.GridLine:
+    name = doc.Cell(row.name, kind, "strong" if row is report.rows[0] and not tone else tone)
+    return doc.GridLine((name, *cells.values()), tone)
+
+
+def timed(report: BenchReport, scenario: Scenario) -> list[Timed]:
+    """Return the runs of every file in a scenario, for drawing."""
+    found = ((hue, row.name, figures_of(row, scenario)) for hue, row in enumerate(report.rows))
+    return [
+        Timed(name, hue, entry.samples_s.tolist(), entry.median_s, entry.ci_low_s, entry.ci_high_s)
+        for hue, name, entry in found
+        if entry.median_s is not None and entry.ci_low_s is not None and entry.ci_high_s is not None
+    ]
+
+
+def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:
+    """Yield the throughput over batches and over streams, where they were swept."""
+    first = report.plan.scenarios[0].batch
+    for what, scenarios in (
+        ("batch", [entry for entry in report.plan.scenarios if entry.streams == 1]),
+        ("streams", [entry for entry in report.plan.scenarios if entry.batch == first]),
+    ):
+        steps = [str(entry.batch if what == "batch" else entry.streams) for entry in scenarios]
+        rates = [[_rate(figures_of(row, entry)) for entry in scenarios] for row in report.rows]
+        if plot := sweep(what, steps, rates):
+            yield doc.Chart(plot, f"Over {what}", "samples a second")
+
+
+def _rate(found: Figures) -> float | None:
+    return found.throughput.per_s if found.throughput else None
+
+
+def sweep(what: str, steps: list[str], rates: list[list[float | None]]) -> Plot | None:
+    """Return throughput over the steps of a sweep, which stand side by side whatever their sizes.
+
+    None with fewer than two steps or nothing measured.
+
+    Args:
+        what: Was swept.
+        steps: What each step is called.
+        rates: Of each file samples a second at each step, None where there are none.
+    """
+    known = [rate for found in rates for rate in found if rate is not None]
+    if len(steps) < 2 or not known:
+        return None
+    marks = []
+    for hue, found in enumerate(rates):
+        places = [(float(at), rate) for at, rate in enumerate(found) if rate is not None]
+        marks += [Mark("curve", tuple(places), hue)] if places else []
+        marks += [Mark("dot", (place,), hue) for place in places]
+    x = Axis(-0.05, len(steps) - 0.95, tuple((float(at), step) for at, step in enumerate(steps)), what)
+    y = linear_axis(0.0, 1.06 * max(known), short_count, "1/s")
+    return Plot(f"Throughput over {what}", x, y, tuple(marks))
+
+
+def cards(report: BenchReport) -> tuple[tuple[str, doc.Cell], ...]:
+    """Return the headline: the fastest file of the first scenario, what it wins, and how much was measured."""
+    scenario = report.plan.scenarios[0]
+    timed = [(row, figures_of(row, scenario)) for row in report.rows if row.status == "measured"]
+    timed = [(row, entry) for row, entry in timed if entry.median_s is not None]
+    if not timed:
+        return ()
+    row, best = min(timed, key=lambda pair: pair[1].median_s or 0.0)
+    cells = _cells(best)
+    found = [(f"Fastest, {scenario.name}", doc.Cell(row.name, row.kind)), ("Median latency", cells["Median"])]
+    if best.speedup:
+        found.append((f"Over {report.rows[0].name}", cells["vs first"]))
+    runs = sum(entry.runs for each in report.rows for entry in each.scenarios)
+    detail = f"{form.plural(report.restarts, 'restart')}, {form.seconds(report.seconds)}"
+    return (*found, ("Runs kept", doc.Cell(f"{runs:,}", detail)))
+
+
+def facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
+    """Return how it was measured and on what, as (name, text)."""
+    plan = report.plan
+    limit = [f"{plan.runs} runs" if plan.runs else "", form.seconds(plan.budget_s) if plan.budget_s else ""]
+    steps = [start.clock_step_s for row in report.rows for start in row.starts if start.clock_step_s]
+    own = (
+        ("Inputs", ", ".join(report.inputs)),
+        ("Restarts", f"{report.restarts} of {plan.restarts}"),
+        ("Asked for", " or ".join(filter(None, limit))),
+        ("Took", form.seconds(report.seconds)),
+        ("Processors", " ".join(map(str, plan.affinity)) or "all"),
+        ("Device events", report.device_timing),
+        ("Energy", report.energy),
+        ("Clock step", form.seconds(max(steps)) if steps else ""),
+    )
+    machine = machine_facts(report.environment, threads=plan.threads)
+    return tuple((name, text) for name, text in (*own, *machine) if text)
+
+
+def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
+    """Yield what was not measured and why, as (what, why)."""
+    for row in report.rows:
+        for entry in row.scenarios[:1] if row.reason else row.scenarios:
+            if row.reason or entry.reason:
+                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", _reason(row) or entry.reason
+
+
+def _reason(row: BenchRow) -> str:
+    """Return why a row has no figures, empty when it has."""
+    return f"failed: {row.reason}" if row.status == "failed" else row.reason
+
+
+def _cells(found: Figures) -> dict[str, doc.Cell]:
+    """Return one file's figures in one scenario by column."""
+    rate = found.throughput
+    return {
+        "Median": seconds_cell(found),
+        "vs first": ratio_cell(found.speedup),
+        **{f"p{percent}": _percentile(found, percent) for percent in _PERCENTILES},
+        "CPU a run": doc.Cell(form.seconds(found.cpu_s)),
+        "GPU a run": doc.Cell(form.seconds(found.device_s)),
+        "Throughput": doc.Cell(f"{form.rate(rate.per_s)}/s", form.rate_interval(rate.per_s, rate.ci_low, rate.ci_high))
+        if rate
+        else doc.Cell(),
+        "Energy a run": doc.Cell(form.energy(found.energy_j)),
+    }
+
+
+def _file_cells(row: BenchRow) -> dict[str, doc.Cell]:
+    return {
+        "Size": doc.Cell(form.size(row.size_bytes)),
+        "Load": doc.Cell(form.seconds(row.load_s)),
+        "First call": doc.Cell(form.seconds(row.first_call_s)),
+        "Peak memory": doc.Cell(form.size(row.peak_memory_bytes)),
+        "SQNR": doc.Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
+        "Ran on": doc.Cell(", ".join(row.ran_on) or form.MISSING),
+    }
+
+
+def _percentile(found: Figures, percent: int) -> doc.Cell:
+    """Return a percentile, or how many runs it needs."""
+    value = {90: found.p90_s, 95: found.p95_s, 99: found.p99_s}[percent]
+    if value is not None or found.median_s is None:
+        return doc.Cell(form.seconds(value))
+    return doc.Cell("n/a", "runs too short" if found.group > 1 else f"needs {SAMPLES_FOR[percent]} runs")

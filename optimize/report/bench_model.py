@@ -14,10 +14,10 @@ from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Start, Track
 from optimize.measure.subjects import Subject
-from optimize.report.model import Document, Record, now
+from optimize.report.model import SavedRecord, StrictRecord
 
 
-class BenchRow(Record):
+class BenchRow(StrictRecord):
     """One file or module.
 
     Attributes:
@@ -80,7 +80,7 @@ class BenchRow(Record):
         )
 
 
-class BenchReport(Document):
+class BenchReport(SavedRecord):
     """What ``bench.json`` holds.
 
     Attributes:
@@ -129,7 +129,6 @@ class BenchReport(Document):
         batch = plan.scenarios[0].batch
         inputs = tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, (batch, *spec.shape[1:])))}]" for spec in specs)
         return cls(
-            created=now(),
             command=command,
             environment=machine,
             plan=plan,

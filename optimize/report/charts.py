@@ -1,39 +1,209 @@
-"""Geometry of the charts of the HTML pages, in the units of their SVG view box; the templates draw it.
+"""Charts as data: marks on two axes, in the units of what they show, and where a drawing puts them.
 
-Every chart is made for a width: a page holds a wide one, and a narrow one for phones, so that letters are never scaled.
+Every chart is drawn for a width: a page holds a wide one, and a narrow one for phones, so that letters keep their size;
+a large one is scrolled. Logarithmic axes hold logarithms.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from optimize.measure.latency import Latency
 from optimize.report import format as form
-from optimize.report.model import Report, Row
-from optimize.report.table import is_timed
 
-#: Units of the view box on a screen and on a phone.
-WIDE, NARROW = 480, 300
-LEFT, RIGHT, PLOT_LEFT = 12, 16, 52
+#: Units of the view box on a screen and on a phone, and of a chart that is scrolled.
+WIDE, NARROW, LARGE = 480, 300, 960
 HEIGHT = 300.0
-#: A lane holds its label on a line of its own, and the outline below.
-_LANE, _PEAK = 68.0, 36.0
-_AXIS = 28.0
-_POINTS = 96
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 24, 40
 _LETTER = 7.0  # width of an average letter
+#: A lane of a distribution holds its label on a line of its own, and the outline below.
+_LANE, _PEAK, _BASE = 68.0, 36.0, 60.0
+_POINTS = 96
+Kind = Literal["line", "curve", "limit", "front", "area", "interval", "bar", "dot", "hollow", "cloud", "ring", "label"]
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis."""
+class Axis:
+    """One axis: its ends, labelled places on it, and its title; without places it is not drawn."""
 
-    at: float
-    label: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...] = ()
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something drawn: a path through points, an area, a bar between two corners, a dot, or a label alone.
+
+    Attributes:
+        kind: How it is drawn.
+        points: Where, in the units of the axes.
+        hue: Its colour's number.
+        title: What a pointer on it reads.
+        label: What is written beside it: at the end of a path, above or below a dot.
+        detail: What follows the label, softer.
+        size: Radius of a dot, in the drawing's units.
+    """
+
+    kind: Kind
+    points: tuple[tuple[float, float], ...]
+    hue: int = 0
+    title: str = ""
+    label: str = ""
+    detail: str = ""
+    size: float = 4.0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart of marks.
+
+    Attributes:
+        name: What it shows, for those who do not see it.
+        x: The axis across.
+        y: The axis upwards.
+        marks: What is drawn, the lowest layer first.
+        height: In the drawing's units.
+        legend: Colours' numbers and what they stand for.
+        is_large: It has one width and is scrolled.
+    """
+
+    name: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    height: float = HEIGHT
+    legend: tuple[tuple[int, str], ...] = ()
+    is_large: bool = False
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths it is drawn for, by the class that shows each."""
+        return {"large": LARGE} if self.is_large else {"wide": WIDE, "narrow": NARROW}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A mark as it is drawn: a path, or without one a circle; one without a radius is its label alone."""
+
+    kind: Kind
+    hue: int
+    title: str
+    path: str
+    x: float
+    y: float
+    size: float
+    label: str = ""
+    detail: str = ""
+    label_x: float = 0.0
+    label_y: float = 0.0
+    anchor: Literal["start", "middle", "end"] = "start"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from ``low..high`` to ``start..end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return where a value stands."""
+        part = (value - self.low) / ((self.high - self.low) or 1.0)
+        return round(self.start + part * (self.end - self.start), 2)
+
+
+class Drawn:
+    """A chart in the units of its SVG view box; the template ``plot.svg.j2`` draws it.
+
+    Args:
+        plot: The chart.
+        width: Of the view box.
+    """
+
+    def __init__(self, plot: Plot, width: int) -> None:
+        ends = [mark.label for mark in plot.marks if mark.kind == "line"]
+        self.plot, self.width, self.height = plot, width, plot.height
+        self.left = _LEFT if plot.y.ticks else 12
+        self.right = width - _RIGHT - max((round(_LETTER * len(form.plain(label))) for label in ends), default=0)
+        self.top, self.bottom = (_TOP, plot.height - _BOTTOM) if plot.y.ticks else (4, plot.height - 28)
+        self._x = Scale(plot.x.low, plot.x.high, self.left, self.right)
+        self._y = Scale(plot.y.low, plot.y.high, self.bottom, self.top if plot.y.ticks else 0)
+        room = max(width // 56, 2)
+        step = math.ceil(len(plot.x.ticks) / room) or 1
+        self.x_ticks = [(self._x(at), label) for at, label in plot.x.ticks[::step]]
+        self.y_ticks = [(self._y(at), label) for at, label in plot.y.ticks]
+        self.shapes = self._separate([self._shape(mark) for mark in plot.marks])
+
+    def _shape(self, mark: Mark) -> Shape:
+        places = [(self._x(x), self._y(y)) for x, y in mark.points]
+        x, y = places[-1]
+        label = form.plain(mark.label)
+        shape = Shape(mark.kind, mark.hue % 8, form.plain(mark.title), _path(mark.kind, places), x, y, mark.size, label)
+        if mark.kind == "line":
+            return replace(shape, label_x=x + 6, label_y=y + 4)
+        if mark.kind == "limit":
+            return replace(shape, label_x=x, label_y=y - 6, anchor="end")
+        if mark.kind == "label":
+            return replace(shape, label=_cut(label, self._letters), detail=mark.detail, label_x=x, label_y=y)
+        half = _LETTER * len(label) / 2
+        middle = round(min(max(x, self.left + half), self.width - half), 2)
+        return replace(shape, label_x=middle, label_y=y - 12, anchor="middle")
+
+    @property
+    def _letters(self) -> int:
+        """Letters that a label alone has room for, its detail left out."""
+        return int((self.right - self.left) / _LETTER) - 10
+
+    def _separate(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Move labels of dots that would stand on another label or a dot: below theirs, else further up or down."""
+        dots = [shape for shape in shapes if not shape.path and shape.size]
+        found: dict[int, Shape] = {}
+        for index in sorted(range(len(shapes)), key=lambda place: shapes[place].y):
+            dot = shapes[index]
+            if dot.label and not dot.path and dot.size:
+                heights = [y for step in range(20) for y in (dot.y - 12 - 15 * step, dot.y + 22 + 15 * step)]
+                inside = (y for y in heights if 12 <= y <= self.bottom - 4)
+                free = (y for y in inside if not _is_taken(dot, y, dots, list(found.values())))
+                found[index] = replace(dot, label_y=next(free, dot.label_y))
+        return [found.get(index, shape) for index, shape in enumerate(shapes)]
+
+
+def _path(kind: Kind, places: Sequence[tuple[float, float]]) -> str:
+    """Return the path of a mark; empty for one that is a dot or a label."""
+    (x, y), *rest = places
+    if kind == "front":  # a staircase
+        return f"M{x},{y}" + "".join(f" H{to_x} V{to_y}" for to_x, to_y in rest)
+    if kind == "bar":
+        ((to_x, to_y),) = rest
+        return f"M{x},{y} H{to_x} V{to_y} H{x} Z"
+    if kind in ("dot", "hollow", "cloud", "ring", "label"):
+        return ""
+    return f"M{x},{y}" + "".join(f" L{to_x},{to_y}" for to_x, to_y in rest) + (" Z" if kind == "area" else "")
+
+
+def _is_taken(dot: Shape, label_y: float, dots: Sequence[Shape], placed: Sequence[Shape]) -> bool:
+    """Say whether a label at this height would stand on a placed label or on another dot."""
+    half = _LETTER * len(dot.label) / 2
+    on_label = any(
+        abs(dot.label_x - other.label_x) < half + _LETTER * len(other.label) / 2 and abs(label_y - other.label_y) < 15
+        for other in placed
+    )
+    return on_label or any(
+        abs(dot.label_x - other.x) < half + 7 and abs(label_y - 4 - other.y) < 13 for other in dots if other is not dot
+    )
+
+
+def _cut(text: str, letters: int) -> str:
+    half = letters // 2
+    return text if len(text) <= letters else f"{text[:half]}…{text[len(text) - half :]}"
 
 
 @dataclass(frozen=True)
@@ -53,84 +223,8 @@ class Timed:
         return np.log10(np.asarray(self.samples_s))
 
 
-@dataclass(frozen=True)
-class Lane:
-    """The distribution of one artifact's runs: an outline, the median with its interval, a label above."""
-
-    name: str
-    text: str
-    hue: int
-    outline: str
-    base: float
-    median: float
-    low: float
-    high: float
-    label_x: float
-    label_y: float
-
-
-@dataclass(frozen=True)
-class Distributions:
-    """Latency distributions on one logarithmic axis, in the order of the rows."""
-
-    width: int
-    height: float
-    ticks: tuple[Tick, ...]
-    lanes: tuple[Lane, ...]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One artifact in the plane of latency and quality; the label is centred on (label_x, label_y)."""
-
-    name: str
-    hue: int
-    x: float
-    y: float
-    label_x: float
-    label_y: float
-    front: bool
-
-
-@dataclass(frozen=True)
-class Tradeoff:
-    """Quality against latency with the Pareto front as a staircase."""
-
-    width: int
-    height: float
-    title: str
-    unit: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    points: tuple[Point, ...]
-    front: str
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A linear map from ``low..high`` to ``start..end``; logarithmic axes map logarithms."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Return where a value stands."""
-        part = (value - self.low) / ((self.high - self.low) or 1.0)
-        return round(self.start + part * (self.end - self.start), 2)
-
-
-def timed(report: Report) -> list[Timed]:
-    """Return the runs of every row of a report that was timed."""
-    return [
-        Timed(row.name, hue, taken.samples_s, taken.median_s, taken.ci_low_s, taken.ci_high_s)
-        for hue, row, taken in _timed(report)
-    ]
-
-
-def distributions(entries: Sequence[Timed], width: int = WIDE) -> Distributions | None:
-    """Return the latency distributions of artifacts; None when there is none.
+def distributions(entries: Sequence[Timed]) -> Plot | None:
+    """Return the latency distributions of artifacts on one logarithmic axis, a lane each; None when there is none.
 
     The slowest and fastest half percent of each lies outside, so that one hiccup does not flatten the rest.
     """
@@ -139,220 +233,107 @@ def distributions(entries: Sequence[Timed], width: int = WIDE) -> Distributions 
     bounds = [np.percentile(entry.logs, (0.5, 99.5)) for entry in entries]
     low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
     margin = max(0.04 * (high - low), 0.02)
-    scale = Scale(low - margin, high + margin, LEFT, width - RIGHT)
-    lanes = tuple(_lane(entry, scale, _LANE * (index + 1) - 8) for index, entry in enumerate(entries))
-    ticks = _thinned(_log_ticks(scale), width)
-    return Distributions(width, _LANE * len(entries) + _AXIS, ticks, lanes)
-
-
-def tradeoff(report: Report, width: int = WIDE) -> Tradeoff | None:
-    """Return accuracy, or agreement where accuracy was not measured, against latency; None below two points."""
-    rows = [
-        (hue, row, taken, quality)
-        for hue, row, taken in _timed(report)
-        if (quality := _quality(report, row)) is not None
-    ]
-    if len(rows) < 2:
-        return None
-    logs = [math.log10(taken.median_s) for _, _, taken, _ in rows]
-    qualities = [quality for *_, quality in rows]
-    pad = max(0.08 * (max(qualities) - min(qualities)), 0.25)
-    x = Scale(min(logs) - 0.08, max(logs) + 0.08, PLOT_LEFT, width - RIGHT)
-    y = Scale(min(qualities) - pad, max(qualities) + pad, HEIGHT - 40, 24)
-    front = pareto(list(zip(logs, qualities, strict=True)))
-    points = [
-        _point(row, hue, x(logs[index]), y(quality), index in front, width)
-        for index, (hue, row, _, quality) in enumerate(rows)
-    ]
-    title, unit = ("Accuracy", "%") if _has_accuracy(report) else ("SQNR", "dB")
-    line = _steps([(x(logs[index]), y(qualities[index])) for index in front])
-    ticks = _thinned(_log_ticks(x), width)
-    return Tradeoff(width, HEIGHT, title, unit, ticks, linear_ticks(y), tuple(_apart(points)), line)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What one artifact reaches over the steps of a sweep: the corners of a line."""
-
-    name: str
-    hue: int
-    corners: tuple[tuple[float, float], ...]
-
-    @property
-    def path(self) -> str:
-        """The line through its corners."""
-        return "M" + " L".join(f"{x},{y}" for x, y in self.corners)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Throughput over batches or callers; the steps stand side by side, whatever their sizes."""
-
-    width: int
-    height: float
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    curves: tuple[Curve, ...]
-
-
-def sweep(
-    steps: Sequence[str], lines: Sequence[tuple[str, int, Sequence[float | None]]], width: int = WIDE
-) -> Sweep | None:
-    """Return the chart of a sweep; None with fewer than two steps or nothing measured.
-
-    Args:
-        steps: What each step is called.
-        lines: Of each artifact its name, its place in the table, and samples a second at each step.
-        width: Of the view box.
-    """
-    rates = [rate for *_, found in lines for rate in found if rate is not None]
-    if len(steps) < 2 or not rates:
-        return None
-    x = Scale(0, len(steps) - 1, PLOT_LEFT + 8, width - RIGHT - 8)
-    y = Scale(0.0, 1.06 * max(rates), HEIGHT - 40, 24)
-    curves = [
-        Curve(form.plain(name), hue, tuple((x(at), y(rate)) for at, rate in enumerate(found) if rate is not None))
-        for name, hue, found in lines
-        if any(rate is not None for rate in found)
-    ]
-    ticks = tuple(Tick(tick.at, _short_rate(float(tick.label))) for tick in linear_ticks(y))
-    return Sweep(width, HEIGHT, tuple(Tick(x(at), step) for at, step in enumerate(steps)), ticks, tuple(curves))
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points no other beats in both low first and high second value, by first value.
-
-    >>> pareto([(1.0, 30.0), (2.0, 20.0), (3.0, 50.0)])
-    [0, 2]
-    """
-    best, front = -math.inf, []
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        if points[index][1] > best:
-            best = points[index][1]
-            front.append(index)
-    return front
-
-
-def _timed(report: Report) -> list[tuple[int, Row, Latency]]:
-    """Return (hue, row, latency) of every timed row; the hue is its place in the table."""
-    rows = enumerate((report.baseline, *report.rows))
-    return [(hue, row, row.latency) for hue, row in rows if row.latency is not None and is_timed(row)]
-
-
-def _has_accuracy(report: Report) -> bool:
-    return all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in _timed(report))
-
-
-def _quality(report: Report, row: Row) -> float | None:
-    """Return accuracy in percent where every row has it, else the agreement; equal outputs stand at 150 dB."""
-    if _has_accuracy(report):
-        return 100 * row.accuracy.value if row.accuracy else None
-    return min(row.agreement.sqnr_db, 150.0) if row.agreement else None
-
-
-def _lane(entry: Timed, scale: Scale, base: float) -> Lane:
-    room = int((scale.end - LEFT) / _LETTER) - 10
-    name = form.plain(entry.name)
-    return Lane(
-        name=name if len(name) <= room else f"{name[: room // 2]}…{name[len(name) - room // 2 :]}",
-        text=form.seconds(entry.median_s),
-        hue=entry.hue,
-        outline=_outline(entry.logs, scale, base, _PEAK),
-        base=base,
-        median=scale(math.log10(entry.median_s)),
-        low=scale(math.log10(entry.low_s)),
-        high=scale(math.log10(entry.high_s)),
-        label_x=LEFT,
-        label_y=base - _PEAK - 7,
+    x = log_axis(low - margin, high + margin, short_seconds)
+    marks = tuple(mark for lane, entry in enumerate(entries) for mark in _lane(entry, lane, x))
+    return Plot(
+        "Latency distributions on a logarithmic axis", x, Axis(len(entries), 0), marks, _LANE * len(entries) + 28
     )
 
 
-def _outline(logs: np.ndarray, scale: Scale, base: float, peak: float) -> str:
-    """Return the path of a Gaussian kernel density estimate ``peak`` units high."""
+def _lane(entry: Timed, lane: int, x: Axis) -> Iterator[Mark]:
+    """Yield the outline of the runs, the interval and the median on its base, and a label above."""
+    base, median = lane + _BASE / _LANE, math.log10(entry.median_s)
+    yield Mark("area", tuple(_outline(entry.logs, x, base)), entry.hue)
+    yield Mark("interval", ((math.log10(entry.low_s), base), (math.log10(entry.high_s), base)), entry.hue)
+    yield Mark("hollow", ((median, base),), entry.hue)
+    place = (x.low, base - (_PEAK + 7) / _LANE)
+    yield Mark("label", (place,), entry.hue, label=entry.name, detail=form.seconds(entry.median_s), size=0)
+
+
+def _outline(logs: np.ndarray, x: Axis, base: float) -> Iterator[tuple[float, float]]:
+    """Yield the corners of a Gaussian kernel density estimate that stands on a base."""
     low, high = np.percentile(logs, (0.5, 99.5))
     quartiles = np.percentile(logs, (25, 75))
     spread = min(float(logs.std()), float(quartiles[1] - quartiles[0]) / 1.349) or float(logs.std())
-    floor = (scale.high - scale.low) / 200  # a spike stays visible
+    floor = (x.high - x.low) / 200  # a spike stays visible
     width = max(0.9 * spread * logs.size**-0.2, floor)  # Silverman's rule
     grid = np.linspace(low - 3 * width, high + 3 * width, _POINTS)
     density = np.exp(-0.5 * np.square((grid[:, None] - logs[None, :]) / width)).sum(1)
-    tops = base - peak * density / density.max()
-    inside = np.clip(grid, scale.low, scale.high)
-    corners = " ".join(f"L{scale(float(x))},{top:.1f}" for x, top in zip(inside, tops, strict=True))
-    return f"M{scale(float(inside[0]))},{base} {corners} L{scale(float(inside[-1]))},{base} Z"
+    inside = np.clip(grid, x.low, x.high)
+    yield float(inside[0]), base
+    for at, height in zip(inside, density / density.max(), strict=True):
+        yield float(at), base - float(height) * _PEAK / _LANE
+    yield float(inside[-1]), base
 
 
-def _point(row: Row, hue: int, x: float, y: float, front: bool, width: int) -> Point:
-    name = form.plain(row.name)
-    half = _LETTER * len(name) / 2
-    label_x = min(max(x, PLOT_LEFT + half), width - half)
-    return Point(name, hue, x, y, round(label_x, 2), y - 12, front)
+def log_axis(low: float, high: float, shorten: Callable[[float], str], title: str = "") -> Axis:
+    """Return a logarithmic axis with about three to seven ticks at 1, 2 and 5 times powers of ten.
 
-
-def _apart(points: Sequence[Point]) -> list[Point]:
-    """Move labels that would stand on another label or a mark: below their point, else further up or down."""
-    placed: list[Point] = []
-    for point in sorted(points, key=lambda p: p.y):
-        places = [y for step in range(20) for y in (point.y - 12 - 15 * step, point.y + 22 + 15 * step)]
-        inside = (y for y in places if 12 <= y <= HEIGHT - 44)
-        free = (y for y in inside if not _is_taken(point, y, points, placed))
-        placed.append(dataclasses.replace(point, label_y=next(free, point.label_y)))
-    return placed
-
-
-def _is_taken(point: Point, label_y: float, points: Sequence[Point], placed: Sequence[Point]) -> bool:
-    """Say whether a label at this height would stand on a placed label or on another point's mark."""
-    half = _LETTER * len(point.name) / 2
-    on_label = any(
-        abs(point.label_x - other.label_x) < half + _LETTER * len(other.name) / 2 and abs(label_y - other.label_y) < 15
-        for other in placed
-    )
-    return on_label or any(
-        abs(point.label_x - other.x) < half + 7 and abs(label_y - 4 - other.y) < 13
-        for other in points
-        if other is not point
-    )
-
-
-def _steps(corners: Sequence[tuple[float, float]]) -> str:
-    """Return the path of a staircase through points sorted by x."""
-    path = f"M{corners[0][0]},{corners[0][1]}"
-    return path + "".join(f" H{x} V{y}" for x, y in corners[1:])
-
-
-def _log_ticks(scale: Scale) -> tuple[Tick, ...]:
-    """Return about three to eight ticks at 1, 2 and 5 times powers of ten (seconds)."""
-    powers = range(math.floor(scale.low), math.ceil(scale.high) + 1)
+    Args:
+        low: Logarithm of its lower end.
+        high: Of the upper one.
+        shorten: Writes a value as a label.
+        title: What it shows.
+    """
+    powers = range(math.floor(low), math.ceil(high) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)), tuple(i / 10 for i in range(10, 100))):
         values = [step * 10.0**power for power in powers for step in steps]
-        inside = [value for value in values if scale.low <= math.log10(value) <= scale.high]
+        inside = [value for value in values if low <= math.log10(value) <= high]
         if len(inside) >= 3:
             break
     thinned = inside[:: math.ceil(len(inside) / 7) or 1] if inside else []
-    return tuple(Tick(scale(math.log10(value)), _short_seconds(value)) for value in thinned)
+    return Axis(low, high, tuple((math.log10(value), shorten(value)) for value in thinned), title)
 
 
-def _thinned(ticks: tuple[Tick, ...], width: int) -> tuple[Tick, ...]:
-    """Return as many ticks as have room for their labels, evenly chosen."""
-    room = max(int(width // 56), 2)
-    return ticks[:: math.ceil(len(ticks) / room)] if ticks else ()
+def linear_axis(low: float, high: float, shorten: Callable[[float], str] | None = None, title: str = "") -> Axis:
+    """Return an axis with at most seven ticks at round numbers."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(power * part for part in (0.1, 0.2, 0.5, 1, 2, 5, 10) if (high - low) / (power * part) <= 6)
+    values = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    shorten = shorten or (lambda value: f"{value:.10g}" if step >= 0.1 else f"{value:.2f}")
+    return Axis(low, high, tuple((value, shorten(value)) for value in values), title)
 
 
-def linear_ticks(scale: Scale) -> tuple[Tick, ...]:
-    """Return at most seven ticks at round numbers."""
-    span = scale.high - scale.low
-    power = 10.0 ** math.floor(math.log10(span))
-    step = next(power * part for part in (0.1, 0.2, 0.5, 1, 2, 5, 10) if span / (power * part) <= 6)
-    first = math.ceil(scale.low / step)
-    values = [index * step for index in range(first, math.floor(scale.high / step) + 1)]
-    return tuple(Tick(scale(value), f"{value:.10g}" if step >= 0.1 else f"{value:.2f}") for value in values)
+def bars(name: str, title: str, found: Sequence[tuple[str, float | None, int]], base: float | None) -> Plot:
+    """Return a large chart of bars in order.
+
+    Args:
+        name: What it shows, in a sentence.
+        title: Of the axis upwards.
+        found: What a pointer on each bar reads, its value (None for no bar), its colour's number.
+        base: Where bars begin; None for the highest end of the axis' other side, where low values are bad.
+    """
+    values = [value for _, value, _ in found if value is not None] + ([] if base is None else [base])
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    pad = 0.06 * max(high - low, 1.0) if base is not None else max(0.06 * (high - low), 1.0)
+    start = high + pad if base is None else base
+    axis = linear_axis(low - pad, high + pad, title=title)
+    marks = [
+        Mark("bar", ((place + 0.1, start), (place + 0.9, value)), hue, title=text)
+        for place, (text, value, hue) in enumerate(found)
+        if value is not None
+    ]
+    zero = Mark("line", ((0.0, start), (len(found), start)))
+    turned = replace(axis, low=axis.high, high=axis.low) if base is None else axis
+    return Plot(name, Axis(0, len(found), title="order of execution →"), turned, (*marks, zero), 230.0, is_large=True)
 
 
-def _short_seconds(value: float) -> str:
+def short_seconds(value: float) -> str:
+    """Return a duration as an axis shows it.
+
+    >>> short_seconds(0.002), short_seconds(2e-8)
+    ('2 ms', '0.02 µs')
+    """
     scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "µs")) if value >= 0.999 * s)
     return f"{value / (scale or 1e-6):.3g} {unit}"
 
 
-def _short_rate(value: float) -> str:
-    scale, unit = next((s, u) for s, u in ((1e6, "M"), (1e3, "k"), (0.0, "")) if value >= s)
+def short_count(value: float) -> str:
+    """Return a large number as an axis shows it.
+
+    >>> short_count(2e9), short_count(1500.0), short_count(0.1)
+    ('2G', '1.5k', '0.1')
+    """
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
+    scale, unit = next((s, u) for s, u in units if value >= s)
     return f"{value / (scale or 1.0):.4g}{unit}"

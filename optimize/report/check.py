@@ -1,50 +1,84 @@
-"""A check on a terminal: the verdicts in a table, why, how sure, and what makes them doubtful."""
+"""What ``optimize check`` tells: the verdicts in a table, why, how sure, and annotations on the run of a CI."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Iterator
 
+from optimize.escaping import plain
 from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Outcome
-from optimize.report import format as form
-from optimize.report.console import listing_grid, standard_output
+from optimize.report.document import PAGES, Cell, Document, Grid, GridLine, Item, Items, Span, Text, Tone, only, some
 
-_STYLES = {
-    Outcome.PASS: "bold green",
-    Outcome.FAIL: "bold red",
-    Outcome.INCONCLUSIVE: "bold yellow",
-    Outcome.NOT_COMPARABLE: "bold red",
-    Outcome.WARN: "bold yellow",
+_TONES: dict[Outcome, Tone] = {
+    Outcome.PASS: "good",
+    Outcome.FAIL: "bad",
+    Outcome.INCONCLUSIVE: "warn",
+    Outcome.NOT_COMPARABLE: "bad",
+    Outcome.WARN: "warn",
+}
+#: Where GitHub wants the summary of a step, which is the document with headings from the second level on.
+VARIABLE, LEVEL = "GITHUB_STEP_SUMMARY", 2
+_ANNOTATIONS = {
+    Outcome.FAIL: "error",
+    Outcome.NOT_COMPARABLE: "error",
+    Outcome.INCONCLUSIVE: "warning",
+    Outcome.WARN: "warning",
 }
 
 
-def show(record: Record, *, console: Console | None = None) -> None:
-    """Print a check."""
-    console = console or standard_output()
-    console.print(Text(wording.headline(record), style=_STYLES[record.verdict]))
-    if record.cases:
-        grid = listing_grid(*wording.COLUMNS, right=wording.RIGHT)
-        for case in record.cases:
-            grid.add_row(*(Text(cell, _style(case, column)) for column, cell in _cells(case)))
-        console.print(grid)
+def tell_check(record: Record) -> Document:
+    """Return the verdict, a row a case, why each got its verdict, what was measured, and how sure it is."""
+    warnings = (Item(case.name, text) for case in record.cases for text in case.warnings)
+    how_sure = Text(wording.how_sure(record), "dim")
+    sections = some(
+        Grid(wording.COLUMNS, tuple(map(_line, record.cases)), left=("Verdict", "Clock")),
+        only(how_sure, *PAGES),
+        Items(tuple(warnings), title="Warnings", tone="warn", on=PAGES),
+        Items(tuple(_item(case, warned=True) for case in record.cases), apart=True, on=("console",)),
+        Items(tuple(map(_item, record.cases)), apart=True, fold="what was measured", title="Cases", on=PAGES),
+        Items((Item("Environment", lines=tuple(_environment(record))),), fold="where and how", on=PAGES),
+        only(how_sure, "console"),
+    )
+    headline = wording.headline(record)
+    return Document(headline, "", sections, heading=f"optimize check: {headline}", tone=_TONES[record.verdict])
+
+
+def _line(case: CaseRecord) -> GridLine:
+    shown = zip(wording.COLUMNS, wording.cells(case), strict=True)
+    tones = {"Case": "strong", "Verdict": _TONES[case.verdict]}
+    return GridLine(tuple(Cell(text, tone=tones.get(column, "")) for column, text in shown))
+
+
+def _item(case: CaseRecord, *, warned: bool = False) -> Item:
+    details = (Span(line, "dim") for line in wording.details(case))
+    warnings = (Span(text, "warn") for text in case.warnings)
+    return Item(case.name, wording.explanation(case), lines=(*details, *(warnings if warned else ())))
+
+
+def _environment(record: Record) -> Iterator[str | tuple[str, Span]]:
+    found = record.environment
+    facts = {
+        "processor": found.get("cpu"),
+        "cores": found.get("cores"),
+        "system": found.get("system"),
+        "load before": ", ".join(f"{load:.1f}" for load in found.get("load_average") or ()),
+        "versions": ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items()),
+    }
+    yield from (f"{name}: {value}" for name, value in facts.items() if value)
+    yield "command: ", Span(record.command, "code")
+
+
+def commands(record: Record) -> Iterator[str]:
+    """Yield the commands to a CI runner that mark the run with every case that did not pass."""
     for case in record.cases:
-        _show_case(case, console)
-    console.print(Text(f"\n{wording.how_sure(record)}", style="dim"))
+        level = _ANNOTATIONS.get(case.verdict)
+        if level is not None:
+            title = _data(f"optimize check: {case.name}: {wording.verdict(case.verdict)}")
+            title = title.replace(":", "%3A").replace(",", "%2C")
+            yield f"::{level} title={title}::{_data(wording.message(case))}"
 
 
-def _show_case(case: CaseRecord, console: Console) -> None:
-    console.print(Text.assemble("\n", (form.plain(case.name), "bold"), f"  {wording.explanation(case)}"))
-    for line in wording.details(case):
-        console.print(Text(f"  {line}", style="dim"))
-    for warning in case.warnings:
-        console.print(Text(f"  {form.plain(warning)}", style="yellow"))
-
-
-def _cells(case: CaseRecord) -> list[tuple[str, str]]:
-    return list(zip(wording.COLUMNS, wording.cells(case), strict=True))
-
-
-def _style(case: CaseRecord, column: str) -> str:
-    return _STYLES[case.verdict] if column == "Verdict" else ""
+def _data(text: str) -> str:
+    """Return text that a runner does not decode: what it takes for a line end or a percent sign is coded."""
+    return plain(text).replace("%", "%25")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optimize.report import format as form
-from optimize.report.alignment import LARGEST_BLOCK, Blocks
+from optimize.report.alignment import LARGEST_BLOCK, ModuleBlocks
 from optimize.report.model import Comparison, Family, Graph, Operation
 
 
@@ -29,13 +29,13 @@ def condense(comparison: Comparison, most: int) -> tuple[Condensed, Condensed]:
     found = [Condensed(graph, ((),) * len(graph.operations)) for graph in sides]
     largest = LARGEST_BLOCK
     while any(len(side.families) > most for side in found):
-        blocks = Blocks(comparison.before.operations, largest)
+        blocks = ModuleBlocks(comparison.before.operations, largest)
         found = [_condensed(graph, blocks, largest) for graph in sides]
         largest *= 2
     return found[0], found[1]
 
 
-def _condensed(graph: Graph, blocks: Blocks, largest: int) -> Condensed:
+def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Condensed:
     families: list[tuple[Family, ...]] = []
     places: dict[int, int] = {}
     found: list[Operation] = []
@@ -51,7 +51,7 @@ def _condensed(graph: Graph, blocks: Blocks, largest: int) -> Condensed:
     return Condensed(Graph(operations=tuple(found), stats=graph.stats), tuple(families))
 
 
-def _runs(graph: Graph, blocks: Blocks, largest: int) -> Iterator[tuple[str, list[int]]]:
+def _runs(graph: Graph, blocks: ModuleBlocks, largest: int) -> Iterator[tuple[str, list[int]]]:
     """Yield the positions of neighbouring operations of one block, at most ``largest`` of them outside any module."""
 
     def key(index: int) -> tuple[str, int]:

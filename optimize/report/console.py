@@ -1,55 +1,52 @@
-"""The report on a terminal, and the bars that are shown while it is made."""
+"""A document on a terminal, and the bars that are shown while it is made."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from optimize.report import details, table
-from optimize.report import format as form
-from optimize.report.model import Report, Row, Step
+from optimize.report import document as told
+from optimize.report.document import Cards, Cell, Document, Facts, Grid, Items, Line, Listing, Section, parts
+from optimize.report.format import plain, plain_lines
 
-if TYPE_CHECKING:
-    from optimize.passes.base import Pass
+_STYLES = {
+    "name": "cyan",
+    "best": "bold green",
+    "strong": "bold",
+    "code": "",
+    "good": "green",
+    "bad": "bold red",
+    "warn": "yellow",
+    "dim": "dim",
+    "": "",
+}
+_BAR, _EIGHTHS = 12, " ▏▎▍▌▋▊▉"
+#: What is left of a name that a narrow terminal has no room for, and of prose.
+_NARROWEST, _NARROWEST_PROSE = 16, 24
 
-#: Columns a narrow terminal does without; the page has them all.
-FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
-#: Layers that are named; the page has them all.
-FOREMOST = 5
 
-
-def show(report: Report, folder: Path | None = None, *, console: Console | None = None) -> None:
-    """Print the artifacts, what each pass did, the warnings and where the page lies."""
+def show(document: Document, *, console: Console | None = None) -> None:
+    """Print the document; names are made plain."""
     console = console or standard_output()
-    parts = [_headline(report), _artifacts(report, console.width), _reasons(report), _passes(report), _merges(report)]
-    for part in (*parts, _coverage(report), *_layers(report), _warnings(report)):
-        if part is not None:
+    if document.title:
+        console.print(Text.assemble((plain(document.title), _STYLES[document.tone])))
+    if document.subtitle:
+        console.print(Text(plain(document.subtitle), "dim"))
+    is_first = not (document.title or document.subtitle)
+    for section in document.shown("console"):
+        for part in _shown(section, console.width, is_first=is_first):
             console.print(part)
-    if folder is not None:
-        page = form.plain(str(folder / "report.html"))
-        console.print(Text.assemble(("\nReport ", "dim"), (page, "bold")), soft_wrap=True)
-        if any(row.status == "not_run" and row.path and row.notes for row in report.rows):
-            text = "How to rebuild and run elsewhere what did not run here: its notes in "
-            console.print(Text(text + form.plain(str(folder / "report.md")), style="dim"), soft_wrap=True)
-
-
-def show_passes(passes: Mapping[str, type[Pass]], *, console: Console | None = None) -> None:
-    """Print every pass: its name, when it runs, what it promises, what it does."""
-    grid = listing_grid("Pass", "Stage", "Promise", "What it does")
-    for name, entry in passes.items():
-        grid.add_row(Text(name, "cyan"), entry.stage.name.lower(), entry.exactness.value, Text(entry.summary()))
-    (console or standard_output()).print(grid)
+        is_first = False
 
 
 class Terminal(Console):
@@ -64,20 +61,12 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to show, their text plain."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(form.plain_lines(segment.text), segment.style)
+            yield segment if segment.control else Segment(plain_lines(segment.text), segment.style)
 
 
 def standard_output() -> Console:
     """Return the console of standard output; a file or a pipe gets lines long enough for every column."""
     return Terminal() if sys.stdout.isatty() else Terminal(width=132)
-
-
-def listing_grid(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table with these columns, those in ``right`` set flush right."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        grid.add_column(column, justify="right" if column in right else "left", no_wrap=column == columns[0])
-    return grid
 
 
 class Phases:
@@ -108,133 +97,134 @@ class Phases:
         if phase not in self._tasks:
             for earlier in self._tasks.values():
                 self._bars.update(earlier, total=1.0, completed=1.0)
-            self._tasks[phase] = self._bars.add_task(form.plain(phase), total=None)
+            self._tasks[phase] = self._bars.add_task(plain(phase), total=None)
         if share > 0:
             self._bars.update(self._tasks[phase], total=1.0, completed=share)
 
 
-def _headline(report: Report) -> Text:
-    model = report.model
-    facts = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
-    return Text.assemble((form.plain(model.source), "bold"), ("  " + facts, "dim"), "\n")
+def _shown(section: Section, width: int, *, is_first: bool) -> Iterator[RenderableType]:
+    """Yield what a section looks like, a line free above it."""
+    if not is_first and not (isinstance(section, Items) and section.apart and not section.title):
+        yield ""
+    tone = getattr(section, "tone", "")
+    if section.title:
+        yield Text(plain(section.title), f"bold {_STYLES[tone]}".strip())
+    if isinstance(section, Grid):
+        yield _grid(section, width)
+    elif isinstance(section, Items):
+        yield from _items(section)
+    elif isinstance(section, Cards):
+        yield from _cards(section)
+    elif isinstance(section, Facts):
+        for name, text in section.facts:
+            line = Text(f"{plain(name)}{section.between}{plain(text)}", _STYLES[tone])
+            yield Padding(line, (0, 0, 0, 2 if section.title else 0))
+    elif isinstance(section, told.Text):
+        yield _text(section.text, _STYLES[tone])
+    elif isinstance(section, told.Code):
+        yield Text(plain_lines(section.text))
+    elif isinstance(section, Listing):
+        for drawn in section.draw(width):
+            drawn.no_wrap, drawn.overflow = True, "ignore"
+            yield drawn
 
 
-def _artifacts(report: Report, width: int) -> Table:
-    return fitted_grid(table.table(report), "Artifact", _cell, width, FIRST_TO_GO)
+def _text(line: Line, style: str = "") -> Text:
+    """Return a line; a line end inside a text from outside is written out."""
+    stretches = ((part.text if part.text == "\n" else plain(part.text), _STYLES[part.tone]) for part in parts(line))
+    return Text.assemble(*stretches, style=style)
 
 
-def fitted_grid(
-    shown: table.Table,
-    heading: str,
-    cell: Callable[[table.Line, str], Text],
-    width: int,
-    first_to_go: Sequence[str],
-) -> Table:
-    """Return lines of figures as a grid; where the terminal is too narrow, columns go instead of being squeezed.
-
-    Args:
-        shown: The lines.
-        heading: Of their names.
-        cell: What stands in a column of a line.
-        width: Of the terminal.
-        first_to_go: Columns that a narrow one does without, in order.
-    """
-    names = [_name(line) for line in shown.lines]
-    columns = {column: [cell(line, column) for line in shown.lines] for column in shown.columns}
-    widths = {column: max(_width(cells), _heading_width(column)) for column, cells in columns.items()}
-    for column in first_to_go:
-        if _width(names) + sum(widths[kept] + 3 for kept in columns) > width:  # rich puts 3 spaces between columns
-            columns.pop(column, None)
+def _grid(section: Grid, width: int) -> Table:
+    """Return lines of figures; where the terminal is too narrow, columns go instead of being squeezed."""
+    names = list(section.columns)
+    cells = [[_cell(line.cells[at], line.tone, is_name=not at) for line in section.lines] for at in range(len(names))]
+    widths = {
+        at: max(_width(cells[at]), _heading_width(name) if at else cell_len(name)) for at, name in enumerate(names)
+    }
+    for name in section.first_to_go:
+        if name in names and _total(widths) > width:
+            del widths[names.index(name)]
+    giving, least = (names.index(section.flowing), _NARROWEST_PROSE) if section.flowing else (0, _NARROWEST)
+    widths[giving] = max(widths[giving] - max(_total(widths) - width, 0), min(least, widths[giving]))
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    grid.add_column(heading, no_wrap=True)
-    for column in columns:
-        grid.add_column(column, justify="right", width=widths[column])
-    for index, name in enumerate(names):
-        grid.add_row(name, *(cells[index] for cells in columns.values()))
+    grid.leading = int(section.apart)
+    for at in widths:
+        is_left = not at or names[at] in section.left
+        grid.add_column(names[at].strip(), justify="left" if is_left else "right", width=widths[at])
+    for line in range(len(section.lines)):
+        grid.add_row(_fit(cells[0][line], widths[0]), *(cells[at][line] for at in list(widths)[1:]))
     return grid
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + 3 * (len(widths) - 1)  # rich puts 3 spaces between columns
+
+
+def _fit(text: Text, width: int) -> Text:
+    """Return a name no wider than this: its end is kept, which tells paths from one another."""
+    return Text("\n").join(
+        Text("…") + line[len(line) - width + 1 :] if cell_len(line.plain) > width else line
+        for line in text.split("\n", allow_blank=True)
+    )
 
 
 def _heading_width(column: str) -> int:
     """Return the width a heading needs on at most two lines."""
     words = column.split()
     splits = [(" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words) + 1)]
-    return min(max(len(first), len(second)) for first, second in splits)
+    return min((max(len(first), len(second)) for first, second in splits), default=0)
 
 
 def _width(texts: Sequence[Text]) -> int:
     """Return the terminal cells of the longest line."""
-    return max(cell_len(line) for text in texts for line in text.plain.splitlines())
+    return max((cell_len(line) for text in texts for line in text.plain.splitlines()), default=0)
 
 
-def _name(line: table.Line) -> Text:
-    style = "bold green" if line.best else "" if line.baseline else "cyan"
-    return Text.assemble((form.plain(line.name), style), (f"\n{form.plain(line.file)}" if line.file else "", "dim"))
+def _cell(cell: Cell, tone: told.Tone, *, is_name: bool) -> Text:
+    style = _STYLES[cell.tone or tone or ("name" if is_name else "")]
+    if cell.bar is not None:
+        return Text(_bar(cell.bar), style)
+    below = ("\n", _text(cell.detail, "dim")) if cell.detail else ()
+    return Text.assemble(_text(cell.text, style), *below)
 
 
-def _cell(line: table.Line, column: str) -> Text:
-    cell = line.cells[column]
-    if line.reason and column == "Median latency":
-        return Text(table.short_status(line.reason), style="yellow")
-    return Text.assemble((cell.text, "bold" if line.best else ""), (f"\n{cell.detail}" if cell.detail else "", "dim"))
+def _bar(share: float) -> str:
+    """Return a bar of eighths of a cell.
+
+    >>> _bar(0.5)
+    '██████      '
+    """
+    whole, rest = divmod(round(8 * _BAR * share), 8)
+    return f"{'█' * whole + (_EIGHTHS[rest] if rest else ''):<{_BAR}}"
 
 
-def _reasons(report: Report) -> Text | None:
-    lines = [f"{line.name} – {line.reason}" for line in table.table(report).lines if line.reason]
-    return Text("\n" + "\n".join(map(form.plain, lines)), style="yellow") if lines else None
+def _cards(section: Cards) -> Iterator[Text]:
+    for title, cell in section.cards:
+        figure = "".join(plain(part.text) for part in parts(cell.text))
+        yield Text.assemble(f"{title:<16}", (f"{figure:>12}", "bold"), (f"  {_text(cell.detail).plain}", "dim"))
 
 
-def _passes(report: Report) -> RenderableType | None:
-    if not report.trace:
-        return None
-    grid = Table.grid(padding=(0, 2))
-    for step in report.trace:
-        grid.add_row(
-            Text(form.plain(step.pass_name), "cyan"), table.step_summary(step), Text(form.seconds(step.seconds))
-        )
-    return Group(Text("\nPasses", style="bold"), Padding(grid, (0, 0, 0, 2)), *map(_skips, report.trace))
-
-
-def _skips(step: Step) -> RenderableType:
-    lines = [
-        f"    {step.pass_name} left {number} × {form.plain(op)} alone: {form.plain(reason)}"
-        for number, op, reason in table.skip_reasons(step.skips)
-    ]
-    return Text("\n".join(lines), style="dim", end="\n" if lines else "")
-
-
-def _merges(report: Report) -> Text | None:
-    summary = table.merge_summary(report.merges)
-    return Text(f"    {summary}", style="yellow") if summary else None
-
-
-def _coverage(report: Report) -> RenderableType | None:
-    rows = [row for row in report.rows if row.coverage is not None]
-    return Group(Text("\nINT8 coverage", style="bold"), *map(_covered, rows)) if rows else None
-
-
-def _covered(row: Row) -> Text:
-    found = Text.assemble("  ", (row.name, "cyan"), f"  {table.coverage_summary(row)}")
-    for layer in row.coverage.left_float if row.coverage else ():
-        found.append(
-            f"\n    {form.plain(layer.name)} ({form.plain(layer.op)}): {form.plain(layer.reason)}", style="dim"
-        )
-    return found
-
-
-def _layers(report: Report) -> Iterator[RenderableType]:
-    """Yield the layers to look at first; the page has all of them."""
-    for name, found in details.layers_by_row(report):
-        what, chosen = details.foremost(found, FOREMOST)
-        columns, rows = details.layer_table(chosen)
-        grid = listing_grid(f"{name}, {what}", *columns, right=columns)
-        for cells in rows:
-            grid.add_row(*map(form.plain, cells))
-        yield ""
-        yield grid
-
-
-def _warnings(report: Report) -> RenderableType | None:
-    if not report.warnings:
-        return None
-    lines = [Text(f"  {form.plain(warning)}", style="yellow") for warning in report.warnings]
-    return Group(Text("\nWarnings", style="bold yellow"), *lines)
+def _items(section: Items) -> Iterator[RenderableType]:
+    """Yield the entries, their names and texts below one another unless each stands for itself."""
+    names = [plain(item.name) for item in section.items]
+    texts = [_text(item.text) for item in section.items]
+    ends = any(item.end for item in section.items)
+    widest = 0 if section.apart else max(map(cell_len, names), default=0)
+    longest = max((cell_len(text.plain) for text in texts), default=0) if ends else 0
+    indent = 0 if section.apart else 2
+    for item, name, text in zip(section.items, names, texts, strict=True):
+        text.pad_right(max(longest - cell_len(text.plain), 0))
+        head = Text(style=_STYLES[section.tone])
+        if name and section.tone:
+            head.append(f"{name}: ")
+        elif widest or name:
+            head.append(name, "bold" if section.apart else "cyan")
+            head.append(" " * (max(widest - cell_len(name), 0) + 2))
+        head += text
+        head.append(f"  {item.end}" if item.end else "")
+        if section.apart:
+            yield ""
+        yield Padding(head, (0, 0, 0, indent), expand=False)
+        for line in item.lines:
+            yield Padding(_text(line, "" if section.apart else "dim"), (0, 0, 0, indent + 2), expand=False)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from optimize.report import format as form
-from optimize.report.alignment import Blocks, Group, sections
+from optimize.report.alignment import ModuleBlocks, OperationGroup, sections
 from optimize.report.condense import Condensed, condense
 from optimize.report.model import Comparison, Family, Operation
 
@@ -36,7 +36,7 @@ FAMILIES: dict[Family, str] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class FamilyPart:
     """The share of one family in a module that is drawn as one box."""
 
     family: Family
@@ -57,7 +57,7 @@ class Box:
     title: str
     family: str
     fate: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FamilyPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _y(row: int) -> int:
     return TOP + PITCH * row
 
 
-def _rows(graphs: Comparison, groups: Sequence[Group]) -> tuple[list[int], list[int]]:
+def _rows(graphs: Comparison, groups: Sequence[OperationGroup]) -> tuple[list[int], list[int]]:
     """Return the row of every operation: below all it reads on either side, the same for what both sides hold.
 
     What stands for several operations has the middle of their rows; what reads nothing stands just above its reader.
@@ -200,7 +200,7 @@ def _lowered(rows: dict[int, int], read: dict[int, set[int]]) -> dict[int, int]:
 
 def _bands(graphs: Comparison, rows: tuple[list[int], list[int]]) -> tuple[Band, ...]:
     """Return the rows of every module drawn with several boxes; one that overlaps an earlier one is left out."""
-    blocks = Blocks(graphs.before.operations)
+    blocks = ModuleBlocks(graphs.before.operations)
     spans: dict[str, list[int]] = {}
     for graph, places in zip((graphs.before, graphs.after), rows, strict=True):
         for entry, row in zip(graph.operations, places, strict=True):
@@ -263,7 +263,7 @@ class _Layout:
         )
         return Panel(x, title, self.box_width, boxes, edges)
 
-    def _parts(self, index: int, x: float) -> tuple[Part, ...]:
+    def _parts(self, index: int, x: float) -> tuple[FamilyPart, ...]:
         """Return what a module holds as neighbouring pieces of a bar, in the order of the legend."""
         counts = Counter(self._families[index])
         width = (self.box_width - 2 * _INSET) / max(self._most, 1)
@@ -271,7 +271,7 @@ class _Layout:
         parts = []
         for family in FAMILIES:
             if counts[family]:
-                parts.append(Part(family, round(left, 1), round(width * counts[family], 1)))
+                parts.append(FamilyPart(family, round(left, 1), round(width * counts[family], 1)))
                 left += width * counts[family]
         return tuple(parts)
 

@@ -16,8 +16,7 @@ EQUAL_DB = 200.0
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
-_RATES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
-_COUNTS = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
+_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def digits(value: float) -> str:
@@ -35,10 +34,7 @@ def seconds(value: float | None) -> str:
     >>> seconds(0.0014532), seconds(2.5), seconds(None)
     ('1.45 ms', '2.50 s', '–')
     """
-    if value is None:
-        return MISSING
-    scale, unit = _unit(value, _TIMES)
-    return f"{digits(value / scale)} {unit}"
+    return _in_unit(value, _TIMES)
 
 
 def seconds_saved(value: float | None) -> str:
@@ -85,8 +81,7 @@ def rate(value: float) -> str:
     >>> rate(1234.5), rate(2.5), rate(1_234_567.0)
     ('1.23 k', '2.50', '1.23 M')
     """
-    scale, unit = _unit(value, _RATES)
-    return f"{digits(value / scale)}{unit}"
+    return _in_unit(value, _COUNTS)
 
 
 def rate_interval(value: float, low: float, high: float) -> str:
@@ -95,7 +90,7 @@ def rate_interval(value: float, low: float, high: float) -> str:
     >>> rate_interval(1234.5, 1200.0, 1250.0)
     '[1.20, 1.25]'
     """
-    scale, _ = _unit(value, _RATES)
+    scale, _ = _unit(value, _COUNTS)
     return interval(value / scale, low / scale, high / scale)
 
 
@@ -105,10 +100,7 @@ def energy(value: float | None) -> str:
     >>> energy(0.0123), energy(2.5), energy(None)
     ('12.3 mJ', '2.50 J', '–')
     """
-    if value is None:
-        return MISSING
-    scale, unit = _unit(value, _ENERGIES)
-    return f"{digits(value / scale)} {unit}"
+    return _in_unit(value, _ENERGIES)
 
 
 def size(value: int | None) -> str:
@@ -117,7 +109,7 @@ def size(value: int | None) -> str:
     >>> size(2_350_000), size(999), size(None)
     ('2.35 MB', '999 B', '–')
     """
-    return MISSING if value is None else _scaled(value, _SIZES, " ")
+    return _in_unit(value, _SIZES, whole=True)
 
 
 def count(value: int) -> str:
@@ -126,7 +118,7 @@ def count(value: int) -> str:
     >>> count(1_510_000_000), count(12)
     ('1.51 G', '12')
     """
-    return _scaled(value, _COUNTS, "")
+    return _in_unit(value, _COUNTS, whole=True)
 
 
 def decibels(value: float | None) -> str:
@@ -216,6 +208,9 @@ def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, st
     return next((entry for entry in units if abs(value) >= entry[0]), units[-1])
 
 
-def _scaled(value: int, units: tuple[tuple[float, str], ...], space: str) -> str:
+def _in_unit(value: float | None, units: tuple[tuple[float, str], ...], *, whole: bool = False) -> str:
+    """Return a figure in the unit that suits it; ``whole`` ones have no digits behind the point below 1,000."""
+    if value is None:
+        return MISSING
     scale, unit = _unit(value, units)
-    return f"{value}{space}{unit}" if scale == 1.0 else f"{digits(value / scale)}{space}{unit}"
+    return f"{value if whole and scale == 1.0 else digits(value / scale)} {unit}".strip()

@@ -1,77 +1,50 @@
-"""The report as one HTML file: no request to anywhere, readable on paper, on a phone and in the dark."""
+"""A document as one HTML file: no request to anywhere, readable on paper, on a phone and in the dark."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
-from optimize.report import charts, details, drawing, sensitivity_plot, table
-from optimize.report import format as form
-from optimize.report.model import Comparison, LayerFigures, Record, Report
+from optimize.report import document as documents
+from optimize.report import drawing, format
+from optimize.report.charts import LARGE, WIDE, Drawn, Plot
+from optimize.report.document import Document
 
 #: What ends a script element or starts a comment in it, and the two line ends JSON allows and JavaScript did not.
 _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def render(report: Report) -> str:
+def render(document: Document) -> str:
     """Return the page; every text from outside is escaped."""
-    timed = charts.timed(report)
-    return template("report.html.j2").render(
-        report=report,
-        details=details,
-        missing=form.MISSING,
-        distributions=looks(lambda width: charts.distributions(timed, width)),
-        tradeoff=looks(lambda width: charts.tradeoff(report, width)),
-        layers=[(name, *details.layer_table(found), _bars(found)) for name, found in details.layers_by_row(report)],
-        width=sensitivity_plot.WIDTH,
-        height=sensitivity_plot.HEIGHT,
-        left=sensitivity_plot.LEFT,
-        right=sensitivity_plot.WIDTH - sensitivity_plot.RIGHT,
-        json=json_in_script(report),
-        **(_drawn(report.graph) if report.graph else {"drawing": None, "table": table}),
-    )
+    embedded = _in_script(document.record[1]) if document.record else ""
+    return _template("page.html.j2").render(document=document, json=embedded).lstrip()
 
 
-def _bars(layers: Sequence[LayerFigures]) -> sensitivity_plot.SensitivityPlot | None:
-    """Return the drawing of what layers lose and save in INT8; None where losses or all times are not known."""
-    levels = [layer.sqnr_db for layer in layers if layer.sqnr_db is not None]
-    if len(levels) < len(layers) or all(layer.int8_s is None for layer in layers):
-        return None
-    saved = [None if layer.saved_s is None else 1e6 * layer.saved_s for layer in layers]
-    return sensitivity_plot.plot([layer.layer for layer in layers], levels, saved)
+def render_picture(picture: Plot | drawing.Drawing, title: str) -> str:
+    """Return a chart or a drawing as an SVG file."""
+    return _svg(picture, "alone", LARGE if isinstance(picture, Plot) and picture.is_large else WIDE, title)
 
 
-def looks(draw: Callable[[int], Any]) -> dict[str, Any]:
-    """Return a chart for a screen and for a phone, by the class that shows it; empty where there is nothing to draw."""
-    found = {"wide": draw(charts.WIDE), "narrow": draw(charts.NARROW)}
-    return found if found["wide"] is not None else {}
+def _svg(picture: Plot | drawing.Drawing, look: str = "", width: int = 0, title: str = "") -> str:
+    """Return a picture as an SVG element; one that stands alone brings its colours along."""
+    alone = look == "alone"
+    if isinstance(picture, Plot):
+        shown: dict[str, Any] = {"drawn": Drawn(picture, width), "look": "large" if alone else look}
+        return _template("plot.svg.j2").render(shown, alone=alone, title=title)
+    shown = {"drawing": picture, "box_height": drawing.BOX_HEIGHT}
+    return _template("graph.svg.j2").render(shown, alone=alone, title=title)
 
 
-def render_comparison(comparison: Comparison, title: str) -> str:
-    """Return a page with two graphs side by side and their figures."""
-    return template("comparison.html.j2").render(title=title, **_drawn(comparison))
+def _looks(picture: Plot | drawing.Drawing) -> Markup:
+    """Return a picture for every width that a page shows it in."""
+    widths = picture.widths if isinstance(picture, Plot) else {"": 0}
+    return Markup("").join(Markup(_svg(picture, look, width)) for look, width in widths.items())  # noqa: S704
 
 
-def render_drawing(comparison: Comparison, title: str) -> str:
-    """Return two graphs side by side as an SVG file."""
-    return template("graph.svg.j2").render(title=title, **_drawn(comparison) | {"alone": True})
-
-
-def _drawn(comparison: Comparison) -> dict[str, object]:
-    """Return what the templates of a graph need."""
-    return {
-        "drawing": drawing.draw(comparison),
-        "figures": table.figures(comparison),
-        "table": table,
-        "box_height": drawing.BOX_HEIGHT,
-        "alone": False,
-    }
-
-
-def template(name: str) -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     """Return a template of this folder; every text it is given is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -81,18 +54,21 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(seconds=form.seconds, error=form.error, count=form.count, size=form.size)
+    environment.globals.update(looks=_looks, parts=documents.parts, plain=format.plain, kind=_kind)
     return environment.get_template(name)
+
+
+def _kind(found: object) -> str:
+    return type(found).__name__
 
 
 def _visible(value: Any) -> Any:
     """Return what a template shows with its control characters written out: an SVG with one in it is no XML."""
-    return form.plain_lines(value) if type(value) is str else value
+    return format.plain_lines(value) if type(value) is str else value
 
 
-def json_in_script(report: Record) -> str:
-    """Return the report as JSON that cannot end the script element it stands in."""
-    text = report.model_dump_json()
+def _in_script(text: str) -> str:
+    """Return JSON that cannot end the script element it stands in."""
     for char, escaped in _IN_SCRIPT.items():
         text = text.replace(char, escaped)
     return text

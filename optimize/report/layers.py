@@ -1,4 +1,4 @@
-"""What ``optimize compare`` shows: a table on the terminal, JSON, a page and a drawing."""
+"""What ``optimize compare`` saves and tells of two files: outputs, every value between, and where it goes wrong."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.cells import set_cell_size
-from rich.console import Console
-from rich.text import Text
-
 from optimize import sandbox
 from optimize.errors import Refused, UsageError
-from optimize.files import write_text
 from optimize.measure import layers
 from optimize.measure.feed import Feed, open_feed
 from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import AgreedPair, agreed_pair
+from optimize.report import document as doc
 from optimize.report import format as form
-from optimize.report.console import listing_grid, standard_output
-from optimize.report.layer_plot import level, plot
-from optimize.report.model import Document, Record, now
+from optimize.report.charts import Axis, Mark, Plot, linear_axis
+from optimize.report.files import check_ending
+from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
 
 #: Processor time for two files and their samples; large networks on real data take minutes.
 _COMPARING_S = 3600.0
 #: The bar of a row is full at this SQNR.
 FULL_DB = 60.0
-_BAR = 12
 _DROPS = 5
-#: Terminals narrower than this do without the ranges.
-_WIDE = 110
-_STYLES: dict[State, str] = {"ok": "green", "wrong": "bold red", "follows": "yellow", "recovers": "dim"}
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Values outside stand on the border; float32 rounding ends near the upper one.
+_FLOOR_DB, _CEILING_DB = -20.0, 140.0
+_TONES: dict[State, doc.Tone] = {"ok": "good", "wrong": "bad", "follows": "warn", "recovers": "dim"}
+_HUES: dict[State, tuple[int, str]] = {
+    "ok": (2, "ok"),
+    "wrong": (5, "goes wrong"),
+    "follows": (3, "follows"),
+    "recovers": (0, "recovers"),
+}
 
 
-class ComparedFile(Record):
+class ComparedFile(StrictRecord):
     """One of the two files: where it is, what it is, the hash of its bytes (None for a factory)."""
 
     path: str
@@ -47,7 +47,7 @@ class ComparedFile(Record):
     sha256: str | None
 
 
-class FileComparison(Document):
+class FileComparison(SavedRecord):
     """What ``optimize compare --out file.json`` writes.
 
     Attributes:
@@ -75,7 +75,6 @@ class FileComparison(Document):
         ]
         wrong = found.first_wrong
         return cls(
-            created=now(),
             command=command,
             first=files[0],
             second=files[1],
@@ -149,84 +148,89 @@ def compare_here(folder: Path, tell: Progress, asked: dict[str, Any]) -> dict[st
     return FileComparison.of(pair, feed, found, given.command).model_dump(mode="json")
 
 
-def show(record: FileComparison, *, worst_first: bool = False, console: Console | None = None) -> None:
-    """Print the outputs, every compared value with a bar, what went wrong, the largest losses and the notes.
-
-    Args:
-        record: The comparison.
-        worst_first: Sort the values by their SQNR instead of the order of execution.
-        console: Where to print, standard output by default.
-    """
-    console = console or standard_output()
-    console.print(Text(headline(record), style="bold"))
-    console.print(Text(basis(record) + "\n", style="dim"))
-    _show_outputs(record.found, console)
-    if record.found.tensors:
-        console.print()
-        _show_tensors(record.found, worst_first, console)
-        console.print(
-            Text("\n" + verdict(record.found), style="bold red" if record.found.first_wrong else "bold green")
-        )
-        _show_drops(record.found, console)
-    for note in record.found.notes:
-        console.print(Text(f"\n{form.plain(note)}", style="dim"))
-
-
-def write(record: FileComparison, path: Path) -> None:
-    """Write a comparison as ``.json``, as a ``.html`` page or as an ``.svg`` plot.
-
-    Raises:
-        UsageError: The name ends in none of them, or a plot is asked of a comparison without layers.
-        Refused: The file cannot be written.
-    """
-    check_name(path, layers=bool(record.found.tensors))
-    render = {".json": _json, ".html": render_page, ".svg": render_plot}[path.suffix.lower()]
-    write_text(path, render(record))
-
-
 def check_name(path: Path, *, layers: bool) -> None:
-    """Refuse a name that ``write`` would refuse, before anything is measured.
+    """Refuse a name that a comparison cannot be written to, before anything is measured.
 
     Raises:
         UsageError: It ends in none of ``.json``, ``.html`` and ``.svg``, or in ``.svg`` without layers.
     """
-    if path.suffix.lower() not in (".json", ".html", ".svg"):
-        raise UsageError(f"'{path}' is no .html, .svg or .json file.", hint="Name the file compare.html, for example.")
+    check_ending(path, ".html", ".svg", ".json", example="compare.html, for example")
     if path.suffix.lower() == ".svg" and not layers:
         raise UsageError("The .svg file plots layers.", hint="Add --layers, or name an .html or .json file.")
 
 
-def render_page(record: FileComparison) -> str:
-    """Return the comparison as one HTML file that asks nothing of a network."""
-    from optimize.report.html import template
+def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Document:
+    """Return the outputs, every compared value, what goes wrong, the largest losses and the notes.
 
-    return template("layers.html.j2").render(
-        title=headline(record), record=record, basis=basis(record), **_drawn(record), **_texts()
+    Args:
+        record: The comparison.
+        worst_first: A terminal lists the values by their SQNR instead of the order of execution.
+    """
+    found = record.found
+    names = [Path(side.path).name for side in (record.first, record.second)]
+    if names[0] == names[1]:  # told apart by their folders
+        names = [record.first.path, record.second.path]
+    return doc.Document(
+        f"{names[1]} against {names[0]}",
+        _basis(record),
+        doc.some(*_sections(found, worst_first)),
+        footer=f"{record.command} · {record.created}",
     )
 
 
-def render_plot(record: FileComparison) -> str:
-    """Return the plot as an SVG file."""
-    from optimize.report.html import template
+def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
+    judged = doc.Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
+    yield doc.only(judged, "html") if judged else None
+    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), title="Outputs")
+    chart = plot(found)
+    yield doc.Charts((doc.Chart(chart),), title="SQNR of every value") if chart else None
+    tensors = sorted(found.tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else found.tensors
+    yield doc.only(_values(tensors), "console")
+    yield doc.only(judged, "console") if judged else None
+    rows = [
+        (tensor.layer, form.decibels(tensor.input_db), level(tensor), form.decibels(tensor.drop_db))
+        for tensor in found.drops(_DROPS)
+    ]
+    yield doc.grid(("Layer", "Inputs", "Output", "Loss"), rows, title="Largest losses from inputs to output")
+    yield replace(_values(found.tensors, paged=True), title="In order of execution", on=("html",))
+    for note in found.notes:
+        yield doc.Text(note, "dim")
 
-    return template("layers.svg.j2").render(title=headline(record), **_drawn(record) | {"alone": True})
+
+def _output_rows(found: Distances) -> Iterator[tuple[str | doc.Cell, ...]]:
+    for index, output in enumerate(found.outputs):
+        distance = output.distance
+        shown = doc.Cell(_level(distance), tone="bad" if distance.sqnr_db < found.threshold_db else "good")
+        yield output.name, shown, form.error(distance.max_abs_error), form.share(found.top1) if not index else ""
 
 
-def headline(record: FileComparison) -> str:
-    """Return the names of both files.
+def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
+    """Return a line a compared value; a page says of each what it is and its largest error, too."""
+    columns = ("Layer", "SQNR", "", "Inputs", *(("Max error",) if paged else ()), " ", "First", "Second")
+    lines = [
+        doc.GridLine(tuple(cell for cell in _cells(tensor, paged=paged) if cell is not None), _TONES[tensor.state])
+        for tensor in tensors
+    ]
+    return doc.Grid(columns, tuple(lines), left=("", " "), first_to_go=("Second", "First"))
 
-    Same names are told apart by their folders.
-    """
-    first, second = Path(record.first.path), Path(record.second.path)
-    names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
-    return form.plain(f"{names[1]} against {names[0]}")
+
+def _cells(tensor: Tensor, *, paged: bool) -> Iterator[doc.Cell | None]:
+    distance, plain = tensor.distance, tensor.state == "ok"
+    about = f"{tensor.op}, value {tensor.name}{', stored as integers' if tensor.stored else ''}"
+    yield doc.Cell(tensor.layer, about if paged else "", "strong" if plain else "")
+    yield doc.Cell(level(tensor))
+    yield doc.Cell("", bar=min(max(distance.sqnr_db / FULL_DB, 0.0), 1.0))
+    yield doc.Cell("equal" if tensor.input_db is None else form.decibels(tensor.input_db), tone="dim")
+    yield doc.Cell(form.error(distance.max_abs_error)) if paged else None
+    yield doc.Cell("" if plain else tensor.state)
+    yield from (doc.Cell(_span(ends), tone="dim") for ends in (distance.first_range, distance.second_range))
 
 
-def basis(record: FileComparison) -> str:
+def _basis(record: FileComparison) -> str:
     """Return what was put through both files."""
     found = record.found
     noun = "random sample" if record.synthetic else "sample"
-    text = form.plural(found.samples, noun) + ("" if record.synthetic else f" of {form.plain(record.data)}")
+    text = form.plural(found.samples, noun) + ("" if record.synthetic else f" of {record.data}")
     values = f", values between on {found.layer_samples}" if found.layer_samples not in (0, found.samples) else ""
     return f"{text}{values}; {record.second.kind} against {record.first.kind}, which is taken for the truth"
 
@@ -246,7 +250,7 @@ def verdict(found: Distances) -> str:
     several = len(found.wrong) > 1
     others = f" {form.plural(len(found.wrong), 'value')} go wrong by themselves." if several else ""
     return (
-        f"First to go wrong: {form.plain(wrong.layer)} ({wrong.op}, value {form.plain(wrong.name)}) is "
+        f"First to go wrong: {wrong.layer} ({wrong.op}, value {wrong.name}) is "
         f"{'' if wrong.distance.not_finite else 'at '}{level(wrong)}, below {limit}; what it is computed from is "
         f"{source}.{others}{_counted(found, 'follows', 'follows', 'follow')}{recovering}"
     )
@@ -258,101 +262,61 @@ def _counted(found: Distances, state: State, one: str, many: str) -> str:
     return f" {form.plural(count, 'value')} {one if count == 1 else many}." if count else ""
 
 
-def _json(record: FileComparison) -> str:
-    return record.model_dump_json(indent=1) + "\n"
+def plot(found: Distances) -> Plot | None:
+    """Return SQNR over the order of execution; None where no values were compared.
 
-
-def _drawn(record: FileComparison) -> dict[str, object]:
-    return {"plot": plot(record.found), "alone": False}
-
-
-def _texts() -> dict[str, object]:
-    """Return the functions the page words its figures with."""
-    return {
-        "verdict": verdict,
-        "level": level,
-        "share": form.share,
-        "decibels": form.decibels,
-        "error": form.error,
-        "span": _span,
-        "filled": _filled,
-        "drops": _DROPS,
-        "output_level": _output_level,
-    }
-
-
-def _show_outputs(found: Distances, console: Console) -> None:
-    grid = listing_grid(
-        "Output", "SQNR", "Max error", "Top-1 agreement", right=("SQNR", "Max error", "Top-1 agreement")
-    )
-    for index, output in enumerate(found.outputs):
-        top1 = form.share(found.top1) if index == 0 else ""
-        below = output.distance.sqnr_db < found.threshold_db
-        error = form.error(output.distance.max_abs_error)
-        grid.add_row(
-            form.plain(output.name), Text(_output_level(output.distance), "red" if below else "green"), error, top1
-        )
-    console.print(grid)
-
-
-def _output_level(distance: Distance) -> str:
-    return "not finite" if distance.not_finite else form.decibels(distance.sqnr_db)
-
-
-def _show_tensors(found: Distances, worst_first: bool, console: Console) -> None:
-    wide = console.width >= _WIDE
-    columns = ["Layer", "SQNR", "", "Inputs", "", *(["First", "Second"] if wide else [])]
-    grid = listing_grid(*columns, right=("SQNR", "Inputs", "First", "Second"))
-    fixed = 10 + _BAR + 10 + 8 + 5 * 3 + (2 * 25 if wide else 0)
-    for tensor in _sorted(found.tensors, worst_first):
-        cells = list(_cells(tensor, console.width - fixed))
-        grid.add_row(
-            *cells, *([_span(tensor.distance.first_range), _span(tensor.distance.second_range)] if wide else [])
-        )
-    console.print(grid)
-
-
-def _sorted(tensors: Sequence[Tensor], worst_first: bool) -> Sequence[Tensor]:
-    return sorted(tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else tensors
-
-
-def _cells(tensor: Tensor, width: int) -> Iterator[Text]:
-    style = _STYLES[tensor.state]
-    name = form.plain(tensor.layer)
-    yield Text(name if len(name) <= width else "…" + name[-width + 1 :], "" if tensor.state == "ok" else style)
-    yield Text(level(tensor), style)
-    yield Text(_bar(tensor.distance.sqnr_db), style)
-    yield Text("equal" if tensor.input_db is None else form.decibels(tensor.input_db), "dim")
-    yield Text("" if tensor.state == "ok" else tensor.state, style)
-
-
-def _filled(level_db: float) -> float:
-    """Return the share of a bar that is filled."""
-    return min(max(level_db / FULL_DB, 0.0), 1.0)
-
-
-def _bar(level_db: float) -> str:
-    """Return a bar of eighths of a cell.
-
-    >>> _bar(30.0)
-    '██████      '
+    Equal values stand on the upper border and those that are not finite on the lower one.
     """
-    whole, rest = divmod(round(8 * _BAR * _filled(level_db)), 8)
-    return set_cell_size("█" * whole + (_EIGHTHS[rest] if rest else ""), _BAR)
+    if not found.tensors:
+        return None
+    levels = [_inside(tensor.distance.sqnr_db) for tensor in found.tensors]
+    threshold = _inside(found.threshold_db)
+    low, high = _ends([*levels, threshold])
+    across = Axis(0, max(len(levels), 2), title="order of execution →")
+    places = [(index + 0.5, min(level, high)) for index, level in enumerate(levels)]
+    dots = [_dot(tensor, place, found) for tensor, place in zip(found.tensors, places, strict=True)]
+    limit = Mark("limit", ((0.0, threshold), (across.high, threshold)), label=_limit_text(found))
+    marks = (limit, Mark("curve", tuple(places)), *dots)
+    legend = tuple(_HUES.values())
+    upwards = linear_axis(low, high, title="dB, filled: stored as integers")
+    return Plot("SQNR of every value in order of execution", across, upwards, marks, 340.0, legend, is_large=True)
+
+
+def _dot(tensor: Tensor, place: tuple[float, float], found: Distances) -> Mark:
+    source = "" if tensor.input_db is None else f", its inputs {form.decibels(tensor.input_db)}"
+    title = f"{tensor.layer} ({tensor.op}, value {tensor.name}): {level(tensor)}{source}"
+    label = f"{tensor.layer}: {level(tensor)}" if tensor is found.first_wrong else ""
+    return Mark("dot" if tensor.stored else "hollow", (place,), _HUES[tensor.state][0], title, label)
+
+
+def _limit_text(found: Distances) -> str:
+    return f"threshold {form.decibels(found.threshold_db)}"
+
+
+def _inside(level_db: float) -> float:
+    return min(max(level_db, _FLOOR_DB), _CEILING_DB)
+
+
+def _ends(levels: Sequence[float]) -> tuple[float, float]:
+    """Return an axis from the lowest level (at most 0 dB) to the highest one that is not the ceiling."""
+    below = [level for level in levels if level < _CEILING_DB]
+    high = max(below) if len(below) == len(levels) else max(*below, 40.0) * 1.1
+    low = min(0.0, *levels)
+    pad = 0.04 * (high - low)
+    return low - pad, high + pad
+
+
+def level(tensor: Tensor) -> str:
+    """Return the SQNR of a value as the reader sees it.
+
+    Where an element is NaN or infinite in one file only, that is said instead.
+    """
+    return _level(tensor.distance)
+
+
+def _level(distance: Distance) -> str:
+    return "not finite" if distance.not_finite else form.decibels(distance.sqnr_db)
 
 
 def _span(ends: tuple[float, float] | None) -> str:
     return form.MISSING if ends is None else f"[{ends[0]:.4g}, {ends[1]:.4g}]"
-
-
-def _show_drops(found: Distances, console: Console) -> None:
-    drops = found.drops(_DROPS)
-    if drops:
-        console.print(Text("\nLargest losses from inputs to output", style="bold"))
-    grid = listing_grid("Layer", "Inputs", "Output", "Loss", right=("Inputs", "Output", "Loss"))
-    for tensor in drops:
-        grid.add_row(
-            form.plain(tensor.layer), form.decibels(tensor.input_db), level(tensor), form.decibels(tensor.drop_db)
-        )
-    if drops:
-        console.print(grid)

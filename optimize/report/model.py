@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,7 @@ from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
+from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats
 from optimize.targets.base import Artifact, Coverage, LayerTypes
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
-#: ``max |w| / std(w)`` above which a merged kernel is called hard to quantize; ``optimize.quantization.outlook``'s.
-WIDE_SPREAD = 20.0
 Status = Literal["measured", "not_run", "failed"]
 
 
@@ -36,7 +36,14 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
-class Record(BaseModel):
+def now() -> str:
+    """Return the present UTC time, ISO 8601, to the second."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class StrictRecord(BaseModel):
     """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
 
     model_config = ConfigDict(
@@ -50,7 +57,7 @@ class Record(BaseModel):
     )
 
 
-class Row(Record):
+class Row(StrictRecord):
     """One artifact.
 
     Attributes:
@@ -138,32 +145,7 @@ class Row(Record):
         )
 
 
-class Rewrite(Record):
-    """One place a pass changed."""
-
-    where: str
-    what: str
-
-
-class Skip(Record):
-    """One place a pass left alone, and why."""
-
-    where: str
-    op: str
-    reason: str
-
-
-class Stats(Record):
-    """Size and work of the program; mirrors ``optimize.stats.Stats``: all of one sample, bytes moved without fusion."""
-
-    ops: dict[str, int]
-    parameters: int
-    weight_bytes: int
-    macs: int
-    moved_bytes: int
-
-
-class Operation(Record):
+class Operation(StrictRecord):
     """One value of a graph, as a reader sees it.
 
     Attributes:
@@ -190,45 +172,21 @@ class Operation(Record):
         return _FAMILIES.get(self.kind, "other")
 
 
-class Graph(Record):
+class Graph(StrictRecord):
     """The operations of a program in execution order, and its size and work."""
 
     operations: tuple[Operation, ...]
     stats: Stats
 
 
-class Comparison(Record):
+class Comparison(StrictRecord):
     """The captured graph, and what the passes in float left of it (the same graph where they changed nothing)."""
 
     before: Graph
     after: Graph
 
 
-class WeightOutlook(Record):
-    """One kernel's INT8 prospects; mirrors ``optimize.quantization.outlook.WeightOutlook``."""
-
-    spread: float
-    channel_spread: float
-    tensor_db: float
-    channel_db: float
-
-
-class Merge(Record):
-    """What merging branches did to the INT8 prospects of one weight; mirrors ``optimize.quantization.outlook``."""
-
-    where: str
-    weight: str
-    before: WeightOutlook
-    after: WeightOutlook
-    remedy: Literal["none", "equalize", "leave_unmerged"]
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether its largest weight is so many standard deviations long that one scale a tensor loses accuracy."""
-        return self.after.spread > WIDE_SPREAD
-
-
-class Step(Record):
+class TraceStep(StrictRecord):
     """What one pass did; mirrors ``optimize.pipeline.Step``.
 
     Attributes:
@@ -258,25 +216,25 @@ class Step(Record):
     after: Stats
 
     @classmethod
-    def of(cls, step: pipeline.Step) -> Step:
+    def of(cls, step: pipeline.Step) -> TraceStep:
         """Return the record of a pipeline's step."""
         outcome = step.outcome
         return cls(
             pass_name=step.pass_name,
             options=step.options,
             exactness=step.exactness.value,
-            rewrites=tuple(map(Rewrite.model_validate, outcome.rewrites)),
-            skips=tuple(map(Skip.model_validate, outcome.skips)),
+            rewrites=outcome.rewrites,
+            skips=outcome.skips,
             notes=outcome.notes,
             seconds=step.seconds,
             max_error=step.max_error,
             relative_error=step.relative_error,
-            before=Stats.model_validate(step.before),
-            after=Stats.model_validate(step.after),
+            before=step.before,
+            after=step.after,
         )
 
 
-class Model(Record):
+class ModelRecord(StrictRecord):
     """The model that was optimized.
 
     Attributes:
@@ -294,32 +252,14 @@ class Model(Record):
     inputs: tuple[str, ...] = ()
 
 
-class LayerFigures(Record):
-    """One weighted layer in float and in INT8, where its target's runtime tells the times.
-
-    Attributes:
-        row: Name of the row whose file it belongs to, such as ``onnx int8``.
-        layer: Path of its module.
-        op: Short name of its operator.
-        float_s: Seconds of it in the float file; None where the runtime fused it with another layer.
-        int8_s: Seconds of it in the file with every layer in INT8, likewise.
-        sqnr_db: Of the outputs with this layer alone in INT8; None where that was not needed.
-    """
+@dataclass(frozen=True, kw_only=True)
+class LayerFigures(LayerCost):
+    """A layer's costs, and the name of the row whose file it belongs to, such as ``onnx int8``."""
 
     row: str
-    layer: str
-    op: str
-    float_s: float | None = None
-    int8_s: float | None = None
-    sqnr_db: float | None = None
-
-    @property
-    def saved_s(self) -> float | None:
-        """Seconds that INT8 saves; negative where it costs some."""
-        return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
 
 
-class Calibration(Record):
+class CalibrationRecord(StrictRecord):
     """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
 
     source: str
@@ -327,7 +267,7 @@ class Calibration(Record):
     synthetic: bool
 
 
-class Document(Record):
+class SavedRecord(StrictRecord):
     """What a command writes as a JSON file: in which version, when, and how to make it again.
 
     Attributes:
@@ -337,11 +277,11 @@ class Document(Record):
     """
 
     schema_version: Literal[1] = 1
-    created: str
+    created: str = Field(default_factory=now)
     command: str
 
 
-class Report(Document):
+class Report(SavedRecord):
     """One run, complete: what was asked, what was done, what came out, on which machine.
 
     Attributes:
@@ -358,24 +298,17 @@ class Report(Document):
         warnings: What makes a figure doubtful.
     """
 
-    model: Model
+    model: ModelRecord
     environment: Environment
     baseline: Row
     rows: tuple[Row, ...]
-    trace: tuple[Step, ...] = ()
-    merges: tuple[Merge, ...] = ()
+    trace: tuple[TraceStep, ...] = ()
+    merges: tuple[MergeOutlook, ...] = ()
     graph: Comparison | None = None
     layers: tuple[LayerFigures, ...] = ()
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
-    calibration: Calibration | None = None
-
-
-def now() -> str:
-    """Return the present UTC time, ISO 8601, to the second."""
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    calibration: CalibrationRecord | None = None
 
 
 def file_name(row: Row) -> str:

@@ -11,7 +11,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.program import Program, tensor_value
-from optimize.report.model import Comparison, Graph, Operation, Stats
+from optimize.report.model import Comparison, Graph, Operation
 
 
 def compare(before: Program, after: Program) -> Comparison:
@@ -41,7 +41,7 @@ def record(program: Program) -> Graph:
         else:
             places[node] = (len(operations),)
             operations.append(_operation(node, inputs, symbols))
-    return Graph(operations=tuple(operations), stats=Stats.model_validate(program.stats()))
+    return Graph(operations=tuple(operations), stats=program.stats())
 
 
 def _operation(node: fx.Node, inputs: tuple[int, ...], symbols: dict[str, str]) -> Operation:

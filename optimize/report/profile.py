@@ -1,28 +1,25 @@
-"""What ``optimize profile`` shows: a table on the terminal, JSON, a page with a roofline plot, and the plot alone."""
+"""What ``optimize profile`` saves and tells: the sums, a row a kernel in order of execution, and a roofline plot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
-from optimize.files import write_text
 from optimize.measure.environment import Environment
+from optimize.profile.machine import Limits
 from optimize.profile.result import KernelProfile, Profile
-from optimize.profile.roofline import bound
+from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
 from optimize.report import format as form
-from optimize.report.console import listing_grid, standard_output
-from optimize.report.html import template
-from optimize.report.model import Document
-from optimize.report.roofline_plot import HEIGHT, WIDTH, plot
-from optimize.transaction import staging
+from optimize.report.charts import Axis, Mark, Plot, short_count
+from optimize.report.document import Cards, Cell, Chart, Charts, Document, Grid, Section, Text, grid, only, some
+from optimize.report.model import SavedRecord
 
 #: What is written to ``--out``, all or none.
 FILES = ("profile.json", "roofline.svg", "profile.html")
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
+#: Columns a narrow terminal does without.
+FIRST_TO_GO = ("MAC/B", "Moved", "MAC/s", "MACs", "Share")
 #: Rows that a terminal shows of a long profile: those that take the most.
 SHOWN = 40
 NOTE = (
@@ -34,9 +31,16 @@ ROOFLINE_NOTE = (
     "share of the time; one above the slanted roof finds its data in the caches."
 )
 PYTHON_NOTE = "cProfile of the module itself. It makes every call dearer, so shares of Python are upper bounds."
+#: Functions that a terminal names.
+_FUNCTIONS = 6
+#: Radii of dots.
+_LARGEST, _SMALLEST = 13.0, 2.5
+_HUES = {"float32": 1, "bfloat16": 4, "int8": 2}
+_RUNTIME = "call, inputs, outputs, scheduling"
+_OUTSIDE = {"eager": "Python, dispatch, allocation", "torchscript": "interpreter, dispatch, allocation"}
 
 
-class ProfileRecord(Document):
+class ProfileRecord(SavedRecord):
     """What ``profile.json`` holds.
 
     Attributes:
@@ -50,82 +54,62 @@ class ProfileRecord(Document):
     found: Profile
 
 
-def show(record: ProfileRecord, *, whole: bool = False, console: Console | None = None) -> None:
-    """Print the sums, then a row a kernel in order of execution.
+def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
+    """Return the sums, and a row a kernel in order of execution.
 
     Args:
         record: The profile.
-        whole: Show every kernel of a long profile; otherwise those that take the most.
-        console: Where to print, standard output by default.
+        whole: A terminal shows every kernel of a long profile, too; otherwise those that take the most.
     """
-    console, found = console or standard_output(), record.found
-    console.print(Text.assemble((form.plain(record.source), "bold"), (f"  {basis(record)}\n", "dim")))
-    shown = _shown(found.kernels, whole)
-    grid = listing_grid(*COLUMNS, right=COLUMNS[2:-1])
-    for kernel in shown:
-        name, *cells = map(form.plain, cells_of(kernel, found))
-        grid.add_row(Text(_fitted(name, console.width - 92), "cyan" if kernel.layers else "dim"), *cells)
-    console.print(grid)
+    found = record.found
+    basis = f"{found.target}, batch {found.batch}, {form.plural(found.threads, 'thread')}, {record.environment.cpu}"
+    drawn, sums = plot(found), Cards(cards(found))
+    kernels = kernel_grid(found.kernels, found)
+    sections = some(
+        only(sums, "html"),
+        Charts((Chart(drawn),), title="Roofline") if drawn else None,
+        Text(ROOFLINE_NOTE, "dim", on=("html",)) if drawn else None,
+        Grid(**{**vars(kernels), "title": "Kernels in order of execution", "on": ("html",)}),
+        *_foremost(found, whole),
+        only(sums, "console"),
+        *_python(found),
+        Text(NOTE, "dim"),
+    )
+    return Document(f"Profile of {record.source}", basis, sections, footer=f"{record.command} · {record.created}")
+
+
+def kernel_grid(kernels: Sequence[KernelProfile], found: Profile) -> Grid:
+    """Return a row a kernel."""
+    rows = [_cells(kernel, found) for kernel in kernels]
+    return grid(COLUMNS, rows, left=("Kernel", "Bound by"), first_to_go=FIRST_TO_GO)
+
+
+def _foremost(found: Profile, whole: bool) -> Iterator[Section]:
+    """Yield the kernels that a terminal shows, and what it leaves out."""
+    shown = list(found.kernels)
+    if not whole and len(shown) > SHOWN:
+        least = sorted((kernel.seconds for kernel in shown), reverse=True)[SHOWN - 1]
+        shown = [kernel for kernel in shown if kernel.seconds >= least][:SHOWN]
+    yield only(kernel_grid(shown, found), "console")
     if len(shown) < len(found.kernels):
         rest_s = found.layers_s - sum(kernel.seconds for kernel in shown)
         hidden = form.plural(len(found.kernels) - len(shown), "kernel")
-        console.print(Text(f"… and {hidden} that take {form.seconds(rest_s)} together (--all)", "dim"))
-    console.print()
-    for title, figure, detail in cards(found):
-        console.print(Text.assemble(f"{title:<16}", (f"{figure:>12}", "bold"), (f"  {detail}", "dim")))
-    _show_python(found, console)
-    console.print(Text(f"\n{NOTE}", "dim"))
+        yield Text(f"… and {hidden} that take {form.seconds(rest_s)} together (--all)", "dim", on=("console",))
 
 
-def write(record: ProfileRecord, folder: Path) -> Path:
-    """Write ``profile.json``, ``profile.html`` and, where a kernel multiplies, ``roofline.svg``.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        Refused: The folder cannot be written.
-    """
-    with staging(folder, FILES) as new:
-        write_text(new / "profile.json", record.model_dump_json(indent=1) + "\n")
-        drawn = render_roofline(record.found)
-        if drawn:
-            write_text(new / "roofline.svg", drawn)
-        write_text(new / "profile.html", render(record))
-    return folder / "profile.html"
+def _python(found: Profile) -> Iterator[Section]:
+    if found.python is None:
+        return
+    share, total = form.share(found.python.own_share), form.seconds(found.python.total_s)
+    rows = [(entry.name, f"{entry.calls:g}", form.seconds(entry.own_s)) for entry in found.python.functions]
+    title = f"The module itself: {total} a run, at most {share} of it in Python code"
+    functions = ("Function", "Calls a run", "Own time")
+    yield grid(functions, rows[:_FUNCTIONS], title=title, on=("console",))
+    yield grid(functions, rows, title="Python between the operators", on=("html",))
+    yield Text(PYTHON_NOTE, "dim", on=("html",))
 
 
-def render(record: ProfileRecord) -> str:
-    """Return the page; every text from outside is escaped."""
-    found = record.found
-    return template("profile.html.j2").render(
-        record=record,
-        basis=basis(record),
-        cards=cards(found),
-        columns=COLUMNS,
-        rows=[cells_of(kernel, found) for kernel in found.kernels],
-        functions=_functions(found),
-        note=NOTE,
-        roofline_note=ROOFLINE_NOTE,
-        python_note=PYTHON_NOTE,
-        **_plotted(found),
-    )
-
-
-def render_roofline(found: Profile) -> str | None:
-    """Return the roofline as an SVG file; None where no kernel multiplies."""
-    drawn = _plotted(found)
-    return template("roofline.svg.j2").render(**drawn | {"alone": True}) if drawn["plot"] else None
-
-
-def basis(record: ProfileRecord) -> str:
-    """Return what the figures hold for."""
-    found = record.found
-    batch, threads = f"batch {found.batch}", form.plural(found.threads, "thread")
-    return f"{found.target}, {batch}, {threads}, {record.environment.cpu}"
-
-
-def cards(found: Profile) -> list[tuple[str, str, str]]:
+def cards(found: Profile) -> tuple[tuple[str, Cell], ...]:
     """Return the sums: title, figure and what it consists of."""
     runs = f"lower quartile of {form.plural(found.runs, 'run')} without the profiler"
     if found.clock == "processor":
@@ -145,18 +129,19 @@ def cards(found: Profile) -> list[tuple[str, str, str]]:
         parts.append(("Peak memory", form.size(found.fresh.peak_memory_bytes), "of a fresh process, runtime included"))
         load = f"after {form.seconds(found.fresh.load_s)} of loading"
         parts.append(("First call", form.seconds(found.fresh.first_call_s), load))
-    return parts
+    return tuple((title, Cell(figure, detail)) for title, figure, detail in parts)
 
 
-def cells_of(kernel: KernelProfile, found: Profile) -> tuple[str, ...]:
+def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
     """Return what the table says of a kernel, in the order of ``COLUMNS``."""
+    name = Cell(label(kernel), tone="" if kernel.layers else "dim")
     share = form.share(_part(kernel.seconds, found))
     if not kernel.intensity or not kernel.macs_per_s:
         moved = form.size(kernel.moved_bytes) if kernel.moved_bytes else form.MISSING
-        return (label(kernel), kernel.op, form.seconds(kernel.seconds), share, "", moved, "", "", "", _idle(kernel))
+        return (name, kernel.op, form.seconds(kernel.seconds), share, "", moved, "", "", "", _idle(kernel))
     least_s = found.limits.least_s(kernel.macs or 0, kernel.moved_bytes or 0, kernel.dtype)
     return (
-        label(kernel),
+        name,
         kernel.op,
         form.seconds(kernel.seconds),
         share,
@@ -167,10 +152,6 @@ def cells_of(kernel: KernelProfile, found: Profile) -> tuple[str, ...]:
         f"{100 * least_s / kernel.seconds:.0f} %",
         bound(found.limits, kernel.intensity, kernel.dtype),
     )
-
-
-_RUNTIME = "call, inputs, outputs, scheduling"
-_OUTSIDE = {"eager": "Python, dispatch, allocation", "torchscript": "interpreter, dispatch, allocation"}
 
 
 def _idle(kernel: KernelProfile) -> str:
@@ -189,33 +170,49 @@ def _signed(seconds: float) -> str:
     return form.seconds(seconds) if seconds >= 0 else f"−{form.seconds(-seconds)}"
 
 
-def _shown(kernels: Sequence[KernelProfile], whole: bool) -> list[KernelProfile]:
-    if whole or len(kernels) <= SHOWN:
-        return list(kernels)
-    least = sorted((kernel.seconds for kernel in kernels), reverse=True)[SHOWN - 1]
-    return [kernel for kernel in kernels if kernel.seconds >= least][:SHOWN]
+def plot(found: Profile) -> Plot | None:
+    """Return the roofline plot: logarithmic axes, a roof a type, a dot a kernel; None where no kernel multiplies.
+
+    The area of a dot stands for its share of the time.
+    """
+    kernels = [kernel for kernel in found.kernels if kernel.intensity and kernel.macs_per_s]
+    if not kernels:
+        return None
+    limits, longest = found.limits, max(kernel.seconds for kernel in kernels)
+    x, y = _axes(kernels, limits)
+    dots = [_dot(kernel, longest) for kernel in sorted(kernels, key=lambda kernel: -kernel.seconds)]
+    roofs = [_roof(name, limits, x, y) for name in limits.macs_per_s]
+    name = "Roofline: what each kernel reaches of what this machine can do"
+    return Plot(name, x, y, (*roofs, *dots), 460.0, is_large=True)
 
 
-def _fitted(name: str, width: int) -> str:
-    width = max(width, 24)
-    return name if len(name) <= width else name[: width - 1] + "…"
+def _axes(kernels: Sequence[KernelProfile], limits: Limits) -> tuple[Axis, Axis]:
+    across = [math.log10(kernel.intensity or 1.0) for kernel in kernels]
+    across += [math.log10(ridge(limits, dtype)) for dtype in limits.macs_per_s]
+    up = [math.log10(kernel.macs_per_s or 1.0) for kernel in kernels]
+    up += [math.log10(peak) for peak in limits.macs_per_s.values()]
+    x = _powers(min(across) - 0.2, max(across) + 0.4, "MAC a byte moved →")
+    return x, _powers(min(up) - 0.2, max(up) + 0.15, "MAC a second")
 
 
-def _functions(found: Profile) -> list[tuple[str, str, str]]:
-    functions = found.python.functions if found.python else ()
-    return [(form.plain(entry.name), f"{entry.calls:g}", form.seconds(entry.own_s)) for entry in functions]
+def _powers(low: float, high: float, title: str) -> Axis:
+    ticks = tuple((float(power), short_count(10.0**power)) for power in range(math.ceil(low), math.floor(high) + 1))
+    return Axis(low, high, ticks, title)
 
 
-def _show_python(found: Profile, console: Console) -> None:
-    if found.python is None:
-        return
-    share, total = form.share(found.python.own_share), form.seconds(found.python.total_s)
-    console.print(Text(f"\nThe module itself: {total} a run, at most {share} of it in Python code", style="bold"))
-    grid = listing_grid("Function", "Calls a run", "Own time", right=("Calls a run", "Own time"))
-    for row in _functions(found)[:6]:
-        grid.add_row(*row)
-    console.print(grid)
+def _roof(dtype: str, limits: Limits, x: Axis, y: Axis) -> Mark:
+    """Return a roof from the left edge, or from where it enters at the bottom, over its ridge to the right edge."""
+    start = max(x.low, y.low - math.log10(limits.copy_bytes_per_s))
+    corners = [start, math.log10(ridge(limits, dtype)), x.high]
+    points = tuple((at, math.log10(attainable(limits, 10.0**at, dtype))) for at in corners)
+    text = f"{dtype} {form.count(round(limits.peak(dtype)))}MAC/s"
+    return Mark("line", points, _HUES.get(dtype, 0), label=text)
 
 
-def _plotted(found: Profile) -> dict[str, object]:
-    return {"plot": plot(found), "width": WIDTH, "height": HEIGHT, "alone": False}
+def _dot(kernel: KernelProfile, longest_s: float) -> Mark:
+    assert kernel.intensity is not None and kernel.macs_per_s is not None
+    rate = f"{form.count(round(kernel.macs_per_s))}MAC/s at {form.digits(kernel.intensity)} MAC/B"
+    title = f"{label(kernel)}: {form.seconds(kernel.seconds)}, {rate}"
+    radius = round(max(_LARGEST * math.sqrt(kernel.seconds / longest_s), _SMALLEST), 2)
+    place = (math.log10(kernel.intensity), math.log10(kernel.macs_per_s))
+    return Mark("cloud", (place,), _HUES.get(kernel.dtype, 1), title, size=radius)

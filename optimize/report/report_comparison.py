@@ -1,4 +1,4 @@
-"""What ``optimize compare a.json b.json`` shows: two reports of runs or benchmarks, row by row.
+"""What ``optimize compare a.json b.json`` saves and tells: two reports of runs or benchmarks, row by row.
 
 The two were measured at different times, so their seconds are history: a ratio is given on one machine only, and its
 interval covers the noise within both measurements, not what changed on the machine between them (medians taken 25
@@ -11,26 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
 from optimize.errors import UsageError
-from optimize.files import write_text
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report import format as form
-from optimize.report import markdown, read
+from optimize.report.artifacts import ratio_cell
 from optimize.report.bench_model import BenchReport, BenchRow
-from optimize.report.console import listing_grid, standard_output
-from optimize.report.model import Record, Report, Row, file_name
+from optimize.report.document import Cell, Document, Facts, Text, grid, some
+from optimize.report.files import checked, read
+from optimize.report.model import Report, Row, StrictRecord, file_name
 from optimize.texts import read_json
 
 COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")
+FIRST_TO_GO = ("Memory", "SQNR", "Over its first", "Accuracy", "Size")
 #: Samples of a run's report have no rounds: so many pieces in order of time stand for them.
 _PIECES = 40
 _HISTORY = (
@@ -63,7 +62,7 @@ class Entry:
     conditions: str
 
 
-class Pair(Record):
+class RowPair(StrictRecord):
     """One artifact in both reports; a value is None where a report has none.
 
     Attributes:
@@ -95,7 +94,7 @@ class Pair(Record):
     sqnr_db: tuple[float | None, float | None]
 
 
-class ReportComparison(Record):
+class ReportComparison(StrictRecord):
     """Two reports side by side.
 
     Attributes:
@@ -112,7 +111,7 @@ class ReportComparison(Record):
     first: str
     second: str
     created: tuple[str, str]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RowPair, ...]
     differences: tuple[tuple[str, str, str], ...]
     refusal: str
 
@@ -126,17 +125,10 @@ def read_any(path: Path) -> AnyReport:
     Raises:
         UsageError: It cannot be read, or is neither.
     """
-    from pydantic import ValidationError
-
     content = read_json(path, failure=UsageError)
-    if not isinstance(content, dict) or content.get("kind") != "bench":
-        return read(path)
-    try:
-        return BenchReport.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UsageError(f"'{path}' is not a benchmark of this version: {where}: {first['msg']}.") from error
+    if isinstance(content, dict) and content.get("kind") == "bench":
+        return checked(BenchReport, content, path, "a benchmark")
+    return read(path)
 
 
 def compare_reports(first: Path, second: Path, *, force: bool = False) -> ReportComparison:
@@ -166,83 +158,30 @@ def compare_reports(first: Path, second: Path, *, force: bool = False) -> Report
     )
 
 
-def show(found: ReportComparison, *, console: Console | None = None) -> None:
-    """Print a row an artifact, what differs around them, and what the ratios are worth."""
-    console = console or standard_output()
-    shown = _columns(found)
-    grid = listing_grid(*shown, right=shown[1:])
-    for pair in found.pairs:
-        cells = cells_of(pair)
-        grid.add_row(Text(form.plain(cells[COLUMNS[0]]), "cyan"), *(Text(cells[column]) for column in shown[1:]))
-    console.print(grid)
-    if found.differences:
-        console.print(Text("\nWhat differs", style="bold"))
-    for name, before, after in found.differences:
-        console.print(Text(f"  {name}: {form.plain(before)} → {form.plain(after)}"))
-    console.print(Text(f"\n{found.refusal or _HISTORY}", style="yellow" if found.refusal else "dim"))
+def tell_reports(found: ReportComparison) -> Document:
+    """Return a row an artifact, what differs around them, and what the ratios are worth."""
+    sections = some(
+        grid(COLUMNS, map(_cells, found.pairs), first_to_go=FIRST_TO_GO).without_empty(*COLUMNS[:3]),
+        Facts(tuple((name, f"{a} → {b}") for name, a, b in found.differences), title="What differs"),
+        Text(found.refusal or _HISTORY, "warn" if found.refusal else "dim"),
+    )
+    return Document(f"{found.first} and {found.second}", "", sections)
 
 
-def render_markdown(found: ReportComparison) -> str:
-    """Return the comparison as Markdown; every text from outside is escaped."""
-    shown = _columns(found)
-    rows = [[markdown.escape(cells_of(pair)[column]) for column in shown] for pair in found.pairs]
-    differences = (f"{name}: {markdown.escape(a)} → {markdown.escape(b)}" for name, a, b in found.differences)
-    sections = [
-        f"# {markdown.escape(found.first)} and {markdown.escape(found.second)}",
-        markdown.grid(list(shown), rows),
-        markdown.bullets("What differs", differences),
-        found.refusal or _HISTORY,
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def check_name(path: Path) -> None:
-    """Check what a comparison can be written to.
-
-    Raises:
-        UsageError: The name ends in neither ``.json`` nor ``.md``.
-    """
-    if path.suffix.lower() not in (".json", ".md"):
-        raise UsageError(f"'{path}' is neither a .json nor an .md file.", hint="Name the file comparison.md.")
-
-
-def write(found: ReportComparison, path: Path) -> None:
-    """Write the comparison as JSON or Markdown, by the ending of the name.
-
-    Raises:
-        UsageError: It has another ending.
-        Refused: It cannot be written.
-    """
-    check_name(path)
-    as_json = path.suffix.lower() == ".json"
-    write_text(path, found.model_dump_json(indent=1) + "\n" if as_json else render_markdown(found))
-
-
-def cells_of(pair: Pair) -> dict[str, str]:
-    """Return what is shown of an artifact, by column."""
-    faster = pair.times_faster
+def _cells(pair: RowPair) -> tuple[str | Cell, ...]:
+    """Return what is shown of an artifact, in the order of ``COLUMNS``."""
     before, after = pair.first_speedup, pair.second_speedup
-    ratio = form.MISSING
-    if faster is not None:
-        ratio = f"{form.ratio(faster.ratio)} {form.interval(faster.ratio, faster.ci_low, faster.ci_high)}"
-    texts = (
+    return (
         pair.name if pair.only_in == "both" else f"{pair.name} (only in the {pair.only_in})",
         form.seconds(pair.first_s),
         form.seconds(pair.second_s),
-        ratio,
+        ratio_cell(pair.times_faster),
         _change(form.ratio(before.ratio if before else None), form.ratio(after.ratio if after else None)),
         _change(*map(form.size, pair.size_bytes)),
         _change(*map(form.size, pair.peak_memory_bytes)),
         _change(*(form.MISSING if value is None else form.score(value, pair.metric) for value in pair.accuracy)),
         _change(*map(form.decibels, pair.sqnr_db)),
     )
-    return dict(zip(COLUMNS, texts, strict=True))
-
-
-def _columns(found: ReportComparison) -> tuple[str, ...]:
-    """Return the columns that hold something."""
-    cells = [cells_of(pair) for pair in found.pairs]
-    return tuple(name for name in COLUMNS if name in COLUMNS[:3] or any(entry[name] != form.MISSING for entry in cells))
 
 
 def _change(before: str, after: str) -> str:
@@ -266,25 +205,29 @@ def _without_file(key: tuple[str, str, str, str]) -> tuple[str, str, str]:
     return key[0], key[1], key[3]
 
 
-def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> Pair:
+def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
     some = one or other
     assert some is not None
-    left, right = one.accuracy if one else None, other.accuracy if other else None
+
+    def both(name: str) -> tuple[Any, Any]:
+        return getattr(one, name, None), getattr(other, name, None)
+
+    (first_s, second_s), speedups, (left, right) = both("median_s"), both("speedup"), both("accuracy")
     comparable = left is None or right is None or left.metric == right.metric
     metric = next((entry.metric for entry in (left, right) if entry is not None and comparable), "")
-    return Pair(
+    return RowPair(
         name=some.name,
         only_in="both" if one and other else "first" if one else "second",
-        first_s=one.median_s if one else None,
-        second_s=other.median_s if other else None,
+        first_s=first_s,
+        second_s=second_s,
         times_faster=_ratio(one, other) if one and other and stated else None,
-        first_speedup=one.speedup if one else None,
-        second_speedup=other.speedup if other else None,
-        size_bytes=(one.size_bytes if one else None, other.size_bytes if other else None),
-        peak_memory_bytes=(one.peak_memory_bytes if one else None, other.peak_memory_bytes if other else None),
+        first_speedup=speedups[0],
+        second_speedup=speedups[1],
+        size_bytes=both("size_bytes"),
+        peak_memory_bytes=both("peak_memory_bytes"),
         accuracy=(left.value if left and comparable else None, right.value if right and comparable else None),
         metric=metric,
-        sqnr_db=(one.sqnr_db if one else None, other.sqnr_db if other else None),
+        sqnr_db=both("sqnr_db"),
     )
 
 

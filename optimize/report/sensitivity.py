@@ -1,20 +1,16 @@
-"""What ``optimize sensitivity`` shows: a table on the terminal, JSON, and a page with a plot."""
+"""What ``optimize sensitivity`` saves and tells: a row a layer, and what each costs and saves as bars."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.text import Text
-
-from optimize.files import write_text
 from optimize.measure.environment import Environment
+from optimize.records import LayerCost
 from optimize.report import format as form
-from optimize.report.console import listing_grid, standard_output
-from optimize.report.html import template
-from optimize.report.model import Document, Record
-from optimize.report.sensitivity_plot import HEIGHT, LEFT, RIGHT, WIDTH, plot
-from optimize.transaction import staging
+from optimize.report.charts import bars
+from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
+from optimize.report.model import SavedRecord
 
 #: What is written to ``--out``, all or none.
 FILES = ("sensitivity.json", "sensitivity.html")
@@ -24,47 +20,26 @@ NOTE = (
     "interleaved. Conversions around a layer and what follows it up to the next layer count to it. Sorted by error "
     "removed per microsecond lost, the order in which --max-drop gives layers back to float."
 )
+#: Equal answers need no bar: levels above this stand at it.
+_CEILING_DB = 100.0
+_LOSS, _GAIN, _SLOWER = 0, 2, 5  # hues
 
 
-class LayerSensitivity(Record):
-    """One layer.
+@dataclass(frozen=True, kw_only=True)
+class LayerSensitivity(LayerCost):
+    """One layer's costs.
 
     Attributes:
-        layer: Path of its module.
-        op: Short name of its operator.
-        sqnr_db: Signal to quantization noise of the outputs with this layer alone in INT8, dB.
         share: Its share of the sum of all layers' noise powers.
         rank: Its place, from 1, by error removed per second lost when it goes back to float.
-        float_s: Seconds of it in the float file; None where the runtime fused it with another layer.
-        int8_s: Seconds of it in the INT8 file, likewise.
     """
 
-    layer: str
-    op: str
     sqnr_db: float
     share: float
     rank: int
-    float_s: float | None
-    int8_s: float | None
-
-    @property
-    def saved_s(self) -> float | None:
-        """Seconds that INT8 saves; negative where it costs some."""
-        return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """What the table says of it, in the order of ``COLUMNS``."""
-        saved, share = self.saved_s, f"{100 * self.share:.3g} %"
-        rate = form.MISSING
-        if saved is not None:
-            rate = f"{100 * self.share / max(saved * 1e6, 1.0):.2g} %" if saved > 0 else "gains both"
-        shown = form.MISSING if saved is None else f"{saved * 1e6:+.1f} µs".replace("-", "−")
-        times = (form.seconds(self.float_s), form.seconds(self.int8_s))
-        return (self.layer, self.op, form.decibels(self.sqnr_db), share, *times, shown, rate)
 
 
-class Sensitivity(Document):
+class Sensitivity(SavedRecord):
     """What ``sensitivity.json`` holds.
 
     Attributes:
@@ -83,47 +58,59 @@ class Sensitivity(Document):
     environment: Environment
     layers: tuple[LayerSensitivity, ...]
 
-    @property
-    def ranked(self) -> list[LayerSensitivity]:
-        """The layers by rank."""
-        return sorted(self.layers, key=lambda layer: layer.rank)
+
+def tell_sensitivity(found: Sensitivity) -> Document:
+    """Return every layer, the one to give back first on top."""
+    threads = form.plural(found.threads, "thread")
+    basis = f"errors on {found.data}; times on {found.target}, {threads}, {found.environment.cpu}, {found.created[:10]}"
+    ranked = sorted(found.layers, key=lambda layer: layer.rank)
+    names, levels = [layer.layer for layer in found.layers], [layer.sqnr_db for layer in found.layers]
+    return Document(
+        f"Sensitivity of {found.source}",
+        f"{form.plural(len(found.layers), 'layer')}; {basis}",
+        (
+            layer_bars("In order of execution", names, levels, [layer.saved_s for layer in found.layers]),
+            Grid(COLUMNS, tuple(map(_line, ranked)), ("Operator",), title="What to give back to float first"),
+            Text(NOTE, "dim"),
+        ),
+        footer=f"{found.command} · {found.created}",
+    )
 
 
-def show(found: Sensitivity, *, console: Console | None = None) -> None:
-    """Print a row a layer, the one to give back first on top."""
-    console = console or standard_output()
-    grid = listing_grid(*COLUMNS, right=COLUMNS[2:])
-    for layer in found.ranked:
-        name, *cells = map(form.plain, layer.cells)
-        slower = layer.saved_s is not None and layer.saved_s < 0
-        grid.add_row(Text(name, "cyan"), *(Text(cell, "yellow" if slower else "") for cell in cells))
-    console.print(grid)
-    console.print(Text(f"\n{NOTE}", "dim"))
+def _line(layer: LayerSensitivity) -> GridLine:
+    saved, share, rate, shown = layer.saved_s, f"{100 * layer.share:.3g} %", form.MISSING, form.MISSING
+    if saved is not None:
+        rate = f"{100 * layer.share / max(saved * 1e6, 1.0):.2g} %" if saved > 0 else "gains both"
+        shown = f"{saved * 1e6:+.1f} µs".replace("-", "−")
+    times = (form.seconds(layer.float_s), form.seconds(layer.int8_s))
+    cells = map(Cell, (layer.op, form.decibels(layer.sqnr_db), share, *times, shown, rate))
+    return GridLine((Cell(layer.layer, tone="name"), *cells), "warn" if saved is not None and saved < 0 else "")
 
 
-def write(found: Sensitivity, folder: Path) -> Path:
-    """Write ``sensitivity.json`` and ``sensitivity.html``; return the path of the latter.
+def layer_bars(title: str, names: Sequence[str], levels_db: Sequence[float], saved_s: Sequence[float | None]) -> Charts:
+    """Return what layers in execution order lose and save in INT8, as two rows of bars.
 
-    Raises:
-        Refused: The folder cannot be written.
+    Args:
+        title: What stands above them.
+        names: Of the layers, at least one.
+        levels_db: SQNR with that layer alone in INT8; the lower, the taller the bar.
+        saved_s: Seconds that INT8 saves, None where no time is known.
     """
-    with staging(folder, FILES) as new:
-        write_text(new / "sensitivity.json", found.model_dump_json(indent=1) + "\n")
-        write_text(new / "sensitivity.html", render(found))
-    return folder / "sensitivity.html"
-
-
-def render(found: Sensitivity) -> str:
-    """Return the page; every text from outside is escaped."""
-    saved = [None if layer.saved_s is None else 1e6 * layer.saved_s for layer in found.layers]
-    names = [layer.layer for layer in found.layers]
-    return template("sensitivity.html.j2").render(
-        found=found,
-        columns=COLUMNS,
-        note=NOTE,
-        plot=plot(names, [layer.sqnr_db for layer in found.layers], saved),
-        width=WIDTH,
-        height=HEIGHT,
-        left=LEFT,
-        right=WIDTH - RIGHT,
+    errors = [
+        (f"{name}: {form.decibels(level)}", min(level, _CEILING_DB), _LOSS)
+        for name, level in zip(names, levels_db, strict=True)
+    ]
+    times = [
+        ("", None, 0)
+        if saved is None
+        else (f"{name}: {1e6 * saved:+.1f} µs", 1e6 * saved, _SLOWER if saved < 0 else _GAIN)
+        for name, saved in zip(names, saved_s, strict=True)
+    ]
+    error_title = "SQNR with this layer alone in INT8, dB: tall bars cost most accuracy"
+    time_title = "Time saved by INT8, µs: below zero it is slower than float"
+    return Charts(
+        (
+            Chart(bars("Error of every layer in order of execution", error_title, errors, None), title),
+            Chart(bars("Time saved of every layer in order of execution", time_title, times, 0.0)),
+        )
     )

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from optimize.report import format as form
-from optimize.report.alignment import Group, Section, sections
+from optimize.report.alignment import BlockSection, OperationGroup, sections
 from optimize.report.model import Comparison, Operation
 
 #: A listing of more lines leaves out what did not change and what repeats.
@@ -70,12 +70,12 @@ def listing(comparison: Comparison, width: int, *, whole: bool = False) -> Itera
     yield from _drawn(lines, width, both=changed)
 
 
-def _without_ends(section: Section) -> Section:
+def _without_ends(section: BlockSection) -> BlockSection:
     kept = (group for group in section.groups if (group.before or group.after)[0].family != "end")
-    return Section(section.block, tuple(kept))
+    return BlockSection(section.block, tuple(kept))
 
 
-def _folded(found: Sequence[Section]) -> Iterator[Section]:
+def _folded(found: Sequence[BlockSection]) -> Iterator[BlockSection]:
     """Replace long runs of unchanged groups, then runs of sections that look alike, by one line that says so."""
     for look, alike in itertools.groupby(map(_shortened, _joined(found)), key=_look):
         first, *rest = alike
@@ -87,18 +87,18 @@ def _folded(found: Sequence[Section]) -> Iterator[Section]:
             yield from rest
 
 
-def _joined(found: Sequence[Section]) -> Iterator[Section]:
+def _joined(found: Sequence[BlockSection]) -> Iterator[BlockSection]:
     """Join neighbouring sections in which nothing changed, so that they are left out as one."""
     for changed, run in itertools.groupby(found, key=lambda section: any(g.is_changed for g in section.groups)):
         members = list(run)
         if changed or len(members) == 1:
             yield from members
         else:
-            yield Section("", tuple(group for member in members for group in member.groups))
+            yield BlockSection("", tuple(group for member in members for group in member.groups))
 
 
-def _shortened(section: Section) -> Section:
-    shown: list[Group] = []
+def _shortened(section: BlockSection) -> BlockSection:
+    shown: list[OperationGroup] = []
     for changed, run in itertools.groupby(section.groups, key=lambda group: group.is_changed):
         members = list(run)
         hidden = len(members) - 2 * CONTEXT
@@ -107,14 +107,14 @@ def _shortened(section: Section) -> Section:
         else:
             remark = _remark(f"… {form.plural(hidden, 'operation')} unchanged …").groups
             shown += [*members[:CONTEXT], *remark, *members[-CONTEXT:]]
-    return Section(section.block, tuple(shown))
+    return BlockSection(section.block, tuple(shown))
 
 
-def _remark(text: str) -> Section:
-    return Section("", (Group("", (Operation(name="", kind="remark", label=text),), ()),))
+def _remark(text: str) -> BlockSection:
+    return BlockSection("", (OperationGroup("", (Operation(name="", kind="remark", label=text),), ()),))
 
 
-def _look(section: Section) -> tuple:
+def _look(section: BlockSection) -> tuple:
     """Return what two sections share that look alike: every phrase and path inside the block; nothing for the model."""
     if not section.block:
         return ()
@@ -122,7 +122,7 @@ def _look(section: Section) -> tuple:
     return tuple(tuple(side) for side in sides)
 
 
-def _section(section: Section) -> Iterator[_Line]:
+def _section(section: BlockSection) -> Iterator[_Line]:
     """Yield a section's lines; one with a single line has its path beside it, not above it."""
     total = sum(max(len(group.before), len(group.after)) for group in section.groups)
     block = section.block if total > 1 else ""
@@ -132,7 +132,7 @@ def _section(section: Section) -> Iterator[_Line]:
         yield from _group(group, block)
 
 
-def _group(group: Group, block: str) -> Iterator[_Line]:
+def _group(group: OperationGroup, block: str) -> Iterator[_Line]:
     """Yield a group's lines; the shorter side stands at half the height of the other."""
     if group.before and group.before[0].kind == "remark":
         yield _Line(group.before[0].label, is_remark=True, indented=bool(block))

@@ -1,18 +1,19 @@
 """What ``optimize advise`` shows and writes, from findings built by hand."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from optimize.advise.advising import Advised
 from optimize.advise.base import Advice, Finding
 from optimize.advise.trials import Measured
 from optimize.measure.environment import Environment
-from optimize.report.advice import AdviceRecord, render, show, write
+from optimize.report import html
+from optimize.report.advice import FILES, AdviceRecord, tell_advice
+from optimize.report.files import save_all
 from tests.profile.nets import LIMITS
 from tests.report.conftest import HOSTILE
+from tests.report.test_golden import on_console
 
 MACHINE = Environment(cpu="A CPU", cores=2, memory_bytes=None, system="Linux", python="3.11")
 
@@ -33,9 +34,7 @@ def record() -> AdviceRecord:
 
 
 def test_the_table_and_the_paragraphs(record: AdviceRecord) -> None:
-    stream = io.StringIO()
-    show(record, console=Console(file=stream, width=140))
-    text = stream.getvalue()
+    text = on_console(tell_advice(record), 140)
     row = next(line for line in text.splitlines() if line.startswith("unmerged branches  "))
     assert "1.00 ms (25 %)" in row and "1.50× [1.40, 1.60]" in row and "same answers" in row
     assert "a, b, c, d and 1 more" in text and "4.00 ms before, 2.70 ms after" in text
@@ -43,11 +42,11 @@ def test_the_table_and_the_paragraphs(record: AdviceRecord) -> None:
 
 
 def test_the_page_escapes_and_asks_nothing_of_the_network(record: AdviceRecord) -> None:
-    page = render(record)
+    page = html.render(tell_advice(record))
     assert HOSTILE not in page and "http://" not in page and "https://" not in page
-    assert page.count('class="panel finding"') == 2 and page.count('class="helps"') == 1
+    assert page.count('class="panel finding"') == 2 and page.count('class="good"') == 1
 
 
 def test_what_is_written_reads_back(record: AdviceRecord, tmp_path: Path) -> None:
-    assert write(record, tmp_path / "out").name == "advice.html"
+    assert save_all(tmp_path / "out", FILES, tell_advice(record), record).name == "advice.html"
     assert AdviceRecord.model_validate_json((tmp_path / "out" / "advice.json").read_text()) == record

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from optimize.gate import junit, summary
-from optimize.report import check, markdown
+from optimize.gate import junit
+from optimize.report import check, console, html, markdown
 from tests.gate.records import CASES, RECORD
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -88,12 +88,14 @@ def test_a_recipe(tmp_path: Path, typed: Typed) -> None:
 def test_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     named = [entry.model_copy(update={"name": NAME, "reason": NAME, "warnings": (NAME,)}) for entry in CASES]
     found = RECORD.model_copy(update={"cases": tuple(named), "command": NAME, "environment": {"cpu": NAME}})
-    check.show(found)
+    told = check.tell_check(found)
+    console.show(told)
     assert_only_shown(capsys.readouterr().out)
-    text = summary.markdown(found)
+    text = markdown.render(told, level=check.LEVEL)
     assert_only_shown(text)
     assert_prose(re.sub("<summary>.*</summary>", "", text))
-    lines = summary.commands(found)
+    assert "<img src=x>" not in html.render(told)
+    lines = list(check.commands(found))
     assert len(lines) == 3
     for line in lines:
         assert re.fullmatch(r"::(error|warning) title=[^:]*::.*", line) and line.isprintable() and "%0A" not in line

@@ -3,34 +3,26 @@
 Written anew by ``python -m tests.gate.test_outputs`` after a change that was meant.
 """
 
-import io
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from optimize.gate import junit, record, summary, wording
+from optimize.gate import junit, record, wording
 from optimize.gate.record import Record
 from optimize.gate.verdict import Outcome
-from optimize.report import check as shown
+from optimize.report import check, markdown
 from tests.gate.records import CASES, RECORD
+from tests.report.test_golden import on_console
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def console() -> str:
-    target = Console(width=132, file=io.StringIO(), highlight=False, color_system=None)
-    shown.show(RECORD, console=target)
-    assert isinstance(target.file, io.StringIO)
-    return target.file.getvalue()
-
-
 TEXTS = {
     "check.xml": lambda: junit.text(RECORD),
-    "check.md": lambda: summary.markdown(RECORD),
-    "check_annotations.txt": lambda: "\n".join(summary.commands(RECORD)) + "\n",
-    "check_console_132.txt": console,
+    "check.md": lambda: markdown.render(check.tell_check(RECORD), level=check.LEVEL),
+    "check_annotations.txt": lambda: "\n".join(check.commands(RECORD)) + "\n",
+    "check_console_132.txt": lambda: on_console(check.tell_check(RECORD), 132),
 }
 
 
@@ -61,15 +53,8 @@ def test_percentiles_are_missing_with_their_reason() -> None:
 
 def test_annotations_escape_what_github_would_read_as_commands() -> None:
     case = CASES[3].model_copy(update={"name": "a,b:c", "reason": "100 %"})
-    (line,) = summary.commands(RECORD.model_copy(update={"cases": (case,)}))
+    (line,) = check.commands(RECORD.model_copy(update={"cases": (case,)}))
     assert line == "::error title=optimize check%3A a%2Cb%3Ac%3A NOT COMPARABLE::100 %25"
-
-
-def test_summary_is_added_to_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "summary"
-    path.write_text("before\n")
-    summary.append(RECORD, path)
-    assert path.read_text() == "before\n" + summary.markdown(RECORD)
 
 
 def test_record_reads_back(tmp_path: Path) -> None:

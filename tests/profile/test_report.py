@@ -1,22 +1,23 @@
 """What ``optimize profile`` shows and writes, from one profile built by hand."""
 
-import io
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from optimize.measure.environment import Environment
 from optimize.profile.memory import LiveMemory
 from optimize.profile.python_cost import PythonCost, PythonFunction
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.profile.trace import chrome_trace, write_trace
-from optimize.report.profile import ProfileRecord, cards, render, render_roofline, show, write
-from optimize.report.roofline_plot import plot
+from optimize.report import charts, html
+from optimize.report.charts import Drawn
+from optimize.report.files import save_all
+from optimize.report.profile import FILES, ProfileRecord, cards, plot, tell_profile
 from tests.profile.nets import LIMITS
 from tests.report.conftest import HOSTILE
+from tests.report.test_golden import on_console
 
 MACHINE = Environment(cpu="A CPU", cores=2, memory_bytes=None, system="Linux", python="3.11")
 
@@ -48,9 +49,7 @@ def record() -> ProfileRecord:
 
 
 def shown(record: ProfileRecord, **given: bool) -> str:
-    stream = io.StringIO()
-    show(record, console=Console(file=stream, width=160), **given)
-    return stream.getvalue()
+    return on_console(tell_profile(record, **given), 160)
 
 
 def test_the_table_names_all_modules_of_a_kernel_and_sums_up(record: ProfileRecord) -> None:
@@ -75,30 +74,29 @@ def test_a_long_profile_is_cut_on_the_terminal_only(record: ProfileRecord) -> No
     long = record.model_copy(update={"found": Profile(**{**vars(record.found), "kernels": many})})
     assert "20 kernels that take 210 µs together" in shown(long) and "layer59" in shown(long)
     assert "together" not in shown(long, whole=True)
-    assert render(long).count('<th scope="row">layer') == 60
+    assert html.render(tell_profile(long)).count('<th scope="row">layer') == 60
 
 
 def test_the_page_escapes_names_and_asks_nothing_of_the_network(record: ProfileRecord) -> None:
-    page = render(record)
+    page = html.render(tell_profile(record))
     assert HOSTILE not in page and "http://" not in page and "https://" not in page
-    assert page.count('<circle class="dot') == 1 and "stem.0 + stem.1" in page
+    assert page.count('<circle class="cloud') == 1 and "stem.0 + stem.1" in page
 
 
 def test_the_roofline_is_a_picture_on_its_own(record: ProfileRecord) -> None:
-    drawn = render_roofline(record.found)
-    assert drawn is not None
-    root = ET.fromstring(drawn)
-    tags = [child.tag.rpartition("}")[2] for child in root.iter()]
-    assert tags.count("circle") == 1 and tags.count("path") == 3
     made = plot(record.found)
     assert made is not None
-    (dot,) = made.dots
-    assert made.left <= dot.x <= made.right and "25.0 GMAC/s at 10.0 MAC/B" in dot.title
+    root = ET.fromstring(html.render_picture(made, "net.pt"))
+    tags = [child.tag.rpartition("}")[2] for child in root.iter()]
+    assert tags.count("circle") == 1 and tags.count("path") == 3
+    drawn = Drawn(made, charts.LARGE)
+    (dot,) = [shape for shape in drawn.shapes if not shape.path]
+    assert drawn.left <= dot.x <= drawn.right and "25.0 GMAC/s at 10.0 MAC/B" in dot.title
     assert plot(Profile(**{**vars(record.found), "kernels": ()})) is None
 
 
 def test_what_is_written_reads_back(record: ProfileRecord, tmp_path: Path) -> None:
-    page = write(record, tmp_path / "out")
+    page = save_all(tmp_path / "out", FILES, tell_profile(record), record)
     assert page.name == "profile.html" and (tmp_path / "out" / "roofline.svg").exists()
     assert ProfileRecord.model_validate_json((tmp_path / "out" / "profile.json").read_text()) == record
 

@@ -8,21 +8,17 @@ from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup
+from optimize.records import MergeOutlook, Rewrite, Skip, Stats, WeightOutlook
 from optimize.report.model import (
-    Calibration,
+    CalibrationRecord,
     Comparison,
     Graph,
     LayerFigures,
-    Merge,
-    Model,
+    ModelRecord,
     Operation,
     Report,
-    Rewrite,
     Row,
-    Skip,
-    Stats,
-    Step,
-    WeightOutlook,
+    TraceStep,
 )
 from optimize.targets.base import Coverage, FloatLayer
 
@@ -85,13 +81,13 @@ def block(where: str) -> Comparison:
     )
 
 
-def merges() -> tuple[Merge, ...]:
+def merges() -> tuple[MergeOutlook, ...]:
     before = WeightOutlook(spread=9.1, channel_spread=4.2, tensor_db=34.2, channel_db=38.9)
     narrow = WeightOutlook(spread=11.4, channel_spread=5.1, tensor_db=33.8, channel_db=38.1)
     wide = WeightOutlook(spread=27.3, channel_spread=9.9, tensor_db=24.1, channel_db=37.2)
     return (
-        Merge(where="stage1.0", weight="stage1.0.weight", before=before, after=narrow, remedy="none"),
-        Merge(where=HOSTILE, weight=f"{HOSTILE}.weight", before=before, after=wide, remedy="equalize"),
+        MergeOutlook(where="stage1.0", weight="stage1.0.weight", before=before, after=narrow, remedy="none"),
+        MergeOutlook(where=HOSTILE, weight=f"{HOSTILE}.weight", before=before, after=wide, remedy="equalize"),
     )
 
 
@@ -104,8 +100,8 @@ def layers() -> tuple[LayerFigures, ...]:
     return (*timed, LayerFigures(row="torchscript int8", layer="stage1.0", op="conv2d", sqnr_db=36.9))
 
 
-def trace() -> tuple[Step, ...]:
-    fuse = Step(
+def trace() -> tuple[TraceStep, ...]:
+    fuse = TraceStep(
         pass_name="FuseConvBN",
         options="",
         exactness="exact",
@@ -118,7 +114,7 @@ def trace() -> tuple[Step, ...]:
         before=stats(21, 2_790_000),
         after=stats(1, 2_780_000),
     )
-    quantize = Step(
+    quantize = TraceStep(
         pass_name="QuantizeStatic",
         options="observer='percentile', weights='per-channel'",
         exactness="lossy",
@@ -201,14 +197,14 @@ def report() -> Report:
         created="2026-01-02T03:04:05+00:00",
         command="optimize model.pt --fuse --int8 --calib images/ --to onnx,torchscript,tensorrt",
         recipe="model: model.pt\npasses: [FuseConvBN, QuantizeStatic]\n",
-        model=Model(
+        model=ModelRecord(
             source="model.pt",
             sha256="c" * 64,
             parameters=2_790_000,
             macs=68_900_000,
             inputs=("x float32[N, 3, 32, 32]",),
         ),
-        calibration=Calibration(source="images/", samples=256, synthetic=False),
+        calibration=CalibrationRecord(source="images/", samples=256, synthetic=False),
         environment=Environment(
             cpu="Example 9000",
             cpu_flags=("avx2", "avx512_vnni"),

@@ -1,6 +1,6 @@
 """What stands beside what."""
 
-from optimize.report.alignment import Blocks, Group, sections
+from optimize.report.alignment import ModuleBlocks, OperationGroup, sections
 from optimize.report.model import Comparison, Graph, Operation
 from tests.report.conftest import block, stats
 
@@ -14,11 +14,11 @@ def chain(*entries: tuple[str, str, str]) -> Graph:
     return Graph(operations=operations, stats=stats(0, 1))
 
 
-def groups(before: Graph, after: Graph) -> list[Group]:
+def groups(before: Graph, after: Graph) -> list[OperationGroup]:
     return [group for section in sections(Comparison(before=before, after=after)) for group in section.groups]
 
 
-def names(found: list[Group]) -> list[tuple[list[str], list[str]]]:
+def names(found: list[OperationGroup]) -> list[tuple[list[str], list[str]]]:
     return [([entry.name for entry in group.before], [entry.name for entry in group.after]) for group in found]
 
 
@@ -73,14 +73,14 @@ def test_lists_of_modules_are_opened_and_small_modules_are_not() -> None:
         return [Operation(name=str(index), kind="relu", label="relu", where=path) for index, path in enumerate(paths)]
 
     many = [f"features.{index}.{name}" for index in range(6) for name in ("conv", "bn", "act", "pool")]
-    blocks = Blocks(operations(*many, "head.fc", "head.act"))
+    blocks = ModuleBlocks(operations(*many, "head.fc", "head.act"))
     assert [blocks.of(path) for path in ("features.1.conv", "head.fc", "features.1", "")] == [
         "features.1",
         "head",
         "features.1",
         "",
     ]
-    wrapped = Blocks(operations(*(f"net.stages.0.blocks.{path.partition('.')[2]}" for path in many)))
+    wrapped = ModuleBlocks(operations(*(f"net.stages.0.blocks.{path.partition('.')[2]}" for path in many)))
     assert wrapped.of("net.stages.0.blocks.2.conv") == "net.stages.0.blocks.2"
-    sequential = Blocks(operations("0", "1", "2"))
+    sequential = ModuleBlocks(operations("0", "1", "2"))
     assert sequential.of("1") == ""

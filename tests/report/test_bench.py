@@ -1,17 +1,17 @@
 """A benchmark on the console and in Markdown, letter for letter; its JSON loss-free; its page closed to the outside."""
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from optimize.report import bench, bench_table
+from optimize.report import bench, html, markdown
+from optimize.report.bench import FILES, tell_bench
 from optimize.report.bench_model import BenchReport
+from optimize.report.files import save_all
 from tests.report.benchmarks import HOSTILE, benchmark
-from tests.report.test_golden import compare
+from tests.report.test_golden import compare, on_console
 from tests.report.test_html import Page
 
 
@@ -22,18 +22,17 @@ def report() -> BenchReport:
 
 @pytest.mark.parametrize("width", [80, 132])
 def test_console(report: BenchReport, width: int) -> None:
-    output = io.StringIO()
-    bench.show(report, Path("bench/bench.html"), console=Console(file=output, width=width))
-    lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    compare(f"bench_console_{width}.txt", "\n".join(lines) + "\n")
+    text = on_console(tell_bench(report), width)
+    assert max(map(len, text.splitlines())) <= width
+    compare(f"bench_console_{width}.txt", text)
 
 
 def test_markdown(report: BenchReport) -> None:
-    compare("bench.md", bench.render_markdown(report))
+    compare("bench.md", markdown.render(tell_bench(report)))
 
 
 def test_every_sample_is_in_the_json(report: BenchReport, tmp_path: Path) -> None:
-    page = bench.write(report, tmp_path)
+    page = save_all(tmp_path, FILES, tell_bench(report), report)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.html", "bench.json", "bench.md"]
     content = json.loads((tmp_path / "bench.json").read_text())
     assert BenchReport.model_validate(content) == report and content["kind"] == "bench"
@@ -45,21 +44,22 @@ def test_every_sample_is_in_the_json(report: BenchReport, tmp_path: Path) -> Non
 
 
 def test_what_stopped_keeps_its_runs_and_is_not_the_fastest(report: BenchReport) -> None:
-    shown = bench_table.scenario_table(report, report.plan.scenarios[0])
-    stopped = shown.lines[2]
-    assert stopped.reason == "failed: block: the worker was killed" and stopped.cells["Median"].text.endswith("ms")
-    assert [line.best for line in shown.lines] == [False, True, False, False]
-    assert ("bad.onnx", "failed: block: the worker was killed") in bench_table.left_out(report)
+    shown = bench.scenario_grid(report, report.plan.scenarios[0])
+    stopped = dict(zip(shown.columns, shown.lines[2].cells, strict=True))["Median"]
+    assert stopped.detail[-1] == "stopped" and str(stopped.text).endswith("ms")
+    assert [line.tone for line in shown.lines] == ["", "best", "", ""]
+    assert ("bad.onnx", "failed: block: the worker was killed") in list(bench.left_out(report))
 
 
 def test_a_percentile_without_its_samples_says_what_it_needs(report: BenchReport) -> None:
-    cells = bench_table.scenario_table(report, report.plan.scenarios[0]).lines[0].cells
-    assert cells["p95"].text.endswith("ms") and cells["p95"].detail == ""
+    shown = bench.scenario_grid(report, report.plan.scenarios[0])
+    cells = dict(zip(shown.columns, shown.lines[0].cells, strict=True))
+    assert str(cells["p95"].text).endswith("ms") and cells["p95"].detail == ""
     assert (cells["p99"].text, cells["p99"].detail) == ("n/a", "needs 662 runs")
 
 
 def test_the_page_is_closed_and_complete(report: BenchReport) -> None:
-    text = bench.render_page(report)
+    text = html.render(tell_bench(report))
     page = Page(text)
     assert page.addresses == [] and not re.search(r"https?://|url\(|@import", text)
     assert len(page.scripts) == 2 and BenchReport.model_validate_json(page.scripts[0][1]) == report
@@ -71,5 +71,6 @@ def test_the_page_is_closed_and_complete(report: BenchReport) -> None:
 def test_a_single_factory_without_a_file_renders(report: BenchReport) -> None:
     row = report.rows[0].model_copy(update={"path": None, "size_bytes": None, "sha256": None})
     alone = report.model_copy(update={"rows": (row,), "warnings": ()})
-    assert "net.onnx" in bench.render_page(alone) and "Files" in bench.render_markdown(alone)
-    assert bench_table.title(alone) == "net.onnx" and bench_table.title(report) == "net.onnx and 3 others"
+    told = tell_bench(alone)
+    assert "net.onnx" in html.render(told) and "Files" in markdown.render(told)
+    assert told.title == "net.onnx" and tell_bench(report).title == "net.onnx and 3 others"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from optimize.report import bench, html
+from optimize.report import html
+from optimize.report.bench import tell_bench
 from optimize.report.model import Report
+from optimize.report.run import tell_run
 from tests.report.benchmarks import benchmark
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -37,7 +39,7 @@ def dom(page: Path) -> str:
 @pytest.mark.parametrize("kind", ["run", "bench"])
 def test_pages_fit_a_phone_and_the_dark(report: Report, kind: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(html.render(report) if kind == "run" else bench.render_page(benchmark()), encoding="utf-8")
+    page.write_text(html.render(tell_run(report) if kind == "run" else tell_bench(benchmark())), encoding="utf-8")
     structure(page.read_text(encoding="utf-8"))
     if CHROMIUM is None:
         return
@@ -66,5 +68,5 @@ def structure(text: str) -> None:
 def test_the_script_runs_under_the_pages_own_policy(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     probe = "<script>document.title = String(document.querySelectorAll('button[data-copy]').length)</script></body>"
-    page.write_text(html.render(report).replace("</body>", probe), encoding="utf-8")
+    page.write_text(html.render(tell_run(report)).replace("</body>", probe), encoding="utf-8")
     assert "<title>3</title>" in dom(page)

@@ -6,15 +6,17 @@ from rich.console import Console
 
 import optimize
 from optimize.report import console
+from optimize.report.listings import tell_passes
 from optimize.report.model import Report, Row
+from optimize.report.run import tell_run
+from tests.report.test_golden import on_console
 
 
 def test_markup_and_control_characters_in_names_do_nothing(report: Report) -> None:
     row = Row(target="on[red]nx\x1b[2J", status="failed", reason="[bold]died\x07")
-    output = io.StringIO()
-    console.show(report.model_copy(update={"rows": (row,), "trace": ()}), console=Console(file=output, width=120))
-    assert r"on[red]nx\x1b[2J float32 – failed: [bold]died\x07" in output.getvalue()
-    assert "\x1b" not in output.getvalue()
+    text = on_console(tell_run(report.model_copy(update={"rows": (row,), "trace": ()})), 120)
+    assert r"on[red]nx\x1b[2J float32 – failed: [bold]died\x07" in text
+    assert "\x1b" not in text
 
 
 def test_phases_show_a_bar_each_on_a_terminal() -> None:
@@ -34,7 +36,5 @@ def test_phases_are_silent_off_a_terminal_and_when_quiet() -> None:
 
 
 def test_passes_are_listed_with_their_promise() -> None:
-    output = io.StringIO()
-    console.show_passes({"FuseConvBN": optimize.FuseConvBN}, console=Console(file=output, width=200))
-    row = output.getvalue().splitlines()[2]
+    row = on_console(tell_passes({"FuseConvBN": optimize.FuseConvBN}), 200).splitlines()[2]
     assert row.split()[:3] == ["FuseConvBN", "graph", "exact"] and optimize.FuseConvBN.summary() in row

@@ -99,11 +99,11 @@ def test_the_drawing_of_a_large_graph_is_small(kinds: tuple[str, ...], monkeypat
     drawn = draw(change)
     assert sum(len(box.parts) for panel in drawn.panels for box in panel.boxes) > 0
     monkeypatch.setattr("optimize.report.drawing.draw", lambda comparison: drawn)  # once is enough
-    assert 1000 < len(html.render_drawing(change, "deep")) < 150_000
+    assert 1000 < len(html.render_picture(draw(change), "deep")) < 150_000
 
 
 def test_the_file_is_a_drawing_that_runs_nothing() -> None:
-    text = html.render_drawing(block(f"stage.{HOSTILE}"), HOSTILE)
+    text = html.render_picture(draw(block(f"stage.{HOSTILE}")), HOSTILE)
     root = ET.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert {entry.tag.rpartition("}")[2] for entry in root.iter()} == {

@@ -7,9 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from optimize.report import charts, html
 from optimize.report import format as form
+from optimize.report import html
+from optimize.report.artifacts import timed, tradeoff
+from optimize.report.charts import distributions
 from optimize.report.model import Report
+from optimize.report.run import tell_run
 
 
 class Page(HTMLParser):
@@ -45,7 +48,7 @@ class Page(HTMLParser):
 
 
 def test_every_figure_of_the_table_is_the_records(report: Report) -> None:
-    page = Page(html.render(report))
+    page = Page(html.render(tell_run(report)))
     record = json.loads(report.model_dump_json())
     head, *lines = page.rows
     rows = [record["baseline"], *record["rows"]]
@@ -71,20 +74,20 @@ def test_every_figure_of_the_table_is_the_records(report: Report) -> None:
 
 
 def test_nothing_is_fetched_from_anywhere(report: Report) -> None:
-    text = html.render(report)
+    text = html.render(tell_run(report))
     assert Page(text).addresses == []
     assert not re.search(r"https?://|url\(|@import", text)
     assert "default-src 'none'" in text
 
 
 def test_hostile_names_do_not_become_elements(report: Report) -> None:
-    page = Page(html.render(report))
+    page = Page(html.render(tell_run(report)))
     assert len(page.scripts) == 2
     assert not any("alert('layer')" in body and attrs.get("type") is None for attrs, body in page.scripts)
 
 
 def test_embedded_json_is_the_whole_record(report: Report) -> None:
-    (attributes, body), _ = Page(html.render(report)).scripts
+    (attributes, body), _ = Page(html.render(tell_run(report))).scripts
     assert attributes["type"] == "application/json"
     assert Report.model_validate_json(body) == report
 
@@ -92,14 +95,14 @@ def test_embedded_json_is_the_whole_record(report: Report) -> None:
 @pytest.mark.parametrize("name", ["<!--<script>", "</SCRIPT >", "\u2028", "]]>", "{{ 7 * 7 }}", "&lt;b&gt;"])
 def test_embedded_json_survives_names_that_end_a_script(report: Report, name: str) -> None:
     renamed = report.model_copy(update={"warnings": (name,)})
-    page = Page(html.render(renamed))
+    page = Page(html.render(tell_run(renamed)))
     assert len(page.scripts) == 2
     assert json.loads(page.scripts[0][1])["warnings"] == [name]
 
 
 def test_drawings_are_well_formed_and_finite(report: Report) -> None:
-    drawings = re.findall(r"<svg.*?</svg>", html.render(report), re.S)
-    assert len(drawings) == 6  # two charts for two widths, the layers' and the graph's
+    drawings = re.findall(r"<svg.*?</svg>", html.render(tell_run(report)), re.S)
+    assert len(drawings) == 7  # two charts for two widths, the layers' two and the graph's
     for drawing in drawings:
         ET.fromstring(drawing)
         assert "nan" not in drawing and "inf" not in drawing.replace("info", "")
@@ -109,5 +112,5 @@ def test_a_report_without_figures_renders(report: Report) -> None:
     bare = report.model_copy(
         update={"rows": report.rows[3:], "baseline": report.rows[4], "trace": (), "warnings": (), "recipe": None}
     )
-    assert "not run: no NVIDIA GPU" in html.render(bare)
-    assert charts.distributions(charts.timed(bare)) is None and charts.tradeoff(bare) is None
+    assert "not run: no NVIDIA GPU" in html.render(tell_run(bare))
+    assert distributions(timed(bare)) is None and tradeoff(bare) is None

@@ -1,21 +1,23 @@
 """The table letter for letter, the JSON loss-free, the page and the plot whole and harmless."""
 
-import io
 import json
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 
 from optimize.errors import UsageError
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor, states
-from optimize.report import layers
-from optimize.report.layer_plot import HEIGHT, WIDTH, plot
+from optimize.report import charts, html, layers
+from optimize.report.charts import Drawn
+from optimize.report.files import save
+from optimize.report.layers import check_name, plot, tell_layers
 from tests.report.conftest import HOSTILE
 from tests.report.test_golden import compare
+from tests.report.test_golden import on_console as printed
 
 CHAIN = [("", "Input"), ("stem", "Conv"), ("stem/Relu", "Relu"), (f"body{HOSTILE}", "Conv"), ("body/Relu", "Relu")]
 
@@ -58,9 +60,7 @@ def spoilt() -> layers.FileComparison:
 
 
 def on_console(shown: layers.FileComparison, width: int, *, worst_first: bool = False) -> str:
-    output = io.StringIO()
-    layers.show(shown, worst_first=worst_first, console=Console(file=output, width=width))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+    return printed(tell_layers(shown, worst_first=worst_first), width)
 
 
 @pytest.mark.parametrize("width", [80, 132])
@@ -90,7 +90,7 @@ def test_the_verdict(levels: list[float], words: str) -> None:
 
 def test_json_is_loss_free_and_strict(spoilt: layers.FileComparison, tmp_path: Path) -> None:
     path = tmp_path / "compare.json"
-    layers.write(spoilt, path)
+    save(path, tell_layers(spoilt), spoilt)
     assert layers.FileComparison.model_validate_json(path.read_text()) == spoilt
     content = json.loads(path.read_text())
     assert content["found"]["tensors"][3]["state"] == "wrong"
@@ -104,16 +104,20 @@ def test_json_is_loss_free_and_strict(spoilt: layers.FileComparison, tmp_path: P
 
 def test_the_page_asks_for_nothing_and_runs_nothing(spoilt: layers.FileComparison, tmp_path: Path) -> None:
     path = tmp_path / "compare.html"
-    layers.write(spoilt, path)
+    save(path, tell_layers(spoilt), spoilt)
     page = path.read_text()
     assert "<script" not in page and "http" not in page.replace("http-equiv", "") and "src=" not in page
     assert "default-src 'none'" in page and "prefers-color-scheme: dark" in page
-    assert page.count('<circle class="mark') == 6 + 4 and "First to go wrong" in page and "96.88 %" in page
+    assert (
+        len(re.findall('<circle class="(dot|hollow)', page)) == 6 + 4
+        and "First to go wrong" in page
+        and "96.88 %" in page
+    )
 
 
 def test_the_plot_is_a_whole_svg(spoilt: layers.FileComparison, tmp_path: Path) -> None:
     path = tmp_path / "compare.svg"
-    layers.write(spoilt, path)
+    save(path, tell_layers(spoilt), spoilt)
     root = ElementTree.fromstring(path.read_text())
     titles = [entry.text for entry in root.iter() if entry.tag.endswith("title")]
     assert len(titles) == 1 + 6 and HOSTILE in str(titles[4])
@@ -124,17 +128,19 @@ def test_the_plot_is_a_whole_svg(spoilt: layers.FileComparison, tmp_path: Path) 
 )
 def test_marks_stand_inside_the_frame(levels: list[float]) -> None:
     found = plot(record(levels).found)
-    assert found is not None and len(found.marks) == len(levels)
-    assert all(found.left < mark.x < found.right and 0 < mark.y <= found.bottom for mark in found.marks)
-    assert found.right < WIDTH and found.bottom < HEIGHT and 0 < found.threshold_y < found.bottom and found.ticks
+    assert found is not None and found.y.ticks
+    drawn = Drawn(found, charts.LARGE)
+    limit, _, *marks = drawn.shapes
+    assert len(marks) == len(levels)
+    assert all(drawn.left < mark.x < drawn.right and 0 < mark.y <= drawn.bottom for mark in marks)
+    assert drawn.right < charts.LARGE and drawn.bottom < drawn.height and 0 < limit.y < drawn.bottom
 
 
 def test_outputs_alone_have_no_plot(spoilt: layers.FileComparison, tmp_path: Path) -> None:
     bare = spoilt.model_copy(update={"found": Distances(spoilt.found.outputs, None, 32, 20.0)})
-    assert plot(bare.found) is None and "In order of execution" not in layers.render_page(bare)
+    assert plot(bare.found) is None and "In order of execution" not in html.render(tell_layers(bare))
     assert "Largest" not in on_console(bare, 80)
     with pytest.raises(UsageError, match="--layers"):
-        layers.write(bare, tmp_path / "compare.svg")
+        check_name(tmp_path / "compare.svg", layers=False)
     with pytest.raises(UsageError, match=r"no .html, .svg or .json"):
-        layers.write(bare, tmp_path / "compare.pdf")
-    assert not list(tmp_path.iterdir())
+        check_name(tmp_path / "compare.pdf", layers=True)

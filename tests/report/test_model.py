@@ -14,7 +14,7 @@ import optimize
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.report.model import Report, Row, Step, now
+from optimize.report.model import Report, Row, TraceStep, now
 from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec
 
 
@@ -88,10 +88,10 @@ def test_row_that_was_not_run_or_failed_says_why(tmp_path: Path) -> None:
 def test_step_of_a_pipeline() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     trace = optimize.Pipeline([optimize.FuseConvBN()]).run(optimize.capture(net, (torch.ones(2, 3, 8, 8),)))
-    step = Step.of(trace.steps[0])
+    step = TraceStep.of(trace.steps[0])
     assert (step.pass_name, step.exactness, len(step.rewrites)) == ("FuseConvBN", "exact", 1)
     assert step.before.ops["batch_norm"] == 1 and "batch_norm" not in step.after.ops
-    assert Step.model_validate_json(step.model_dump_json()) == step
+    assert TraceStep.model_validate_json(step.model_dump_json()) == step
 
 
 def test_reading_a_report_needs_no_torch() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from optimize.report import bench, html
 from optimize.report import format as form
-from optimize.report.model import Record, Report
+from optimize.report import html
+from optimize.report.bench import tell_bench
+from optimize.report.model import Report, StrictRecord
+from optimize.report.run import tell_run
 from tests.report.benchmarks import benchmark
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -96,13 +98,13 @@ def derived(content: dict[str, Any]) -> list[float]:
     return [*(a / b for a, b in pairs), *accuracies, *saved, *ratios, *map(float, counts)]
 
 
-def known(record: Record, more: list[float] = []) -> set[str]:  # noqa: B006
+def known(record: StrictRecord, more: list[float] = []) -> set[str]:  # noqa: B006
     content = record.model_dump(mode="json", by_alias=True)
     return OWN.union(*(spellings(value) for value in itertools.chain(leaves(content), more)))
 
 
 def test_every_number_of_a_runs_page_is_the_records(report: Report) -> None:
-    seen = Visible(html.render(report)).numbers
+    seen = Visible(html.render(tell_run(report))).numbers
     content = report.model_dump(mode="json", by_alias=True)
     assert len(seen) > 100
     allowed = known(report, derived(content)) | {str(int(value)) for value in derived(content)}
@@ -110,7 +112,7 @@ def test_every_number_of_a_runs_page_is_the_records(report: Report) -> None:
 
 
 def test_every_figure_of_a_runs_record_is_seen(report: Report) -> None:
-    text = "\n".join(Visible(html.render(report)).texts)
+    text = "\n".join(Visible(html.render(tell_run(report))).texts)
     for row in (report.baseline, *report.rows):
         shown = [form.size(row.size_bytes), form.size(row.peak_memory_bytes), row.reason]
         if row.latency:
@@ -129,14 +131,14 @@ def test_every_figure_of_a_runs_record_is_seen(report: Report) -> None:
 def test_every_number_of_a_benchmarks_page_is_the_records() -> None:
     report = benchmark(load=7.0)
     runs = sum(entry.runs for row in report.rows for entry in row.scenarios)
-    seen = Visible(bench.render_page(report)).numbers
+    seen = Visible(html.render(tell_bench(report))).numbers
     allowed = known(report, [runs, len(report.rows) - 1, len(report.warnings)])
     assert len(seen) > 60 and seen <= allowed, sorted(seen - allowed)
 
 
 def test_every_figure_of_a_benchmarks_record_is_seen() -> None:
     report = benchmark()
-    text = "\n".join(Visible(bench.render_page(report)).texts)
+    text = "\n".join(Visible(html.render(tell_bench(report))).texts)
     for row in report.rows:
         for found in row.scenarios:
             shown = map(form.seconds, (found.median_s, found.p90_s, found.p95_s, found.p99_s, found.cpu_s))
@@ -159,5 +161,5 @@ def test_the_walk_finds_a_number_that_is_not_the_records(report: Report, change:
         "ratio": {"speedup": dataclasses.replace(row.speedup, ratio=6.78)},
     }[change]
     spoilt = report.model_copy(update={"rows": (report.rows[0], row.model_copy(update=other), *report.rows[2:])})
-    seen = Visible(html.render(spoilt)).numbers
+    seen = Visible(html.render(tell_run(spoilt))).numbers
     assert {"7.77", "6.78"} & (seen - known(report, derived(report.model_dump(mode="json", by_alias=True))))

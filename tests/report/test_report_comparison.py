@@ -1,26 +1,33 @@
 """Two reports row by row: ratios on one machine, refused on two, and what differs is named."""
 
 import dataclasses
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from optimize.errors import UsageError
 from optimize.files import write_text
 from optimize.measure.accuracy import Accuracy
-from optimize.report import report_comparison as shown
-from optimize.report.model import Record, Report
-from optimize.report.report_comparison import cells_of, compare_reports
+from optimize.report import markdown
+from optimize.report.document import Grid
+from optimize.report.files import save
+from optimize.report.model import Report, StrictRecord
+from optimize.report.report_comparison import ReportComparison, compare_reports, read_any, tell_reports
 from tests.report.benchmarks import benchmark
-from tests.report.test_golden import compare
+from tests.report.test_golden import compare, on_console
 
 
-def saved(record: Record, path: Path) -> Path:
+def saved(record: StrictRecord, path: Path) -> Path:
     write_text(path, record.model_dump_json())
     return path
+
+
+def cells_of(found: ReportComparison, place: int) -> dict[str, object]:
+    """Return what is told of one pair, by column."""
+    told = tell_reports(found).sections[0]
+    assert isinstance(told, Grid)
+    return {name: cell.text for name, cell in zip(told.columns, told.lines[place].cells, strict=True)}
 
 
 def slower(report: Report, factor: float) -> Report:
@@ -47,7 +54,7 @@ def test_runs_are_joined_and_ratios_have_intervals(report: Report, tmp_path: Pat
     assert quantized.times_faster.ci_low < 0.8 < quantized.times_faster.ci_high < 0.85
     assert plain.times_faster.ratio == 1.0 and plain.times_faster.ci_low <= 1.0 <= plain.times_faster.ci_high
     assert quantized.size_bytes == (2_910_000, 3_500_000) and quantized.accuracy == (0.9098, 0.9012)
-    cells = cells_of(quantized)
+    cells = cells_of(found, found.pairs.index(quantized))
     assert cells["Size"] == "2.91 MB → 3.50 MB" and cells["Accuracy"] == "90.98 % → 90.12 %"
     assert cells["Over its first"] == "7.67×" and by_name["tensorrt int8"].times_faster is None
 
@@ -58,11 +65,8 @@ def test_console_and_markdown(report: Report, tmp_path: Path, monkeypatch: pytes
     versions = {**report.environment.versions, "torch": "2.14.0"}
     changed = changed.model_copy(update={"environment": dataclasses.replace(report.environment, versions=versions)})
     found = compare_reports(saved(report, Path("a.json")), saved(changed, Path("b.json")))
-    output = io.StringIO()
-    shown.show(found, console=Console(file=output, width=132))
-    lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    compare("report_comparison_132.txt", "\n".join(lines) + "\n")
-    compare("report_comparison.md", shown.render_markdown(found))
+    compare("report_comparison_132.txt", on_console(tell_reports(found), 132))
+    compare("report_comparison.md", markdown.render(tell_reports(found)))
 
 
 def test_seconds_of_two_machines_are_not_put_into_a_ratio(report: Report, tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_what_is_in_one_report_only_is_told_and_a_renamed_file_is_joined(tmp_pat
     found = compare_reports(a, b)
     assert [pair.only_in for pair in found.pairs] == ["both"] * 3 + ["first"] * 9
     assert [pair.only_in for pair in compare_reports(b, a).pairs] == ["both"] * 3 + ["second"] * 9
-    assert cells_of(found.pairs[3])["Artifact"].endswith("(only in the first)")
+    assert str(cells_of(found, 3)["Artifact"]).endswith("(only in the first)")
 
 
 def test_a_run_and_a_benchmark_can_be_laid_side_by_side(report: Report, tmp_path: Path) -> None:
@@ -119,16 +123,16 @@ def test_a_run_and_a_benchmark_can_be_laid_side_by_side(report: Report, tmp_path
 def test_written_as_json_or_markdown(report: Report, tmp_path: Path) -> None:
     path = saved(report, tmp_path / "a.json")
     found = compare_reports(path, path)
-    shown.write(found, tmp_path / "c.json")
-    assert shown.ReportComparison.model_validate_json((tmp_path / "c.json").read_bytes()) == found
-    with pytest.raises(UsageError, match=r"neither a \.json nor an \.md"):
-        shown.write(found, tmp_path / "c.html")
+    for ending in ("json", "md"):
+        save(tmp_path / f"c.{ending}", tell_reports(found), found)
+    assert ReportComparison.model_validate_json((tmp_path / "c.json").read_bytes()) == found
+    assert (tmp_path / "c.md").read_text() == markdown.render(tell_reports(found))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"kind": "bench"}', "{}"])
 def test_what_is_no_report_is_a_usage_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(UsageError, match=r"of this version|is not JSON"):
-        shown.read_any(tmp_path / "x.json")
+        read_any(tmp_path / "x.json")
     with pytest.raises(UsageError, match="cannot be read"):
-        shown.read_any(tmp_path / "none.json")
+        read_any(tmp_path / "none.json")

@@ -1,15 +1,18 @@
 """The table, the page and the plot of a sensitivity analysis."""
 
-import io
+import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from optimize.measure.environment import Environment
-from optimize.report.sensitivity import LayerSensitivity, Sensitivity, render, show, write
-from optimize.report.sensitivity_plot import plot
+from optimize.report import charts, html
+from optimize.report.charts import Drawn, Plot
+from optimize.report.files import save_all
+from optimize.report.sensitivity import FILES, LayerSensitivity, Sensitivity, layer_bars, tell_sensitivity
 from tests.report.conftest import HOSTILE
+from tests.report.test_charts import corners
+from tests.report.test_golden import on_console
 
 
 def layer(name: str, rank: int, **given: object) -> LayerSensitivity:
@@ -38,9 +41,7 @@ def found() -> Sensitivity:
 
 
 def test_the_table_begins_with_what_to_give_back_first(found: Sensitivity) -> None:
-    stream = io.StringIO()
-    show(found, console=Console(file=stream, width=160))
-    lines = stream.getvalue().splitlines()
+    lines = on_console(tell_sensitivity(found), 160).splitlines()
     rows = [line for line in lines if "conv2d" in line]
     assert "alert" in rows[0] and "gains both" in rows[0] and "−10.0 µs" in rows[0]
     assert "stem" in rows[1] and "1.2 %" in rows[1] and "+20.0 µs" in rows[1]
@@ -48,28 +49,44 @@ def test_the_table_begins_with_what_to_give_back_first(found: Sensitivity) -> No
 
 
 def test_the_page_escapes_names_asks_nothing_of_the_network_and_draws_every_layer(found: Sensitivity) -> None:
-    page = render(found)
+    page = html.render(tell_sensitivity(found))
     assert HOSTILE not in page and "http://" not in page and "https://" not in page
-    assert page.count('<rect class="error"') == 3
-    assert (page.count('<rect class="time"'), page.count('<rect class="bad"')) == (1, 1)
+    assert page.count('<path class="bar"') == 3 + 2
+    errors, times = (chart.picture for chart in layer_bars("", ["a", "b"], [40.0, 20.0], [2e-5, -1e-5]).charts)
+    assert isinstance(errors, Plot) and isinstance(times, Plot)
+    assert len({mark.hue for mark in errors.marks[:-1]}) == 1 and len({mark.hue for mark in times.marks[:-1]}) == 2
 
 
 def test_what_is_written_reads_back(found: Sensitivity, tmp_path: Path) -> None:
-    page = write(found, tmp_path / "out")
+    page = save_all(tmp_path / "out", FILES, tell_sensitivity(found), found)
     assert page.name == "sensitivity.html" and page.exists()
     assert Sensitivity.model_validate_json((tmp_path / "out" / "sensitivity.json").read_text()) == found
 
 
+def drawn(levels: list[float], saved: list[float | None]) -> list[Drawn]:
+    """Return the drawings of errors and times; the last shape of each is where bars begin."""
+    found = layer_bars("", [f"layer{index}" for index in range(len(levels))], levels, saved).charts
+    return [Drawn(chart.picture, charts.LARGE) for chart in found if isinstance(chart.picture, Plot)]
+
+
 def test_bars_lie_inside_and_the_worst_layer_has_the_tallest() -> None:
-    drawn = plot(["a", "b", "c"], [30.0, 200.0, 60.0], [5.0, None, -2.0])
-    heights = [bar.height for bar in drawn.errors]
+    errors, times = drawn([30.0, 200.0, 60.0], [5e-6, None, -2e-6])
+    for found in (errors, times):
+        assert all(0 <= y <= found.height for bar in found.shapes for _, y in corners(bar.path))
+        *bars, base = found.shapes
+        assert all(base.y in (y for _, y in ends(bar.path)) for bar in bars)
+    heights = [abs(low[1] - high[1]) for low, high in (ends(bar.path) for bar in errors.shapes[:-1])]
     assert heights[0] > heights[2] > heights[1] > 0
-    assert [bar.bad for bar in drawn.times] == [False, True]
-    assert all(bar.y >= 0 and bar.y + bar.height <= 420 for bar in (*drawn.errors, *drawn.times))
-    up, down = drawn.times
-    assert up.y + up.height == pytest.approx(drawn.time_base) and down.y == pytest.approx(drawn.time_base)
+    up, down, zero = times.shapes
+    assert ends(up.path)[1][1] < zero.y < ends(down.path)[1][1] and up.hue != down.hue
+
+
+def ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the two corners between which a bar stands."""
+    x, y, to_x, to_y = map(float, re.findall(r"-?[\d.]+", path)[:4])
+    return (x, y), (to_x, to_y)
 
 
 def test_one_layer_without_a_time_is_drawn_too() -> None:
-    drawn = plot(["a"], [30.0], [None])
-    assert len(drawn.errors) == 1 and drawn.times == ()
+    errors, times = drawn([30.0], [None])
+    assert len(errors.shapes) == 1 + 1 and len(times.shapes) == 1

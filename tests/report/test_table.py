@@ -1,25 +1,26 @@
 """What is derived from a report: best rows, headline, columns."""
 
-from optimize.report import table
+from optimize.report import artifacts
+from optimize.report.changes import grouped_skips
 from optimize.report.model import Report
 
 
 def test_best_float32_counts_the_baseline(report: Report) -> None:
-    assert table.best_float32(report) is report.rows[0]
+    assert artifacts.best_float32(report) is report.rows[0]
     alone = report.model_copy(update={"rows": report.rows[1:]})
-    assert table.best_float32(alone) is alone.baseline
-    assert table.over_best_float32(report, report.rows[1]) == 0.00451 / 0.00132
-    assert table.over_best_float32(report, report.rows[3]) is None
+    assert artifacts.best_float32(alone) is alone.baseline
+    assert artifacts.over_best_float32(report, report.rows[1]) == 0.00451 / 0.00132
+    assert artifacts.over_best_float32(report, report.rows[3]) is None
 
 
 def test_a_failed_row_is_never_the_best(report: Report) -> None:
     failed = report.rows[1].model_copy(update={"status": "failed", "reason": "outputs are not finite"})
     rows = (report.rows[0], failed)
-    assert table.fastest(report.model_copy(update={"rows": rows})) is report.rows[0]
+    assert artifacts.fastest(report.model_copy(update={"rows": rows})) is report.rows[0]
 
 
 def test_headline(report: Report) -> None:
-    found = {card.title: (card.cell.text, card.cell.detail) for card in table.cards(report)}
+    found = {title: (cell.text, cell.detail) for title, cell in artifacts.cards(report)}
     assert found == {
         "Fastest artifact": ("onnx int8", "model.int8.onnx"),
         "Speed-up over eager": ("7.67×", "3.42× over best fp32"),
@@ -30,16 +31,16 @@ def test_headline(report: Report) -> None:
 
 def test_headline_without_accuracy_speaks_of_agreement_and_without_rows_says_nothing(report: Report) -> None:
     row = report.rows[1].model_copy(update={"accuracy": None})
-    assert table.cards(report.model_copy(update={"rows": (row,)}))[-1].cell.text == "34.6 dB"
-    assert table.cards(report.model_copy(update={"rows": report.rows[3:]})) == ()
+    assert artifacts.cards(report.model_copy(update={"rows": (row,)}))[-1][1].text == "34.6 dB"
+    assert artifacts.cards(report.model_copy(update={"rows": report.rows[3:]})) == ()
 
 
 def test_columns_without_a_figure_are_left_out(report: Report) -> None:
-    assert "Accuracy" in table.table(report).columns
+    assert "Accuracy" in artifacts.artifacts(report).columns
     rows = tuple(row.model_copy(update={"accuracy": None}) for row in report.rows)
     baseline = report.baseline.model_copy(update={"accuracy": None})
-    assert "Accuracy" not in table.table(report.model_copy(update={"rows": rows, "baseline": baseline})).columns
+    assert "Accuracy" not in artifacts.artifacts(report.model_copy(update={"rows": rows, "baseline": baseline})).columns
 
 
 def test_skips_are_grouped(report: Report) -> None:
-    assert table.skip_reasons(report.trace[1].skips) == [(2, "matmul", "has no constant operand")]
+    assert grouped_skips(report.trace[1].skips) == [("matmul", "has no constant operand", ("attn.0", "attn.1"))]

@@ -1,6 +1,5 @@
 """``optimize targets``: a table that a narrow terminal shows, and records for scripts."""
 
-import io
 import json
 import subprocess
 import sys
@@ -10,13 +9,13 @@ from typing import cast
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from optimize import registry
 from optimize.cli.targets import list_targets
-from optimize.report.targets import show_targets, target_record
+from optimize.report.listings import target_record, tell_targets
 from optimize.targets.base import Availability, Support, Target
 from optimize.targets.eager import Eager
+from tests.report.test_golden import on_console
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = """\
@@ -66,9 +65,7 @@ STANDINS = cast(dict[str, Target], {"openvino": Present(), "tensorrt": Absent()}
 
 
 def test_the_table_fits_80_columns() -> None:
-    output = io.StringIO()
-    show_targets(STANDINS, console=Console(file=output, width=80))
-    assert "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n" == GOLDEN
+    assert on_console(tell_targets(STANDINS), 80) == GOLDEN
 
 
 def test_a_record_says_all_that_the_table_says() -> None:
@@ -85,10 +82,9 @@ def test_every_target_says_what_it_supports() -> None:
 
 
 def test_nothing_is_wider_than_the_terminal_for_the_real_targets() -> None:
-    output = io.StringIO()
-    show_targets(registry.targets(), console=Console(file=output, width=80))
-    assert max(map(len, output.getvalue().splitlines())) <= 80
-    assert all(name in output.getvalue() for name in registry.targets())
+    text = on_console(tell_targets(registry.targets()), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(name in text for name in registry.targets())
 
 
 def test_a_target_of_another_package_is_listed_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from optimize.errors import UsageError
-from optimize.report import read, write
+from optimize.report import FILES
+from optimize.report.files import check_ending, read, save_all
 from optimize.report.model import Report
+from optimize.report.run import tell_run
 
 
 def test_written_files_are_read_back(report: Report, tmp_path: Path) -> None:
-    page = write(report, tmp_path / "out")
+    page = save_all(tmp_path / "out", FILES, tell_run(report), report)
     assert page == tmp_path / "out" / "report.html"
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
     assert read(tmp_path / "out") == report == read(tmp_path / "out" / "report.json")
@@ -26,3 +28,17 @@ def test_missing_or_foreign_file_is_a_usage_error(report: Report, tmp_path: Path
     file.write_text("{")
     with pytest.raises(UsageError, match="is not JSON"):
         read(file)
+
+
+@pytest.mark.parametrize(
+    ("endings", "words"),
+    [
+        ((".svg", ".html"), r"neither an \.svg nor an \.html file"),
+        ((".json", ".md"), r"neither a \.json nor an \.md file"),
+        ((".html", ".svg", ".json"), r"no \.html, \.svg or \.json file"),
+    ],
+)
+def test_another_ending_is_a_usage_error(endings: tuple[str, ...], words: str) -> None:
+    check_ending(Path(f"graph{endings[0].upper()}"), *endings, example="")
+    with pytest.raises(UsageError, match=words):
+        check_ending(Path("graph.pdf"), *endings, example="")

@@ -1,0 +1,222 @@
+"""What a run's report comes to: the artifacts in figures, the fastest of them, and the charts of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from optimize.measure.latency import Latency, Speedup
+from optimize.report import format as form
+from optimize.report.charts import Mark, Plot, Timed, distributions, linear_axis, log_axis, short_seconds
+from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
+from optimize.report.model import DISAGREES_DB, Report, Row, file_name
+
+if TYPE_CHECKING:
+    from optimize.bench.figures import Figures
+
+#: Columns a narrow terminal does without; the page has them all.
+FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
+LOOK_HINT = "the dot is the median, the bar its 95 % interval"
+#: Equal outputs stand at this SQNR.
+_CEILING_DB = 150.0
+
+
+def best_float32(report: Report) -> Row | None:
+    """Return the fastest float32 row, the baseline included: what a user has without any loss."""
+    rows = [row for row in (report.baseline, *report.rows) if row.precision == "float32" and is_timed(row)]
+    return min(rows, key=_median_s, default=None)
+
+
+def fastest(report: Report) -> Row | None:
+    """Return the fastest artifact that was measured and answers like the original."""
+    return min((row for row in report.rows if is_timed(row) and agrees(row)), key=_median_s, default=None)
+
+
+def agrees(row: Row) -> bool:
+    """Say whether a row's outputs are near the original's; one that was not compared counts as near."""
+    return row.agreement is None or row.agreement.sqnr_db >= DISAGREES_DB
+
+
+def is_timed(row: Row) -> bool:
+    """Say whether a row's latency counts: it was timed and nothing failed."""
+    return row.status == "measured" and row.latency is not None
+
+
+def over_best_float32(report: Report, row: Row) -> float | None:
+    """Return how many times faster than the fastest float32 row, by medians; None when either was not timed."""
+    best = best_float32(report)
+    if best is None or best.latency is None or row.latency is None:
+        return None
+    return best.latency.median_s / row.latency.median_s
+
+
+def artifacts(report: Report) -> Grid:
+    """Return the artifacts, the baseline first."""
+    best = fastest(report)
+    lines = []
+    for row in (report.baseline, *report.rows):
+        name = "eager (captured graph)" if row is report.baseline else row.name
+        tone: Tone = "best" if row is best else ""
+        first = Cell(name, file_name(row), "strong" if row is report.baseline else tone)
+        lines.append(GridLine((first, *figures(report, row).values()), tone))
+    columns = ("Artifact", *figures(report, report.baseline))
+    shown = Grid(columns, tuple(lines), title="Artifacts", first_to_go=FIRST_TO_GO, is_hued=True)
+    return shown.without_empty("Size", "Median latency")
+
+
+def figures(report: Report, row: Row) -> dict[str, Cell]:
+    """Return one row's figures by column, or in their place why it has none."""
+    reason = status_text(row)
+    return {
+        "Size": Cell(form.size(row.size_bytes)),
+        "Median latency": Cell(short_status(reason), tone="warn", reason=reason)
+        if reason
+        else seconds_cell(row.latency),
+        "vs eager": ratio_cell(row.speedup),
+        "vs best fp32": Cell(form.ratio(over_best_float32(report, row))),
+        "SQNR": Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
+        "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement else None)),
+        "Accuracy": _accuracy(row, baseline=row is report.baseline),
+        "Peak memory": Cell(form.size(row.peak_memory_bytes)),
+    }
+
+
+def status_text(row: Row) -> str:
+    """Return why a row has no figures, empty when it has."""
+    words = {"measured": "", "not_run": "not run", "failed": "failed"}[row.status]
+    if not row.reason or row.reason.startswith(words):
+        return row.reason or words
+    return f"{words}: {row.reason}"
+
+
+def short_status(reason: str) -> str:
+    """Return a reason as it fits into a cell: whole when short, else what it begins with.
+
+    >>> short_status("not run: no GPU"), short_status("failed: the worker was killed by SIGABRT")
+    ('not run: no GPU', 'failed')
+    """
+    return reason if len(reason) <= 16 else reason.split(":")[0]
+
+
+def seconds_cell(taken: Latency | Figures | None) -> Cell:
+    """Return a median with its interval."""
+    if taken is None or taken.median_s is None or taken.ci_low_s is None or taken.ci_high_s is None:
+        return Cell()
+    return Cell(form.seconds(taken.median_s), form.seconds_interval(taken.median_s, taken.ci_low_s, taken.ci_high_s))
+
+
+def ratio_cell(found: Speedup | None) -> Cell:
+    """Return how many times faster, with its interval."""
+    return Cell(form.ratio(found.ratio), form.interval(found.ratio, found.ci_low, found.ci_high)) if found else Cell()
+
+
+def _accuracy(row: Row, *, baseline: bool) -> Cell:
+    if row.accuracy is None:
+        return Cell()
+    found = row.accuracy
+    detail = "" if baseline else form.change(found.value - found.baseline, found.metric)
+    return Cell(form.score(found.value, found.metric), detail)
+
+
+def _median_s(row: Row) -> float:
+    return row.latency.median_s if row.latency else float("inf")
+
+
+def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
+    """Return the headline: the fastest artifact and what it wins and costs; empty when nothing was measured."""
+    row = fastest(report)
+    if row is None:
+        return ()
+    found = [("Fastest artifact", Cell(row.name, file_name(row)))]
+    if row.speedup:
+        over = f"{form.ratio(over_best_float32(report, row))} over best fp32"
+        found.append(("Speed-up over eager", Cell(form.ratio(row.speedup.ratio), over)))
+    before = report.baseline.size_bytes
+    smaller = form.ratio(before / row.size_bytes if before and row.size_bytes else None)
+    found.append(("Smaller file", Cell(smaller, f"{form.size(before)} → {form.size(row.size_bytes)}")))
+    return (*found, _quality_card(row))
+
+
+def _quality_card(row: Row) -> tuple[str, Cell]:
+    if row.accuracy:
+        found = row.accuracy
+        between = form.change_interval(found.difference_low, found.difference_high)
+        detail = f"{between} at {form.score(found.value, found.metric)}, {form.plural(found.samples, 'sample')}".strip()
+        return "Accuracy change", Cell(form.change(found.value - found.baseline, found.metric), detail)
+    detail = "accuracy was not measured" if row.agreement else "not measured"
+    if row.agreement and row.agreement.top1 is not None:
+        detail = f"top-1 agreement {form.share(row.agreement.top1)}"
+    return "Agreement with the original", Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None), detail)
+
+
+def timed(report: Report) -> list[Timed]:
+    """Return the runs of every row of a report that was timed; the hue is its place in the table."""
+    return [
+        Timed(row.name, hue, taken.samples_s, taken.median_s, taken.ci_low_s, taken.ci_high_s)
+        for hue, row, taken in timed_rows(report)
+    ]
+
+
+def timed_rows(report: Report) -> list[tuple[int, Row, Latency]]:
+    """Return every row that was timed with its place in the table and its latency."""
+    rows = enumerate((report.baseline, *report.rows))
+    return [(hue, row, row.latency) for hue, row in rows if row.latency is not None and is_timed(row)]
+
+
+def charts(report: Report) -> Iterator[Chart]:
+    """Yield the distributions of all runs, and quality against latency."""
+    if plot := distributions(timed(report)):
+        yield Chart(plot, "Every run", LOOK_HINT)
+    if plot := tradeoff(report):
+        equal = f"; equal outputs stand at {_CEILING_DB:.0f} dB" if plot.name.startswith("SQNR") else ""
+        yield Chart(plot, plot.name, f"up and left is better, dashed: Pareto{equal}")
+
+
+def tradeoff(report: Report) -> Plot | None:
+    """Return accuracy, or agreement where not all have it, against latency, with the Pareto front as a staircase.
+
+    None with fewer than two points.
+    """
+    rows = timed_rows(report)
+    scored = all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in rows)
+    found = [
+        (math.log10(taken.median_s), quality, hue, row.name)
+        for hue, row, taken in rows
+        if (quality := _quality(row, scored=scored)) is not None
+    ]
+    if len(found) < 2:
+        return None
+    points = [(at, quality) for at, quality, *_ in found]
+    front = pareto(points)
+    low, high = min(quality for _, quality in points), max(quality for _, quality in points)
+    pad = max(0.08 * (high - low), 0.25)
+    x = log_axis(min(points)[0] - 0.08, max(points)[0] + 0.08, short_seconds, "median latency")
+    dots = tuple(
+        Mark("dot", (points[index],), hue, label=name, size=6 if index in front else 4)
+        for index, (*_, hue, name) in enumerate(found)
+    )
+    steps = Mark("front", tuple(points[index] for index in front))
+    title, unit = ("Accuracy", "%") if scored else ("SQNR", "dB")
+    return Plot(f"{title} against latency", x, linear_axis(low - pad, high + pad, title=unit), (steps, *dots))
+
+
+def _quality(row: Row, *, scored: bool) -> float | None:
+    """Return accuracy in percent where every row has it, else the agreement."""
+    if scored:
+        return 100 * row.accuracy.value if row.accuracy else None
+    return min(row.agreement.sqnr_db, _CEILING_DB) if row.agreement else None
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the points no other beats in both low first and high second value, by first value.
+
+    >>> pareto([(1.0, 30.0), (2.0, 20.0), (3.0, 50.0)])
+    [0, 2]
+    """
+    best, front = -math.inf, []
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if points[index][1] > best:
+            best = points[index][1]
+            front.append(index)
+    return front

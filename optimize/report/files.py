@@ -1,0 +1,96 @@
+"""Documents and records as files: each form by the ending of its name, several all or none; and reports read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+
+from optimize.errors import UsageError
+from optimize.files import write_text
+from optimize.report.model import Report, StrictRecord
+from optimize.texts import read_json
+from optimize.transaction import staging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optimize.report.document import Document
+
+_Read = TypeVar("_Read", bound=StrictRecord)
+_ARTICLES = {".json": "a"}
+
+
+def check_ending(path: Path, *endings: str, example: str) -> None:
+    """Check what a file can be written as, before anything is measured.
+
+    Raises:
+        UsageError: Its name has none of these endings.
+    """
+    if path.suffix.lower() in endings:
+        return
+    named = [f"{_ARTICLES.get(ending, 'an')} {ending}" for ending in endings]
+    none = f"neither {' nor '.join(named)}" if len(named) == 2 else f"no {', '.join(endings[:-1])} or {endings[-1]}"
+    raise UsageError(f"'{path}' is {none} file.", hint=f"Name the file {example}.")
+
+
+def save(path: Path, document: Document, record: StrictRecord | None = None) -> None:
+    """Write a document, or the record it was made from, in the form that the ending of the name says.
+
+    Raises:
+        Refused: The file cannot be written.
+    """
+    write_text(path, _rendered(path.suffix.lower(), document, record))
+
+
+def save_all(folder: Path, names: Sequence[str], document: Document, record: StrictRecord) -> Path:
+    """Write a document in several forms, all or none; a picture is left out where there is none.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        Refused: The folder cannot be written.
+    """
+    with staging(folder, names) as new:
+        for name in names:
+            if document.picture or not name.endswith(".svg"):
+                save(new / name, document, record)
+    return folder / next(name for name in names if name.endswith(".html"))
+
+
+def _rendered(ending: str, document: Document, record: StrictRecord | None) -> str:
+    from optimize.report import html, markdown
+
+    if ending == ".json" and record is not None:
+        return record.model_dump_json(indent=1) + "\n"
+    if ending == ".md":
+        return markdown.render(document)
+    if ending == ".svg" and document.picture is not None:
+        return html.render_picture(document.picture, document.heading or document.title)
+    return html.render(document)
+
+
+def read(path: Path) -> Report:
+    """Read a ``report.json``, or the one in a folder.
+
+    Raises:
+        UsageError: There is none, or it is not a report of this version.
+    """
+    file = path / "report.json" if path.is_dir() else path
+    return checked(Report, read_json(file, failure=UsageError), file, "a report")
+
+
+def checked(kind: type[_Read], content: object, path: Path, noun: str) -> _Read:
+    """Return what a file says as a record of one kind.
+
+    Raises:
+        UsageError: It is none of this version.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(f"'{path}' is not {noun} of this version: {where}: {first['msg']}.") from error

@@ -1,0 +1,72 @@
+"""What ``optimize passes`` and ``optimize targets`` list, and the targets as records for ``--json``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from optimize.report.document import Cell, Document, Span, grid
+
+if TYPE_CHECKING:
+    from optimize.passes.base import Pass
+    from optimize.targets.base import Availability, Target
+
+
+def tell_passes(passes: Mapping[str, type[Pass]]) -> Document:
+    """Return every pass: its name, when it runs, what it promises, what it does."""
+    rows = [(name, entry.stage.name.lower(), entry.exactness.value, entry.summary()) for name, entry in passes.items()]
+    columns = ("Pass", "Stage", "Promise", "What it does")
+    return Document("", "", (grid(columns, rows, left=columns[1:], flowing="What it does"),))
+
+
+def tell_targets(targets: Mapping[str, Target]) -> Document:
+    """Return every target: whether it can be written and run here, what it supports, and what to install."""
+    rows = []
+    for name, target in targets.items():
+        found = target.available()
+        words = [word for word, can in (("writes", found.export), ("runs", found.run)) if can]
+        here = (words[0], "\n", words[1]) if len(words) == 2 else (*words, *([] if words else ["no"]))
+        rows.append((name, Cell(here, tone="good" if len(words) == 2 else "warn"), Cell(tuple(_lines(target, found)))))
+    columns = ("Target", "Here", "What it is")
+    return Document("", "", (grid(columns, rows, left=columns[1:], flowing="What it is", apart=True),))
+
+
+def target_record(target: Target) -> dict[str, Any]:
+    """Return what there is to know about a target here, as JSON holds it."""
+    found, support = target.available(), target.support
+    return {
+        "name": target.name,
+        "summary": target.summary,
+        "suffix": target.suffix,
+        "writes": found.export,
+        "runs": found.run,
+        "versions": dict(found.version),
+        "reason": found.reason,
+        "install": found.install,
+        "floats": list(support.floats),
+        "int8": list(support.int8),
+        "mixed": list(support.mixed),
+        "free_dimensions": support.free,
+        "remark": support.remark,
+        "options": list(_options(target)),
+    }
+
+
+def _lines(target: Target, found: Availability) -> Iterator[str | Span]:
+    support = target.support
+    yield target.summary.rstrip(".")
+    yield from ("\n", ", ".join(support.precisions) or "precisions unknown")
+    yield from ("\n", Span(f"free: {support.free}{'. ' if support.remark else ''}{support.remark}", "dim"))
+    if options := ", ".join(_options(target)):
+        yield from ("\n", Span(f"options: {options}", "dim"))
+    versions = ", ".join(f"{name} {version}" for name, version in found.version.items())
+    yield from ("\n", Span(versions or "nothing installed", "dim"))
+    if found.reason:
+        yield from ("\n", Span(found.reason, "warn"))
+    if found.install:
+        yield from ("\n", Span(found.install, "strong"))
+
+
+def _options(target: Target) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(target)) if dataclasses.is_dataclass(target) else ()

@@ -1,0 +1,268 @@
+"""What ``optimize run`` tells: the artifacts, what the passes did and left alone, the layers, the machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from optimize.measure.environment import Environment
+from optimize.measure.statistics import SAMPLES_FOR
+from optimize.report import changes
+from optimize.report import document as doc
+from optimize.report import format as form
+from optimize.report.artifacts import artifacts, cards, charts, status_text, timed_rows
+from optimize.report.model import LayerFigures, Report, Row, TraceStep
+from optimize.report.sensitivity import layer_bars
+from optimize.targets.base import LayerTypes
+
+#: Layers that a terminal names; the page has them all.
+FOREMOST = 5
+NOTE = (
+    "Each artifact was loaded in its own process and run in turn with the others. Latency is the median of all runs "
+    "with its 95 % interval; speed-up is the median of the paired rounds' ratios. The intervals hold for these "
+    "processes; a restart moves a ratio by about half a percent. SQNR and top-1 agreement compare its outputs with the "
+    "original's."
+)
+LAYER_NOTE = (
+    "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
+    "follows it up to the next one count to it. SQNR alone: the outputs with that layer alone in INT8, simulated."
+)
+TYPE_NOTE = (
+    "Layers by the type they compute in. The engine inspector lists what the GPU runs; a parsed network is what was "
+    "asked for, before layers were fused: its types are binding, which kernels run is decided on the GPU."
+)
+_LAYER_COLUMNS = ("Float", "INT8", "Saved", "SQNR alone")
+
+
+def tell_run(report: Report) -> doc.Document:
+    """Return what a run came to: the main points for a terminal, all of it for pages."""
+    model, machine = report.model, report.environment
+    work = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
+    warnings = doc.Items(tuple(doc.Item("", text) for text in report.warnings), title="Warnings", tone="warn")
+    reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
+    sections = (
+        doc.Cards(cards(report), on=doc.PAGES),
+        doc.only(warnings, *doc.PAGES),
+        artifacts(report),
+        doc.Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
+        doc.Text(NOTE, "dim", on=doc.PAGES),
+        doc.Charts(tuple(charts(report)), title="Latency and quality"),
+        runs(report),
+        *_layers(report),
+        *_types(report),
+        doc.Facts(tuple(left_out(report)), title="Left out, and why", on=("html",)),
+        doc.Items(tuple(map(_step, report.trace)), title="Passes"),
+        doc.Text(changes.merge_summary(report.merges), "warn", on=("console",)),
+        *_graph(report),
+        doc.Items(tuple(_covered(row) for row in report.rows if row.coverage), title="INT8 coverage"),
+        *_foremost(report),
+        doc.only(warnings, "console"),
+        _notes(report),
+        doc.Facts(model_facts(report), title="Model", on=doc.PAGES),
+        doc.Facts(environment_facts(report), title="Environment", on=doc.PAGES),
+        doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
+        doc.Code(report.recipe or "", "recipe", on=doc.PAGES),
+    )
+    return doc.Document(
+        model.source,
+        f"{work} · measured {report.created[:10]} on {machine.cpu}",
+        doc.some(*sections),
+        footer=f"optimize {machine.versions.get('optimize', '')} · {report.created}",
+        heading=f"Optimization of {model.source}",
+        record=("report.json", report.model_dump_json()),
+    )
+
+
+def runs(report: Report) -> doc.Grid:
+    """Return for each timed row how many runs were kept, their 95th percentile, the first call and the load time."""
+    rows = []
+    for _, row, taken in timed_rows(report):
+        tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR[95]} runs"
+        first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
+        rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
+    return doc.grid(("Artifact", "Runs", "p95", "First call", "Load"), rows, title="Runs", is_plain=True, on=doc.PAGES)
+
+
+def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:
+    """Return the layers of each row, in execution order, by the row's name."""
+    names = dict.fromkeys(layer.row for layer in report.layers)
+    return [(name, [layer for layer in report.layers if layer.row == name]) for name in names]
+
+
+def _layers(report: Report) -> Iterator[doc.Section]:
+    if report.layers:
+        yield doc.Text(LAYER_NOTE, "dim", title="Layers", on=doc.PAGES)
+    for name, found in layers_by_row(report):
+        levels = [layer.sqnr_db for layer in found if layer.sqnr_db is not None]
+        if len(levels) == len(found) and any(layer.int8_s is not None for layer in found):
+            saved = [layer.saved_s for layer in found]
+            yield layer_bars(name, [layer.layer for layer in found], levels, saved)
+        yield _layer_grid(name, found, *doc.PAGES)
+
+
+def _foremost(report: Report) -> Iterator[doc.Grid]:
+    """Yield the layers to look at first: the slowest in INT8, or those that cost most accuracy."""
+    for name, found in layers_by_row(report):
+        timed = any(layer.int8_s is not None for layer in found)
+        chosen = sorted(found, key=lambda layer: -(layer.int8_s or 0.0) if timed else layer.sqnr_db or 0.0)[:FOREMOST]
+        yield _layer_grid(f"{name}, {'slowest layers' if timed else 'layers that cost most'}", chosen, "console")
+
+
+def _layer_grid(name: str, layers: Sequence[LayerFigures], *on: doc.Form) -> doc.Grid:
+    rows = [
+        (
+            f"{layer.layer} ({layer.op})",
+            *map(form.seconds, (layer.float_s, layer.int8_s)),
+            form.seconds_saved(layer.saved_s),
+            form.decibels(layer.sqnr_db),
+        )
+        for layer in layers
+    ]
+    return doc.grid((name, *_LAYER_COLUMNS), rows, is_plain=True, on=on).without_empty()
+
+
+def _types(report: Report) -> Iterator[doc.Section]:
+    """Yield how many layers of each kind compute in each type, for rows whose backend tells it."""
+    typed = [(row.name, row.layer_types) for row in report.rows if row.layer_types is not None]
+    if typed:
+        yield doc.Text(TYPE_NOTE, "dim", title="Layer types", on=doc.PAGES)
+    for name, found in typed:
+        counted = Counter((layer.op, layer.precision) for layer in found.layers)
+        types = sorted({precision for _, precision in counted})
+        rows = [(op, *(str(counted[op, kind] or "") for kind in types)) for op in sorted({op for op, _ in counted})]
+        yield doc.grid((f"{name}, {found.source}", *types), rows, is_plain=True, on=doc.PAGES)
+        yield doc.Items((doc.Item(name, f"{len(found.layers)} layers", lines=tuple(_typed(found))),), on=("html",))
+
+
+def _typed(found: LayerTypes) -> Iterator[tuple[str | doc.Span, ...]]:
+    for layer in found.layers:
+        output = f" → {layer.output}" if layer.output != layer.precision else ""
+        kernel = (doc.Span(f" {layer.kernel}", "dim"),) if layer.kernel else ()
+        yield doc.Span(layer.name, "code"), f" ({layer.op}): {layer.precision}{output}", *kernel
+
+
+def left_out(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield all that was not done, as (what, why): files, places passes left alone, layers in float."""
+    for row in report.rows:
+        if reason := status_text(row):
+            yield row.name, reason
+    for step in report.trace:
+        for op, reason, places in changes.grouped_skips(step.skips):
+            yield step.pass_name, f"left {len(places)} × {op} alone: {reason}"
+    for row in report.rows:
+        for layer in row.coverage.left_float if row.coverage else ():
+            yield row.name, f"{layer.name} ({layer.op}) runs in float: {layer.reason}"
+
+
+def _step(step: TraceStep) -> doc.Item:
+    """Return what a pass did; a page unfolds every place."""
+    done = [form.plural(len(step.rewrites), "rewrite"), f"{len(step.skips)} skipped" if step.skips else ""]
+    error = f"max error {form.error(step.max_error)}" if step.max_error is not None else ""
+    before, after = step.before, step.after
+    counts = (
+        f"{form.count(before.parameters)} → {form.count(after.parameters)} parameters, {form.count(before.macs)} → "
+        f"{form.count(after.macs)} MACs, {sum(before.ops.values())} → {sum(after.ops.values())} operators"
+    )
+    skips = [(doc.Span(skip.where, "code"), f" ({skip.op}): {skip.reason}") for skip in step.skips]
+    rewrites = [(doc.Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
+    return doc.Item(
+        step.pass_name,
+        ", ".join(filter(None, (*done, error))),
+        tag=step.exactness,
+        end=form.seconds(step.seconds),
+        lines=tuple(
+            (f"left {len(places)} × ", doc.Span(op, "code"), f" alone: {reason}")
+            for op, reason, places in changes.grouped_skips(step.skips)
+        ),
+        more=doc.some(
+            doc.Text(("Options: ", doc.Span(step.options, "code")) if step.options else "", "dim"),
+            *map(doc.Text, step.notes),
+            doc.Text(counts),
+            _list("Left alone", skips),
+            _list("Rewritten", rewrites),
+        ),
+    )
+
+
+def _list(title: str, lines: Sequence[tuple[str | doc.Span, ...]]) -> doc.Items:
+    return doc.Items(tuple(doc.Item("", line) for line in lines), title=title)
+
+
+def _graph(report: Report) -> Iterator[doc.Section]:
+    if report.graph is not None:
+        yield doc.Text(changes.BYTES_NOTE, "dim", title="Graph", on=doc.PAGES)
+        yield doc.only(changes.tell_figures(report.graph), *doc.PAGES)
+        yield changes.drawn(report.graph)
+    if report.merges:
+        note = f"{changes.MERGE_NOTE} {changes.merge_summary(report.merges)}".strip()
+        yield doc.Text(note, "dim", title="Merged weights in INT8", on=doc.PAGES)
+        yield doc.only(changes.merge_grid(report.merges), *doc.PAGES)
+
+
+def coverage_summary(row: Row) -> str:
+    """Return how much of a row runs in INT8, and whether it keeps what was asked; empty for a float artifact."""
+    if row.coverage is None:
+        return ""
+    left = form.plural(len(row.coverage.left_float), "operator")
+    placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
+    bound = f"; {row.bound.wanted} {'kept' if row.bound.met else 'MISSED'}: {row.bound.found}" if row.bound else ""
+    return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
+
+
+def _covered(row: Row) -> doc.Item:
+    assert row.coverage is not None
+    left = [(doc.Span(layer.name, "code"), f" ({layer.op}): {layer.reason}") for layer in row.coverage.left_float]
+    kernels = ", ".join(f"{name} × {times}" for name, times in row.coverage.kernels.items())
+    return doc.Item(
+        row.name,
+        coverage_summary(row),
+        lines=tuple(left),
+        more=doc.some(
+            _list("Left in float", left),
+            doc.Text(kernels, title="Kernels"),
+            _list("In INT8", [(doc.Span(name, "code"),) for name in row.coverage.quantized]),
+        ),
+    )
+
+
+def _notes(report: Report) -> doc.Facts:
+    notes = tuple((row.name, note) for row in report.rows for note in row.notes)
+    return doc.Facts(notes, title="Notes", on=doc.PAGES)
+
+
+def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
+    """Return what was optimized, as (name, text)."""
+    model = report.model
+    facts = [("Model", model.source), ("Parameters", form.count(model.parameters)), ("MACs", form.count(model.macs))]
+    if model.inputs:
+        facts.append(("Inputs", ", ".join(model.inputs)))
+    if model.sha256:
+        facts.append(("SHA-256", model.sha256))
+    if report.calibration:
+        kind = "synthetic" if report.calibration.synthetic else report.calibration.source
+        facts.append(("Calibration", f"{form.plural(report.calibration.samples, 'sample')}, {kind}"))
+    return tuple(facts)
+
+
+def environment_facts(report: Report) -> tuple[tuple[str, str], ...]:
+    """Return the machine of a run, as (name, text)."""
+    taken = report.baseline.latency
+    facts = machine_facts(report.environment, threads=taken.threads if taken else None)
+    return (*facts, *((("Batch", str(taken.batch)),) if taken else ()))
+
+
+def machine_facts(machine: Environment, *, threads: int | None) -> tuple[tuple[str, str], ...]:
+    """Return a machine and the threads that were used on it, as (name, text)."""
+    load = machine.load_average
+    facts = [
+        ("CPU", f"{machine.cpu}, {form.plural(machine.cores, 'core')}"),
+        ("Instruction sets", " ".join(machine.cpu_flags)),
+        ("GPU", "; ".join(machine.gpus) or "none"),
+        ("Memory", form.size(machine.memory_bytes)),
+        ("Threads", str(threads) if threads else ""),
+        ("Governor", machine.governor or ""),
+        ("Load at start", f"{load[0]:.2f}" if load else ""),
+        ("System", f"{machine.system}, Python {machine.python}"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
+    ]
+    return tuple((name, text) for name, text in facts if text)
