@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from optimize.costs import program_costs
 from optimize.datasets import Datasets
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed
 from optimize.graph import WEIGHTED, calls, op_name
@@ -25,7 +26,6 @@ from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import Speedup, measure
 from optimize.measure.layer_times import TARGETS, LayerTime, layer_times
 from optimize.measure.quality import judge
-from optimize.profile.costs import program_costs
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back

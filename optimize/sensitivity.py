@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from optimize.costs import program_costs
 from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused
 from optimize.job import Job, Variant
@@ -13,7 +14,6 @@ from optimize.measure import environment
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.layer_times import LayerTime, require_layer_times
 from optimize.opening import open_program
-from optimize.profile.costs import program_costs
 from optimize.program import Program
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares

@@ -18,7 +18,7 @@ ROOMS = {
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
-        "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "stats",
+        "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs",
     ),
     "load": ("load",),
     "data": ("data",),

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
+from optimize.costs import Costs, NodeCost, program_costs
 from optimize.profile.artifacts import profile_file
-from optimize.profile.costs import Costs, NodeCost, program_costs
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.memory import LiveMemory, live_memory
 from optimize.profile.profiling import profile_program

@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from optimize import sandbox
+from optimize.costs import Costs
 from optimize.errors import Refused, UsageError
 from optimize.measure.feed import open_feed
 from optimize.measure.fleet import Progress, silent
 from optimize.measure.sides import Side, open_side
 from optimize.measure.worker import read_answer, write_arrays
-from optimize.profile.costs import Costs
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.profiling import fresh_process, join

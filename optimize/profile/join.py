@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from optimize import graph
-from optimize.profile.costs import MULTIPLYING
+from optimize.costs import MULTIPLYING
 from optimize.program import Program
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from optimize import graph
-from optimize.profile.costs import size_bytes, storage_owners
-from optimize.profile.shapes import Values, values_at
+from optimize.costs import Values, size_bytes, storage_owners, values_at
 from optimize.program import Program
 
 

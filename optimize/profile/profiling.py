@@ -13,10 +13,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimize import graph
+from optimize.costs import Costs, program_costs
 from optimize.errors import UsageError
 from optimize.measure.fleet import Fleet, Progress, silent
 from optimize.measure.latency import measure
-from optimize.profile.costs import Costs, program_costs
 from optimize.profile.kernels import Kernel, Probe, Times, take_times
 from optimize.profile.machine import Limits, measure_limits, torch_threads
 from optimize.profile.memory import live_memory

@@ -154,7 +154,7 @@ class Skip(Record):
 
 
 class Stats(Record):
-    """Size and work of the program; mirrors ``optimize.stats.Stats``: all of one sample, bytes moved without fusion."""
+    """Size and work of the program; mirrors ``optimize.costs.Stats``: all of one sample, bytes moved without fusion."""
 
     ops: dict[str, int]
     parameters: int
