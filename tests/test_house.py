@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry"),
+    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry", "distances"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
-        "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs",
+        "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
     ),
     "load": ("load",),
     "data": ("data",),
@@ -73,7 +73,6 @@ FORBIDDEN_TODAY = frozenset(
         "bench.subjects: targets.tensorrt.packages",
         "branches.insertion: passes.base",
         "branches.merging: passes.reparameterize",
-        "capture_checks: pipeline",
         "data: load.named",
         "gate.case: bench.subjects",
         "gate.findings: report.format",

@@ -17,6 +17,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.costs import program_costs
+from optimize.distances import noise_share
 from optimize.graph import aten
 from optimize.program import Program, is_one_position
 from optimize.quantization.sensitivity import LayerError, layer_errors
@@ -56,8 +57,8 @@ def spare_layers(
     small = {name for name in apart & plan.layers if work[name] <= share * whole}
     if not small:
         return {}
-    noise = 10 ** (-simulated_db(program, batches) / 10)
-    if noise <= 10 ** (-NEAR_DB / 10):
+    noise = noise_share(simulated_db(program, batches))
+    if noise <= noise_share(NEAR_DB):
         return {}
     errors = layer_errors(program, batches, only=small, progress=progress)
     return _dearest(errors, {name: work[name] / whole for name in small}, noise, share)
@@ -84,7 +85,7 @@ def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float,
     spent, left = 0.0, noise
     for error in sorted(errors, key=lambda each: -each.noise / work[each.name]):
         part, done = error.noise / noise, work[error.name]
-        if left <= 10 ** (-NEAR_DB / 10) or part < _WORTH * done:
+        if left <= noise_share(NEAR_DB) or part < _WORTH * done:
             break
         if spent + done <= share and part >= _NOTICED:
             spent, left = spent + done, left - error.noise
