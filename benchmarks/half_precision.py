@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.int8_onnx import SIZE, case, merged
 from optimize import graph
+from optimize.distances import output_error
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.pipeline import output_error
 from optimize.precision.casting import is_concerned
 from optimize.precision.emulation import Emulation
 from optimize.program import Program, tensor_value

@@ -20,7 +20,7 @@ import torch
 
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
-from optimize.pipeline import output_error
+from optimize.distances import output_error
 
 MODELS = (
     "repvgg_a0",

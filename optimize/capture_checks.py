@@ -10,8 +10,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph
+from optimize.distances import output_error
 from optimize.errors import Refused, VerificationFailed
-from optimize.pipeline import EXACT_TOLERANCE, output_error
+from optimize.invariants import EXACT_TOLERANCE
 from optimize.program import Program
 
 _HINT = (

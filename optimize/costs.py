@@ -1,4 +1,4 @@
-"""What each call of a program costs, from shapes alone: multiply-accumulates, parameters, bytes read and written.
+"""What a program and each of its calls cost, from shapes alone: multiply-accumulates, weights, bytes read and written.
 
 Formulas, for a batch of ``N`` (a multiply-accumulate, MAC, is one multiplication and one addition):
 
@@ -8,12 +8,13 @@ transposed             ``N * C_in * (input positions) * (C_out / groups) * (kern
 linear                 ``rows * in_features * out_features``
 matrix product         ``batches * m * k * n``
 attention              ``N * heads * L * S * (E + E_v)`` for queries ``[L, E]``, keys ``[S, E]``, values ``[S, E_v]``
-LSTM, GRU              ``N * steps * (elements of all weight matrices)``
-einsum of two factors  the product of the sizes of all letters
+LSTM, GRU, RNN         ``N * steps * (elements of all weight matrices)``
+einsum, tensordot      those of the products that torch writes them as
 =====================  =================================================================================
 
 Everything else multiplies no matrices and counts no MACs. A call reads each tensor it takes once and writes its
-results; one that only looks at its input's bytes (reshape, transpose, slice, expand) moves nothing.
+results; one that only looks at its input's bytes (reshape, transpose, slice, expand) moves nothing. What has a size
+that only the data decides counts as empty.
 Arithmetic intensity is MACs a byte moved: S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual
 Performance Model for Multicore Architectures", CACM 2009.
 """
@@ -22,22 +23,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.program import Program
-from optimize.shapes import Values, values_at
-from optimize.stats import is_view
+from optimize.records import Stats
 
-_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default)
-_SUMS_OF_PRODUCTS = (aten.addmm.default, aten.baddbmm.default)
-_ATTENTION = (aten.scaled_dot_product_attention.default,)
+if TYPE_CHECKING:
+    from optimize.program import Program
+
+#: The tensors that each node gives: shape and dtype, no memory.
+Values = Mapping[fx.Node, tuple[torch.Tensor, ...]]
+#: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.
+WEIGHT_MACS = 8
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,11 @@ class NodeCost:
     def moved_bytes(self) -> int:
         """Bytes read and written."""
         return self.read_bytes + self.written_bytes
+
+    @property
+    def work(self) -> int:
+        """What it costs, in multiply-accumulates: its own, and the time to read its weights."""
+        return self.macs + WEIGHT_MACS * self.parameters
 
     @property
     def intensity(self) -> float:
@@ -123,46 +134,87 @@ class Costs:
         return readers
 
 
+def count(program: Program) -> Stats:
+    """Return the size of a program, and its work for one sample: of several in a fixed batch, the share of one."""
+    module, samples = program.graph_module, 1 if program.batch else program.samples
+    weights = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    costs = program_costs(program)
+    fixed = {node.name for node in program.graph.nodes if graph.weights_behind(node)}
+    once = sum(size for call in costs.calls.values() for name, size in call.reads.items() if name in fixed)
+    once += sum(call.written_bytes for call in costs.calls.values() if call.name in fixed)
+    return Stats(
+        ops=dict(sorted(Counter(graph.op_name(node) for node in program.graph.nodes if _is_call(node)).items())),
+        parameters=sum(t.numel() for t in weights),
+        weight_bytes=size_bytes(weights),
+        macs=costs.macs // samples,
+        moved_bytes=(costs.moved_bytes - once) // samples + once,
+    )
+
+
 def program_costs(program: Program, batch: int = 1) -> Costs:
     """Return the cost of every call, for one run with ``batch`` samples."""
     values, owners = values_at(program, batch), storage_owners(program.graph)
-    calls = [node for node in program.graph.nodes if node.op == "call_function" and values[node]]
+    calls = [node for node in program.graph.nodes if _is_call(node) and values[node]]
     return Costs(
         calls={node.name: _cost(node, values, owners) for node in calls},
         outputs=frozenset(owners[node].name for node in program.outputs),
     )
 
 
+def values_at(program: Program, batch: int) -> Values:
+    """Return the tensors that each node of a program gives for a batch of this size (ignored where it is fixed)."""
+    inputs = program.sample(batch) if program.batch else program.inputs
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    sizes = {
+        symbol.node.expr: size
+        for node, tensor in zip(placeholders, inputs, strict=True)
+        for symbol, size in zip(node.meta["val"].shape, tensor.shape, strict=True)
+        if isinstance(symbol, torch.SymInt)
+    }
+
+    def size_of(size: Any) -> int:
+        number = size.node.expr.xreplace(sizes) if isinstance(size, torch.SymInt) else size
+        return int(number) if not getattr(number, "free_symbols", None) else 0
+
+    return {
+        node: tuple(
+            torch.empty([size_of(size) for size in leaf.shape], dtype=leaf.dtype, device="meta")
+            for leaf in pytree.tree_leaves(node.meta.get("val"))
+            if isinstance(leaf, torch.Tensor)
+        )
+        for node in program.graph.nodes
+    }
+
+
 def storage_owners(whole: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Return the node whose bytes each node holds: its own, or those of what it is a view of."""
     owners: dict[fx.Node, fx.Node] = {}
     for node in whole.nodes:
-        looks = node.op == "call_function" and is_view(node) and node.all_input_nodes
+        looks = _is_call(node) and _is_view(node) and node.all_input_nodes
         owners[node] = owners[node.all_input_nodes[0]] if looks else node
     return owners
 
 
-def macs(node: fx.Node, values: Values) -> int:
-    """Return the multiply-accumulates of one call by the formulas of this file.
-
-    Args:
-        node: A call.
-        values: Shapes of the graph's tensors (``optimize.shapes.values_at``).
-    """
-    for targets, formula in _FORMULAS:
-        if graph.is_call(node, *targets):
-            return formula(node, values)
-    return 0
-
-
-def size_bytes(tensors: Sequence[torch.Tensor]) -> int:
+def size_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of some tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def _is_call(node: fx.Node) -> bool:
+    return node.op == "call_function"
+
+
+def _is_view(call: fx.Node) -> bool:
+    """Say whether a call only looks at its input's bytes: its schema says that the result aliases an argument."""
+    if not isinstance(call.target, torch._ops.OpOverload):
+        return True  # getitem and arithmetic on sizes
+    casts = call.target.overloadpacket in (aten.to, aten.contiguous)
+    return not casts and any(entry.alias_info is not None for entry in call.target._schema.returns)
+
+
 def _cost(node: fx.Node, values: Values, owners: Mapping[fx.Node, fx.Node]) -> NodeCost:
-    weights = [tensor for source in node.all_input_nodes if _is_weight(source) for tensor in values[source]]
-    moves = not is_view(node)
+    weights = [tensor for source in node.all_input_nodes if graph.weights_behind(source) for tensor in values[source]]
+    moves = not _is_view(node)
     reads: dict[str, int] = {}
     for source in node.all_input_nodes if moves else ():
         owner = owners[source].name
@@ -171,7 +223,7 @@ def _cost(node: fx.Node, values: Values, owners: Mapping[fx.Node, fx.Node]) -> N
         name=node.name,
         op=graph.op_name(node),
         layer=graph.origin(node),
-        macs=macs(node, values),
+        macs=_macs(node, values),
         parameters=sum(tensor.numel() for tensor in weights),
         reads=reads,
         written_bytes=size_bytes(values[node]) if moves else 0,
@@ -179,70 +231,69 @@ def _cost(node: fx.Node, values: Values, owners: Mapping[fx.Node, fx.Node]) -> N
     )
 
 
-def _is_weight(node: fx.Node) -> bool:
-    return bool(graph.weights_behind(node))
+def _macs(node: fx.Node, values: Values) -> int:
+    if node.target in _BY_TORCH:
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), lambda source: values[source][0])
+        with FlopCounterMode(display=False) as counter:
+            node.target(*arguments, **keywords)
+        return int(counter.get_total_flops()) // 2
+    formula = _FORMULAS.get(node.target)
+    arguments = (
+        (node.args[0], *node.args[2:]) if graph.is_call(node, *_SEQUENCES) else node.args
+    )  # without their states
+    leaves = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node) and values[leaf])
+    return formula([values[leaf][0].shape for leaf in leaves], values[node][0].shape) if formula else 0
 
 
-def _shape(argument: Any, values: Values) -> torch.Size:
-    return values[argument][0].shape
+#: MACs from the shapes of the tensors that a call takes and of its first result.
+Formula = Callable[[Sequence[Sequence[int]], Sequence[int]], int]
 
 
-def _convolution(node: fx.Node, values: Values) -> int:
-    weight = _shape(node.args[1], values)  # [C_out, C_in / groups, *kernel]
-    return values[node][0].numel() * math.prod(weight[1:])
+def convolution_macs(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    """Return those of a convolution with a weight ``[C_out, C_in / groups, *kernel]``."""
+    return math.prod(made) * math.prod(shapes[1][1:])
 
 
-def _transposed(node: fx.Node, values: Values) -> int:
-    weight = _shape(node.args[1], values)  # [C_in, C_out / groups, *kernel]
-    return math.prod(_shape(node.args[0], values)) * math.prod(weight[1:])
+def transposed_macs(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    """Return those of a transposed convolution with a weight ``[C_in, C_out / groups, *kernel]``."""
+    return math.prod(shapes[0]) * math.prod(shapes[1][1:])
 
 
-def _linear(node: fx.Node, values: Values) -> int:
-    return math.prod(_shape(node.args[0], values)) * _shape(node.args[1], values)[0]
+def product_macs(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    """Return those of a product: every result once for each of the ``k`` products it sums."""
+    return math.prod(made) * shapes[0][-1]
 
 
-def _product(node: fx.Node, values: Values) -> int:
-    """Count every result once for each of the ``k`` products it sums."""
-    return values[node][0].numel() * _shape(node.args[0], values)[-1]
+def _sum_of_products(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    return product_macs(shapes[1:], made)
 
 
-def _sum_of_products(node: fx.Node, values: Values) -> int:
-    return values[node][0].numel() * _shape(node.args[1], values)[-1]
-
-
-def _attention(node: fx.Node, values: Values) -> int:
-    query, key, value = (_shape(argument, values) for argument in node.args[:3])
+def _attention(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    query, key, value = shapes[:3]
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _recurrent(node: fx.Node, values: Values) -> int:
-    x, _, weights = node.args[:3]
-    rows = math.prod(_shape(x, values)[:-1])  # steps and samples, in either order
-    matrices = [_shape(weight, values) for weight in weights]  # type: ignore[union-attr]
-    return rows * sum(math.prod(matrix) for matrix in matrices if len(matrix) == 2)
+def _recurrent(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    """Count every matrix once a step and sample."""
+    return math.prod(shapes[0][:-1]) * sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)
 
 
-def _einsum(node: fx.Node, values: Values) -> int:
-    equation, factors = node.args[:2]
-    letters = str(equation).replace(" ", "").split("->")[0].split(",")
-    if len(letters) != 2 or "." in str(equation):
-        return 0
-    shapes = [_shape(factor, values) for factor in factors]  # type: ignore[union-attr]
-    sizes = {
-        name: size for word, shape in zip(letters, shapes, strict=True) for name, size in zip(word, shape, strict=True)
-    }
-    return math.prod(sizes.values())
+def _cell(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
+    return _recurrent([shapes[0], *[shape for shape in shapes if len(shape) == 2][-2:]], made)
 
 
-_FORMULAS: tuple[tuple[tuple[Any, ...], Callable[[fx.Node, Values], int]], ...] = (
-    (graph.CONVOLUTIONS, _convolution),
-    (graph.TRANSPOSED_CONVOLUTIONS, _transposed),
-    ((aten.linear.default,), _linear),
-    (_PRODUCTS, _product),
-    (_SUMS_OF_PRODUCTS, _sum_of_products),
-    (_ATTENTION, _attention),
-    (graph.RECURRENT, _recurrent),
-    ((aten.einsum.default,), _einsum),
-)
+_SEQUENCES = (*graph.RECURRENT, aten.rnn_tanh.input, aten.rnn_relu.input)
+_FORMULAS: dict[Any, Formula] = {
+    **dict.fromkeys(graph.CONVOLUTIONS, convolution_macs),
+    **dict.fromkeys(graph.TRANSPOSED_CONVOLUTIONS, transposed_macs),
+    **dict.fromkeys((aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default), product_macs),
+    **dict.fromkeys((aten.mv.default, aten.dot.default, aten.inner.default), product_macs),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _sum_of_products),
+    aten.scaled_dot_product_attention.default: _attention,
+    **dict.fromkeys(_SEQUENCES, _recurrent),
+    **dict.fromkeys((aten.lstm_cell.default, aten.gru_cell.default), _cell),
+    **dict.fromkeys((aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default), _cell),
+}
+_BY_TORCH = (aten.einsum.default, aten.tensordot.default)
 #: Calls with multiply-accumulates.
-MULTIPLYING = tuple(target for targets, _ in _FORMULAS for target in targets)
+MULTIPLYING = (*_FORMULAS, *_BY_TORCH)

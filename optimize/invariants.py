@@ -12,6 +12,9 @@ from optimize.errors import VerificationFailed
 from optimize.graph import aten
 from optimize.program import Program
 
+#: What is exact may differ by re-association of float sums: error relative to the largest output.
+EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
 
 def node_kinds(program: Program) -> Iterator[str]:
     """Only placeholders, weights, calls of ATen overloads and one output."""

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from optimize.errors import OptimizeError, UsageError, VerificationFailed
+from optimize.distances import output_error
+from optimize.errors import UsageError, VerificationFailed
+from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import Program, Stats
 from optimize.progress import tell
-
-#: An exact pass may differ by re-association of float sums: error relative to the largest output.
-EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
@@ -136,26 +135,6 @@ def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]
     return worst, relative
 
 
-def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-    """Return the largest absolute difference and the largest absolute value of ``want`` (at least 1e-30).
-
-    Raises:
-        VerificationFailed: The shapes differ, or ``got`` is not finite where ``want`` is.
-    """
-    if want.shape != got.shape:
-        raise VerificationFailed(f"an output changed its shape from {list(want.shape)} to {list(got.shape)}.")
-    if want.numel() == 0:
-        return 0.0, 1.0
-    wide, other = want.double(), got.double()
-    difference = (wide - other).abs()
-    difference[(wide == other) | (wide.isnan() & other.isnan())] = 0.0  # equal infinities, such as masked logits
-    if not bool(difference.isfinite().all()):
-        raise VerificationFailed("an output is no longer finite.")
-    finite = wide[wide.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
-    return float(difference.max()), max(scale, 1e-30)
-
-
 def _require(entry: Pass, dtype: torch.dtype, relative: float) -> None:
     """Refuse an exact pass that is not; what others cost is for the user to judge, from the file."""
     allowed = EXACT_TOLERANCE.get(dtype, 0.0)
@@ -181,6 +160,3 @@ def _options(entry: Pass) -> str:
 
     values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.repr}
     return ", ".join(f"{key}={value!r}" for key, value in values.items())
-
-
-__all__ = ["EXACT_TOLERANCE", "OptimizeError", "Pipeline", "Step", "Trace", "output_error"]

@@ -16,11 +16,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from optimize import graph
+from optimize.costs import count
 from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.quantization.plan import Quantization
-from optimize.records import MergeOutlook
-from optimize.stats import Stats, count
+from optimize.records import MergeOutlook, Stats
 
 MAX_BATCH = 4096
 #: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
@@ -171,7 +171,7 @@ class Program:
 
     def stats(self) -> Stats:
         """Count operators, parameters, weight bytes, MACs (layers, matrix products, attention) and bytes moved."""
-        return count(self.graph_module, self.inputs, self.samples)
+        return count(self)
 
     @property
     def samples(self) -> int:

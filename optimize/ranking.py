@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
 from optimize.quantization.sensitivity import LayerError
-from optimize.quantization.sparing import WEIGHT_MACS
 from optimize.report import format as form
 
 #: A layer that saves less counts as saving this much: shorter times are not told apart.
@@ -25,14 +24,9 @@ def rank(errors: Sequence[LayerError], times: Mapping[str, LayerTime], costs: Ma
     timed = all(error.name in times for error in errors)
 
     def price(error: LayerError) -> float:
-        return max(times[error.name].saved_s, LEAST_SAVED_S) if timed else work(costs[error.name])
+        return max(times[error.name].saved_s, LEAST_SAVED_S) if timed else costs[error.name].work
 
     return [error.name for error in sorted(errors, key=lambda error: error.noise / price(error), reverse=True)]
-
-
-def work(cost: NodeCost) -> float:
-    """Return what a layer costs for one sample, in multiply-accumulates: its own, and the time to read its weights."""
-    return cost.macs + WEIGHT_MACS * cost.parameters
 
 
 def shares(errors: Sequence[LayerError]) -> dict[str, float]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import optimize
 from optimize import registry
+from optimize.distances import output_error
 from optimize.errors import Refused
 from optimize.frontend import capture
-from optimize.pipeline import output_error
 from optimize.report import html, operations
 from optimize.report.changes import tell_change
 from optimize.report.console import show

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
 from optimize.quantization.sensitivity import LayerError
-from optimize.ranking import explain, fewest, rank, slow_choices, work
+from optimize.ranking import explain, fewest, rank, slow_choices
 
 
 def error(name: str, noise: float) -> LayerError:
@@ -31,7 +31,7 @@ def test_without_the_times_of_all_the_error_for_the_work_decides() -> None:
 
 
 def test_weights_that_are_read_for_few_products_are_work_too() -> None:
-    assert work(cost("a", macs=1000, parameters=1000)) == 9 * work(cost("b", macs=1000, parameters=0))
+    assert cost("a", macs=1000, parameters=1000).work == 9 * cost("b", macs=1000, parameters=0).work
 
 
 def test_the_reason_names_the_bound_the_share_and_the_time() -> None:

@@ -14,13 +14,12 @@ import torch
 from torch import fx
 
 from optimize.advise.trials import Measured
-from optimize.costs import Costs, NodeCost, program_costs
+from optimize.costs import Costs, NodeCost, Values, program_costs, values_at
 from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.reparameterize import Reparameterize
 from optimize.profile.machine import Limits
 from optimize.profile.result import FreshProcess
 from optimize.program import Program
-from optimize.shapes import Values, values_at
 
 #: What a remedy asks for: another setting, a rewriting that keeps the outputs, one that rounds them, another network.
 Effort = Literal["setting", "exact", "rounding", "retrain"]

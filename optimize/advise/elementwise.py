@@ -6,20 +6,9 @@ from collections.abc import Container, Iterator
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
-from optimize.graph import aten
 
-ADDITIONS = (aten.add.Tensor, aten.sub.Tensor)
-#: Operators whose every output value is computed from the input values at its own place.
-ELEMENTWISE = (
-    *ADDITIONS, aten.mul.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar, aten.neg.default, aten.abs.default,
-    aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.exp.default, aten.sqrt.default,
-    aten.rsqrt.default, aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default,
-    aten.clamp_min.default, aten.sigmoid.default, aten.tanh.default, aten.gelu.default, aten.silu.default,
-    aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default, aten.elu.default, aten.mish.default,
-    aten.softplus.default, aten.prelu.default, aten.batch_norm.default,
-)  # fmt: skip
 #: A chain of so many operators is worth fusing.
 _LONG = 2
 
@@ -56,7 +45,7 @@ class ElementwiseChains(Rule):
 
 def chains(case: Case) -> Iterator[list[fx.Node]]:
     """Yield the longest runs of two and more element-wise calls in which each is the only reader of the one before."""
-    inside = {node for node, _ in case.calls(*ELEMENTWISE)}
+    inside = {node for node in case.fused.graph.nodes if ops.is_elementwise(node) and node.name in case.costs.calls}
     before = {node: _continued(node, inside) for node in inside}
     after = {source: node for node, source in before.items() if source is not None}
     for node in case.fused.graph.nodes:

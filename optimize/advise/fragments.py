@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from optimize import graph
-from optimize.advise.elementwise import ADDITIONS
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import Program
 
@@ -21,14 +20,14 @@ def joins(program: Program) -> Iterator[tuple[fx.Node, int]]:
     """
     layers = _layers_behind(program)
     for node in program.graph.nodes:
-        inner = all(graph.is_call(user, *ADDITIONS, *_CONCATENATIONS) for user in node.users) and node.users
-        if graph.is_call(node, *ADDITIONS, *_CONCATENATIONS) and not (graph.is_call(node, *ADDITIONS) and inner):
+        inner = all(graph.is_call(user, *ops.SUMS, *_CONCATENATIONS) for user in node.users) and node.users
+        if graph.is_call(node, *ops.SUMS, *_CONCATENATIONS) and not (graph.is_call(node, *ops.SUMS) and inner):
             yield node, _parallel(list(_leaves(node)), layers)
 
 
 def _leaves(node: fx.Node) -> Iterator[fx.Node]:
     for source in node.all_input_nodes:
-        if graph.is_call(source, *ADDITIONS):
+        if graph.is_call(source, *ops.SUMS):
             yield from _leaves(source)
         else:
             yield source

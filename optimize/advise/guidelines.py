@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.advise.access import grouping_excess, least_access, pointwise_access
 from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
-from optimize.advise.elementwise import ADDITIONS, ELEMENTWISE, follows_layer
+from optimize.advise.elementwise import follows_layer
 from optimize.advise.fragments import joins
 from optimize.advise.trials import Measured, compare_runs
 
@@ -156,7 +156,9 @@ class FewElementwise(Rule):
     def look(self, case: Case) -> Finding | None:
         """Find a network whose traffic is element-wise to a large part."""
         moved = {
-            cost.layer: float(cost.moved_bytes) for node, cost in case.calls(*ELEMENTWISE) if not follows_layer(node)
+            cost.layer: float(cost.moved_bytes)
+            for node in case.fused.graph.nodes
+            if ops.is_elementwise(node) and not follows_layer(node) and (cost := case.costs.calls.get(node.name))
         }
         moved |= {conv.layer: float(_bytes(conv)) for conv in _thick(case)}
         share = sum(moved.values()) / max(case.costs.moved_bytes, 1)
@@ -206,7 +208,7 @@ def next_layer(node: fx.Node) -> fx.Node | None:
         (node,) = node.users
         if graph.is_call(node, *graph.WEIGHTED):
             return node
-        if not graph.is_call(node, *ELEMENTWISE) or graph.is_call(node, *ADDITIONS):
+        if not ops.is_elementwise(node) or graph.is_call(node, *ops.SUMS):
             return None
     return None
 

@@ -115,7 +115,7 @@ def without_biases(program: Program) -> Program:
 def _biased(program: Program) -> list[tuple[fx.Node, fx.Node]]:
     """Return the layers with a bias and the BatchNorm in inference form that alone reads each."""
     found = []
-    for layer in graph.calls(program.graph, *graph.CONVOLUTIONS, *graph.TRANSPOSED_CONVOLUTIONS, aten.linear.default):
+    for layer in graph.calls(program.graph, *graph.WEIGHTED):
         reader = next(iter(layer.users), None)
         has_bias = graph.constant(program.graph_module, graph.argument(layer, "bias")) is not None
         if has_bias and len(layer.users) == 1 and _is_norm(reader) and reader is not None and reader.args[0] is layer:

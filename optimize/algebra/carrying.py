@@ -16,23 +16,13 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra.channelwise import Channelwise
 from optimize.graph import aten
 from optimize.program import tensor_value
 
-_RESHAPES = (
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-)
-_PADS = (aten.pad.default, aten.constant_pad_nd.default)
 #: Calls that move elements of their first argument and compute nothing.
-MOVES = (aten.permute.default, aten.transpose.int, *_RESHAPES, *_PADS)
+MOVES = (*ops.TRANSPOSES, *ops.RESHAPES, *ops.PADS)
 
 
 def before(operator: Channelwise) -> Channelwise | None:
@@ -51,20 +41,20 @@ def after(operator: Channelwise, move: fx.Node) -> Channelwise | None:
 
 def refusal(move: fx.Node) -> str:
     """Say why a move could not be passed, as half a sentence."""
-    if graph.is_call(move, *_PADS):
+    if graph.is_call(move, *ops.PADS):
         return "the padding in between would change the border pixels"
     return "the channels are on another axis than its own"
 
 
 def _carried(operator: Channelwise, move: fx.Node, *, forward: bool) -> Channelwise | None:
-    if graph.is_call(move, *_PADS):
+    if graph.is_call(move, *ops.PADS):
         return operator if _commutes(operator, move) else None
     if operator.axis is None:
         return operator
     inner, outer = tensor_value(cast(fx.Node, move.args[0])), tensor_value(move)
     if inner is None or outer is None:
         return None
-    if graph.is_call(move, *_RESHAPES):
+    if graph.is_call(move, *ops.RESHAPES):
         shapes = (inner.shape, outer.shape) if forward else (outer.shape, inner.shape)
         return _regrouped(operator, *shapes)
     order = _order(move, inner.dim())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import carrying, channelwise
 from optimize.graph import aten
 
@@ -22,15 +22,6 @@ _ROUNDINGS = (
     aten.fake_quantize_per_tensor_affine.default,
     aten.fake_quantize_per_channel_affine.default,
 )
-#: Elementwise calls with constant bounds that never decrease.
-CLAMPS = (
-    aten.relu.default,
-    aten.relu6.default,
-    aten.hardtanh.default,
-    aten.clamp.default,
-    aten.clamp_min.default,
-    aten.clamp_max.default,
-)
 #: Calls that read the shape and dtype of a value and none of its numbers.
 SHAPES = (
     aten.ones_like.default,
@@ -39,7 +30,7 @@ SHAPES = (
     aten.empty_like.default,
     aten.sym_size.int,
 )
-_CONTINUOUS = (*CLAMPS, *carrying.MOVES, *channelwise.OPERATORS)
+_CONTINUOUS = (*ops.CLIPS, *carrying.MOVES, *channelwise.OPERATORS)
 
 
 def reason(value: fx.Node) -> str:

@@ -8,24 +8,16 @@ in float64, rounded once to the weight's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import carrying
 from optimize.algebra.channelwise import Channelwise
-from optimize.graph import aten
 from optimize.program import tensor_value
-
-_SPATIAL: dict[Any, int] = {
-    overload: axes
-    for overloads in (graph.CONVOLUTIONS, graph.TRANSPOSED_CONVOLUTIONS)
-    for axes, overload in enumerate(overloads, start=1)
-}
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ def into_layer_before(module: fx.GraphModule, operator: Channelwise) -> Folded |
         return f"its input is {kind}, not a convolution or linear layer"
     if len(layer.users) > 1:
         return f"the output of {_described(layer)} is used elsewhere too"
-    pair = operator.along(_channel_axis(layer))
+    pair = operator.along(ops.channel_axis(layer, layer))
     if pair is None:
         return f"the channels of {_described(layer)} are on another axis than its own"
     return into_outputs(module, layer, *pair)
@@ -90,7 +82,7 @@ def into_layer_after(module: fx.GraphModule, node: fx.Node, operator: Channelwis
         if carried is None:
             return f"{_described(layer)} follows it, but {carrying.refusal(cast(fx.Node, move))}"
         operator = carried
-    pair = operator.along(_channel_axis(layer))
+    pair = operator.along(ops.channel_axis(layer, layer))
     if pair is None:
         return f"{_described(layer)} follows it, but its channels are on another axis"
     folded = into_inputs(module, layer, *pair)
@@ -136,19 +128,12 @@ def into_inputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, shi
         return found
     weight, bias = found
     if shift.any():
-        if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) or _pads_with_zeros(layer):
+        if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) or ops.pads_with_zeros(layer):
             return "zero padding after its shift would change the border pixels"
         moved = _blocks(layer, weight, shift, inputs=True).flatten(1).sum(1)
         bias = moved if bias is None else bias + moved
     scaled = _blocks(layer, weight, scale, inputs=True)
     return _rounded(layer, scaled, torch.zeros(()) if bias is None else bias)
-
-
-def _pads_with_zeros(layer: fx.Node) -> bool:
-    """Say whether a layer's own padding is more than none."""
-    if graph.is_call(layer, aten.linear.default):
-        return False
-    return any(width != 0 for width in cast(Sequence[int], graph.argument(layer, "padding")))
 
 
 def _weights(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None] | str:
@@ -166,11 +151,10 @@ def _weights(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torc
 
 def _blocks(layer: fx.Node, weight: torch.Tensor, numbers: torch.Tensor, *, inputs: bool) -> torch.Tensor:
     """Multiply a weight by one number an input or output channel, wherever the layer keeps them."""
-    groups = 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))
-    is_transposed = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS)
+    groups = ops.groups(layer)
     # A group is [channels of axis 0, channels of axis 1, *K]; axis 0 has the outputs, in a transposed one the inputs.
     grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-    along = (1, -1) if inputs != is_transposed else (-1, 1)
+    along = (1, -1) if inputs == (ops.output_axis(layer) == 0) else (-1, 1)
     return (grouped * numbers.reshape(groups, *along, *[1] * (weight.dim() - 2))).reshape(weight.shape)
 
 
@@ -197,12 +181,6 @@ def _layer_after(node: fx.Node) -> fx.Node | None:
 
 def _only_reader(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _channel_axis(layer: fx.Node) -> int:
-    """Return the axis of a layer's input and output that its channels lie on."""
-    value = cast(torch.Tensor, tensor_value(layer))
-    return value.dim() - 1 - _SPATIAL.get(layer.target, 0)
 
 
 def _described(layer: fx.Node) -> str:

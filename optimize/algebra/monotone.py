@@ -13,14 +13,14 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import channelwise
 from optimize.algebra.channelwise import Channelwise
-from optimize.algebra.discontinuity import CLAMPS, COMPARISONS, SHAPES, SIGNS
+from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
 from optimize.program import tensor_value
 
 #: Calls a chain may begin with.
-HEADS = (*channelwise.OPERATORS, *CLAMPS)
+HEADS = (*channelwise.OPERATORS, *ops.CLIPS)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _ends(
 
 
 def _continues(module: fx.GraphModule, node: fx.Node) -> bool:
-    return graph.is_call(node, *CLAMPS) or channelwise.read(module, node) is not None
+    return graph.is_call(node, *ops.CLIPS) or channelwise.read(module, node) is not None
 
 
 def _source(module: fx.GraphModule, head: fx.Node) -> fx.Node:

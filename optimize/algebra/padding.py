@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra.affine import Mode
 from optimize.graph import aten
 from optimize.program import tensor_value
 
 #: Calls that :func:`read` understands.
-OPERATORS = (aten.pad.default, aten.constant_pad_nd.default, aten.slice_scatter.default)
+OPERATORS = (*ops.PADS, aten.slice_scatter.default)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _read_framed(module: fx.GraphModule, node: fx.Node) -> Pad | None:
             return None
         held, sides[side[0]] = constant, side[1]
         inner = inner.args[0]
-    if held is None or not graph.is_call(inner, *OPERATORS[:2]) or len(inner.users) > 1:
+    if held is None or not graph.is_call(inner, *ops.PADS) or len(inner.users) > 1:
         return None
     pad = read(module, inner)
     if pad is None or pad.mode != "constant":

@@ -16,18 +16,15 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import affine, channelwise, padding
 from optimize.algebra.affine import Affine, Kernel
 from optimize.algebra.terms import Layout, Term, join, signed, together
 from optimize.graph import aten
 from optimize.program import tensor_value
 
-SUMS = (aten.add.Tensor, aten.sub.Tensor)
-POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 _PRODUCTS = (aten.matmul.default, aten.mm.default)
 _LONGEST_WALK = 32
-_VIEWS = (aten.reshape.default, aten.permute.default, aten.transpose.int, aten.flatten.using_ints)
 
 
 @dataclass
@@ -87,7 +84,7 @@ class Regions:
         """Read a value inside an expression: one that others read too stays a value; a pad is only a way of reading."""
         if not isinstance(node, fx.Node) or not self.layout.holds(tensor_value(node)):
             return None
-        if graph.reads(node) > 1 and not graph.is_call(node, *padding.OPERATORS[:2]):
+        if graph.reads(node) > 1 and not graph.is_call(node, *ops.PADS):
             return self._atom(node)
         return self.single(node) or self._atom(node)
 
@@ -106,7 +103,7 @@ class Regions:
         return Term(node, operator, node, positions=self.layout.positions(value), parts=(operator,))
 
     def _read(self, node: fx.Node) -> tuple[Term, ...] | None:
-        if graph.is_call(node, *SUMS):
+        if graph.is_call(node, *ops.SUMS):
             found = self._sum(node)
             if found:
                 return found
@@ -119,7 +116,7 @@ class Regions:
             term = self._applied(node, self._linear(node))
         elif graph.is_call(node, *_PRODUCTS) and self.layout is Layout.LAST:
             term = self._applied(node, self._product(node))
-        elif graph.is_call(node, *POOLS) and self.layout is Layout.FIRST:
+        elif graph.is_call(node, *ops.AVERAGE_POOLS) and self.layout is Layout.FIRST:
             term = self._applied(node, self._pool(node))
         elif graph.is_call(node, *padding.OPERATORS) and self.layout is Layout.FIRST:
             term = self._padded(node)
@@ -172,7 +169,7 @@ class Regions:
             inner = self._atom(source)
             total = outer
         positions = self.layout.positions(cast(torch.Tensor, tensor_value(node)))
-        has_weights = not graph.is_call(node, *POOLS)
+        has_weights = not graph.is_call(node, *ops.AVERAGE_POOLS)
         return inner.then(
             node,
             total,
@@ -265,7 +262,7 @@ class Regions:
         """Read an average pool whose windows all divide by the same number."""
         source = cast(torch.Tensor, tensor_value(cast(fx.Node, node.args[0])))
         result = cast(torch.Tensor, tensor_value(node))
-        dims = POOLS.index(node.target) + 1
+        dims = ops.SPATIAL_AXES[node.target]
         if not self.layout.holds(source) or source.dim() != dims + 2:
             return None
         taps, padding = (_axes(graph.argument(node, name), dims) for name in ("kernel_size", "padding"))
@@ -320,7 +317,7 @@ def _obstacle(regions: Regions, node: fx.Node) -> str:
         return f"{what}: {regions.obstacles[node]}"
     if any(node in term.nodes for term in regions.terms(node)):
         return f"the value of {what} is used elsewhere too" if graph.reads(node) > 1 else ""
-    return "" if graph.is_call(node, *_VIEWS) else f"{what} in between is not linear"
+    return "" if graph.is_call(node, *ops.PERMUTATIONS) else f"{what} in between is not linear"
 
 
 def _rounding(node: fx.Node) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimize.measure.agreement import CAP_DB, ratio_db
+from optimize.distances import CAP_DB, ratio_db
 from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
@@ -45,14 +45,15 @@ class DistanceMeter:
     Attributes:
         fits: Whether all batches were arrays of numbers of one shape in both files, complex in both or in neither;
             those that are not are not counted.
+        not_finite: Elements that are NaN or infinite in one file and something else in the other.
     """
 
     fits: bool = True
+    not_finite: int = 0
     _signal: float = 0.0
     _noise: float = 0.0
     _count: int = 0
     _max_abs_error: float = 0.0
-    _not_finite: int = 0
     _ranges: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def update(self, expected: np.ndarray, found: np.ndarray) -> None:
@@ -71,7 +72,7 @@ class DistanceMeter:
             return
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
-        self._not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
+        self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
         difference = want[finite] - got[finite]
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
             self._signal += float(np.square(want[finite]).sum())
@@ -91,7 +92,7 @@ class DistanceMeter:
             max_abs_error=self._max_abs_error,
             first_range=self._ranges.get(0),
             second_range=self._ranges.get(1),
-            not_finite=self._not_finite,
+            not_finite=self.not_finite,
         )
 
     def _widen(self, side: int, values: np.ndarray) -> None:
@@ -100,7 +101,7 @@ class DistanceMeter:
             self._ranges[side] = min(low, float(values.min())), max(high, float(values.max()))
 
     def _sqnr_db(self) -> float:
-        return -CAP_DB if self._not_finite else ratio_db(self._signal, self._noise)
+        return -CAP_DB if self.not_finite else ratio_db(self._signal, self._noise)
 
 
 def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from optimize.distances import CAP_DB
 from optimize.errors import Refused
-from optimize.measure.agreement import CAP_DB, is_logits
+from optimize.measure.agreement import is_logits
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import Feed
 from optimize.measure.fleet import Progress, silent

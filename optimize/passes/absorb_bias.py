@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Skip
 from optimize.passes.recovery import Recovery
@@ -17,7 +17,7 @@ from optimize.quantization.attempts import Attempt, Seen
 from optimize.quantization.links import Link
 from optimize.registry import register_pass
 
-MAKERS = tuple(call for call in (*links.LAYERS, *links.NORMS) if call is not aten.rms_norm.default)
+MAKERS = tuple(call for call in (*links.LAYERS, *ops.NORMS) if call is not aten.rms_norm.default)
 
 
 @register_pass

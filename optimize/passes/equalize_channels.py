@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Skip
 from optimize.passes.recovery import Recovery
@@ -14,7 +14,6 @@ from optimize.program import Program
 from optimize.quantization import links
 from optimize.quantization.attempts import Attempt, Seen, migrations
 from optimize.quantization.links import Link
-from optimize.quantization.simulation import is_clip_at_zero
 from optimize.registry import register_pass
 
 #: Passed as they are.
@@ -79,10 +78,5 @@ class EqualizeChannels(Recovery):
 
 def _ceiling(link: Link) -> float | None:
     """Return the lowest upper bound of the clips on a link's way, infinity without; None where one passes negatives."""
-    if not all(is_clip_at_zero(clip) for clip in link.clips):
-        return None
-    bounds = (
-        6.0 if graph.is_call(clip, aten.relu6.default) else float(cast(float, graph.argument(clip, "max_val")))
-        for clip in link.clips
-    )
-    return min(bounds, default=math.inf)
+    bounds = [cast(tuple[float, float], ops.clip_bounds(clip)) for clip in link.clips]
+    return min((high for _, high in bounds), default=math.inf) if all(low == 0 for low, _ in bounds) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import torch
 
 from optimize import graph
 from optimize.data import Given
+from optimize.distances import noise_share, ratio_db
 from optimize.errors import Refused
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
 from optimize.passes.quantize_static import choose_layers
@@ -106,12 +106,12 @@ def _activations_noise(program: Program, learn: Batches, judge: Batches, referen
     ranges, _ = learn_ranges(program, learn, calibrator="mse", form=USUAL.activation)
     layers, _ = choose_layers(program)
     plan = Quantization("static", frozenset(node.name for node in layers), ranges)
-    return 10 ** (-simulated_db(program, judge, plan, reference=reference, weights=False) / 10)
+    return noise_share(simulated_db(program, judge, plan, reference=reference, weights=False))
 
 
 def _db(noise: Sequence[float]) -> float:
     """Return the signal to noise of several folds together."""
-    return -10 * math.log10(statistics.fmean(noise))
+    return ratio_db(1.0, statistics.fmean(noise))
 
 
 def halves(program: Program, batches: FlatBatches) -> tuple[Batches, Batches]:

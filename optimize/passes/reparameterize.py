@@ -12,10 +12,10 @@ from typing import ClassVar, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import channelwise
 from optimize.algebra.emit import emit
-from optimize.algebra.regions import SUMS, Regions, why_apart
+from optimize.algebra.regions import Regions, why_apart
 from optimize.algebra.terms import Layout, Term, join
 from optimize.errors import UsageError, nearest
 from optimize.graph import aten
@@ -250,7 +250,7 @@ def _total(module: fx.GraphModule, root: fx.Node, values: Sequence[tuple[fx.Node
     total = values[0][0]
     with module.graph.inserting_before(root):
         for value, sign in values[1:]:
-            total = module.graph.call_function(SUMS[0] if sign > 0 else SUMS[1], (total, value))
+            total = module.graph.call_function(ops.SUMS[0] if sign > 0 else ops.SUMS[1], (total, value))
             graph.normalize_arguments(total)
             total.meta = dict(root.meta)
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.passes.base import Exactness, Skip
 from optimize.passes.recovery import Recovery
 from optimize.program import Program
@@ -51,7 +51,7 @@ class SmoothActivations(Recovery):
 
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
         """Return the values between a normalisation and layers."""
-        found, others = links.find(program, links.NORMS, links.SCALES_PASS)
+        found, others = links.find(program, ops.NORMS, links.SCALES_PASS)
         skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
         return found, tuple(skips)
 

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import fx
 
+from optimize.distances import output_error
+from optimize.errors import VerificationFailed
 from optimize.precision.emulation import Emulation, Values
 
 Batches = Iterable[Sequence[torch.Tensor]]
 
 
-def output_error(emulation: Emulation, batches: Batches, halves: Collection[fx.Node]) -> float:
+def worst_error(emulation: Emulation, batches: Batches, halves: Collection[fx.Node]) -> float:
     """Return the largest error of an output divided by its largest magnitude, with these calls in half."""
     worst = 0.0
     with torch.inference_mode():
@@ -33,16 +35,16 @@ def find_losses(
     ``allowed`` by that rule, and their number grows by half until the error of all together says so too. Where no call
     stands out, none is to blame, and more error than allowed is left.
     """
-    error = output_error(emulation, batches, halves)
+    error = worst_error(emulation, batches, halves)
     if error <= allowed:
         return {}, error
     errors = _errors_alone(emulation, batches[0], halves)
     ranked = sorted((call for call in errors if errors[call] > allowed), key=lambda call: -errors[call])
     count = min(_least(sorted(errors.values(), reverse=True), allowed), len(ranked))
-    error = output_error(emulation, batches, set(halves) - set(ranked[:count]))
+    error = worst_error(emulation, batches, set(halves) - set(ranked[:count]))
     while error > allowed and count < len(ranked):
         count = min(count + max(1, count // 2), len(ranked))
-        error = output_error(emulation, batches, set(halves) - set(ranked[:count]))
+        error = worst_error(emulation, batches, set(halves) - set(ranked[:count]))
     reasons = {call: f"its rounding alone moves the outputs by {errors[call]:.1e} of the largest" for call in ranked}
     return {call: reasons[call] for call in ranked[:count]}, error
 
@@ -81,11 +83,10 @@ def _error_alone(emulation: Emulation, reference: Values, alone: fx.Node) -> flo
 
 def _relative(wanted: torch.Tensor, got: torch.Tensor) -> float:
     """Return the largest difference over the largest magnitude; infinite where a number is lost."""
-    if not wanted.is_floating_point() or not wanted.numel():
+    if not wanted.is_floating_point():
         return 0.0
-    difference = (wanted.double() - got.double()).abs()
-    difference[wanted == got] = 0.0
-    finite = wanted[wanted.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
-    error = float(difference.max()) / max(scale, 1e-30)
-    return error if math.isfinite(error) else math.inf
+    try:
+        error, scale = output_error(wanted, got)
+    except VerificationFailed:
+        return math.inf
+    return error / scale

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from optimize import graph
-from optimize.costs import size_bytes, storage_owners
+from optimize.costs import Values, size_bytes, storage_owners, values_at
 from optimize.program import Program
-from optimize.shapes import Values, values_at
 
 
 @dataclass(frozen=True)

@@ -27,35 +27,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import tensor_value
 from optimize.pruning import reshaping
 from optimize.pruning.channels import Axes, Axis
 from optimize.pruning.flow import Flow, Rule, Weight, reaches, sizes, unknown
 from optimize.pruning.reshaping import repeat
-
-#: Pointwise operators torch does not tag as such.
-_UNTAGGED_POINTWISE = (aten.hardswish.default, aten.log_sigmoid.default)
-#: Operators that mix the last axes only, with the number of those.
-_SPATIAL_AXES: dict[Any, int] = {
-    aten.max_pool1d.default: 1,
-    aten.max_pool2d.default: 2,
-    aten.max_pool3d.default: 3,
-    aten.avg_pool1d.default: 1,
-    aten.avg_pool2d.default: 2,
-    aten.avg_pool3d.default: 3,
-    aten.adaptive_avg_pool1d.default: 1,
-    aten.adaptive_avg_pool2d.default: 2,
-    aten.adaptive_avg_pool3d.default: 3,
-    aten.upsample_nearest1d.vec: 1,
-    aten.upsample_nearest2d.vec: 2,
-    aten.upsample_nearest3d.vec: 3,
-    aten.upsample_linear1d.vec: 1,
-    aten.upsample_bilinear2d.vec: 2,
-    aten.upsample_trilinear3d.vec: 3,
-    aten.upsample_bicubic2d.vec: 2,
-}
 
 
 def label(flow: Flow, node: fx.Node) -> None:
@@ -78,18 +56,16 @@ def is_depthwise(layer: fx.Node) -> bool:
     if not graph.is_call(layer, *graph.CONVOLUTIONS, *graph.TRANSPOSED_CONVOLUTIONS):
         return False
     groups, rows, columns = graph.argument(layer, "groups"), *sizes(graph.argument(layer, "weight"))[:2]
-    return groups > 1 and (rows == groups if _is_transposed(layer) else columns == 1)
+    return groups > 1 and (rows == groups if ops.output_axis(layer) == 1 else columns == 1)
 
 
 def channel_axis(layer: fx.Node) -> int:
     """Return the axis of a layer's input and output that holds the channels, counted from the end."""
-    kernel_axes = len(sizes(graph.argument(layer, "weight"))) - 2
-    return -1 - kernel_axes
+    return -1 - ops.SPATIAL_AXES.get(layer.target, 0)
 
 
 def _rule(node: fx.Node) -> Rule:
-    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return _RULES.get(node.target, _pointwise if pointwise else unknown)
+    return _RULES.get(node.target, _pointwise if ops.is_elementwise(node) else unknown)
 
 
 def _fits(axes: Axes, value: torch.Tensor | None) -> bool:
@@ -131,26 +107,22 @@ def _layer_output(flow: Flow, node: fx.Node, inputs: Axis, weight: Axes) -> tupl
     """
     rows, columns = weight[0], weight[1]
     assert rows is not None and columns is not None
-    groups = 1 if graph.is_call(node, aten.linear.default) else graph.argument(node, "groups")
+    groups = ops.groups(node)
     place = rows[: len(rows) // groups]
     reason = reaches(node, "also reads a value of fixed width")
     if is_depthwise(node):
-        if _is_transposed(node):
+        if ops.output_axis(node) == 1:
             flow.channels.tie(inputs, rows, reason)
             flow.channels.fix(columns, reaches(node, "repeats each channel"))
             return repeat(rows, len(columns))
         flow.channels.tie(None if inputs is None else repeat(inputs, len(place)), rows, reason)
         return rows
     flow.channels.tie(rows, place * groups, reason)
-    if _is_transposed(node):
+    if ops.output_axis(node) == 1:
         flow.channels.tie(inputs, rows, reason)
         return columns * groups
     flow.channels.tie(inputs, columns * groups, reason)
     return rows
-
-
-def _is_transposed(node: fx.Node) -> bool:
-    return graph.is_call(node, *graph.TRANSPOSED_CONVOLUTIONS)
 
 
 def _per_channel(flow: Flow, node: fx.Node) -> Axes:
@@ -183,7 +155,7 @@ def _pointwise(flow: Flow, node: fx.Node) -> Axes:
 
 
 def _spatial(flow: Flow, node: fx.Node) -> Axes:
-    return _mixing_last(flow, node, _SPATIAL_AXES[node.target])
+    return _mixing_last(flow, node, ops.SPATIAL_AXES[node.target])
 
 
 def _pad(flow: Flow, node: fx.Node) -> Axes:
@@ -210,11 +182,10 @@ def _reduction(flow: Flow, node: fx.Node) -> Axes:
 
 
 _RULES: Mapping[Any, Rule] = {
-    **dict.fromkeys(graph.WEIGHTED, _layer),
     **dict.fromkeys((aten.batch_norm.default, aten.prelu.default), _per_channel),
-    **dict.fromkeys(_SPATIAL_AXES, _spatial),
-    **dict.fromkeys((aten.pad.default, aten.constant_pad_nd.default), _pad),
+    **dict.fromkeys(ops.SPATIAL_AXES, _spatial),
+    **dict.fromkeys(graph.WEIGHTED, _layer),
+    **dict.fromkeys(ops.PADS, _pad),
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduction),
-    **dict.fromkeys(_UNTAGGED_POINTWISE, _pointwise),
     **reshaping.RULES,
 }

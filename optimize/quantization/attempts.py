@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import Batches, observe
 from optimize.quantization.calibrators import mse
-from optimize.quantization.links import Link, Reader, by_input, channel_axis, rewrite, scaled_columns
+from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
 from optimize.quantization.numerics import scale_and_zero_point
 from optimize.quantization.observers import Statistics
 from optimize.quantization.simulation import USUAL, round_weight
@@ -86,7 +86,7 @@ class _Loss:
     def moved(self, value: torch.Tensor) -> torch.Tensor:
         """Return what the reader would read in place of ``value``."""
         shape = [1] * value.dim()
-        shape[channel_axis(self.reader.layer, self.reader.value)] = -1
+        shape[ops.channel_axis(self.reader.layer, self.reader.value)] = -1
         numbers = (self.attempt.shift, self.attempt.scale)
         shift, scale = (each[self.reader.channels].reshape(shape).float() for each in numbers)
         moved = (value - shift).div_(scale)
@@ -101,7 +101,7 @@ class _Loss:
 
     def add(self, exact: torch.Tensor, found: torch.Tensor) -> None:
         """Take in outputs without and with rounding; ``found`` is used up."""
-        axis = channel_axis(self.reader.layer, self.reader.layer)
+        axis = ops.channel_axis(self.reader.layer, self.reader.layer)
         error = found.sub_(exact).movedim(axis, 0)
         others = tuple(range(1, error.dim()))
         self.errors = self.errors + error.sum(others).double()
@@ -228,7 +228,7 @@ def best_attempts(
 
 
 def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
-    axes = {reader.value: channel_axis(reader.layer, reader.value) for link in links for reader in link.readers}
+    axes = {reader.value: ops.channel_axis(reader.layer, reader.value) for link in links for reader in link.readers}
     axes |= {value: link.axis for link in links for value in (link.maker, *link.between)}
     seen: Seen = {}
 

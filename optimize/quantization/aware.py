@@ -11,19 +11,19 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import PERMUTATIONS, USUAL, channel_axis, stored_values
+from optimize.quantization.simulation import USUAL, stored_values
 from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_integer, largest_step
 
 Steps = Literal["learned", "frozen"]
 
 #: Operators whose output runtimes store with the scale of their input.
-_SAME_SCALE = (*PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
+_SAME_SCALE = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
 
@@ -122,7 +122,8 @@ class QuantizedModule(nn.Module):
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
         step, (low, high) = self.activation_steps[leader]().item(), self._ends[leader]
-        return Range(low * step, min(high * step, _bound(node)))
+        bounds = ops.clip_bounds(node)  # a range beyond it would be taken for that of what is clipped
+        return Range(low * step, min(high * step, bounds[1] if bounds else math.inf))
 
 
 def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
@@ -203,7 +204,7 @@ def _path(layer: fx.Node) -> str:
 def _axis(layer: fx.Node) -> int | None:
     """Return the axis of a layer's weight that counts its scales; None where the groups of a layer share that axis."""
     grouped = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
-    return None if grouped else channel_axis(layer)
+    return None if grouped else ops.output_axis(layer)
 
 
 def _leaders(program: Program, *, tied: bool) -> dict[str, str]:
@@ -224,11 +225,3 @@ def _features(node: fx.Node) -> int:
     value = tensor_value(node)
     assert value is not None
     return math.prod(size for size in value.shape[1:] if isinstance(size, int))
-
-
-def _bound(node: fx.Node) -> float:
-    """Return where a clip cuts a value off: a range beyond it would be taken for that of what is clipped."""
-    name = "max_val" if graph.is_call(node, aten.hardtanh.default) else "max"
-    is_clip = graph.is_call(node, aten.hardtanh.default, aten.clamp.default)
-    bound = graph.argument(node, name) if is_clip else None
-    return math.inf if bound is None else float(bound)

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
-from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.batches import check, samples_of
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import Statistics
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import PERMUTATIONS, is_clip_at_zero
 
 Batches = Iterable[Sequence[torch.Tensor]]
 See = Callable[[fx.Node, torch.Tensor], None]
 
-#: The interval beyond which a function is flat, to within half a step of 8 bits: no integers are spent out there.
-_SATURATION: Mapping[object, tuple[float, float]] = {
-    aten.hardswish.default: (-3.0, math.inf),
-    aten.hardsigmoid.default: (-3.0, 3.0),
-    aten.sigmoid.default: (-8.0, 8.0),
-    aten.tanh.default: (-4.0, 4.0),
-    aten.silu.default: (-8.0, math.inf),
-    aten.gelu.default: (-4.0, math.inf),
-}
 #: Inputs beyond this overflow float32 in the first sum of products: the message then says how large they are.
 _LARGE = 1e30
 #: Extrema that grow by less than this share have settled.
@@ -262,7 +250,7 @@ def _take_in(statistics: Statistics, node: fx.Node, value: torch.Tensor, axis: i
 
 def _read_limits(node: fx.Node) -> tuple[float, float] | None:
     """Return the interval outside of which no reader of a value tells numbers apart, or None where one always does."""
-    intervals = [_SATURATION.get(user.target) for user in node.users]
+    intervals = [ops.SATURATION.get(user.target) for user in node.users]
     if not intervals or None in intervals:
         return None
     lows, highs = zip(*(each for each in intervals if each is not None), strict=True)
@@ -271,7 +259,7 @@ def _read_limits(node: fx.Node) -> tuple[float, float] | None:
 
 def _same_values(node: fx.Node) -> fx.Node | None:
     """Return the value that a node holds in another order or shape, or None."""
-    if graph.is_call(node, *PERMUTATIONS):
+    if graph.is_call(node, *ops.PERMUTATIONS):
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
     return None
@@ -280,4 +268,4 @@ def _same_values(node: fx.Node) -> fx.Node | None:
 def _is_clipped(node: fx.Node) -> bool:
     """Say whether all that reads a value is a clip at zero: no runtime stores the value before it as integers."""
     users = list(node.users)
-    return len(users) == 1 and is_clip_at_zero(users[0])
+    return len(users) == 1 and ops.is_clip_at_zero(users[0])

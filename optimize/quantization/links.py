@@ -8,34 +8,26 @@ shifted too: ``W2 (y + c) + b2 = W2 y + (W2 c + b2)``, where no padding stands i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import carrying
 from optimize.algebra.channelwise import Channelwise
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 
 LAYERS = (*graph.CONVOLUTIONS, aten.linear.default)
-#: Normalisations that end with a scale and a shift a channel.
-NORMS = (aten.layer_norm.default, aten.batch_norm.default, aten.group_norm.default, aten.rms_norm.default)
-#: Calls on which a positive scale a channel has the same effect before and after.
-HOMOGENEOUS = (
-    aten.relu.default, aten.leaky_relu.default, aten.max_pool1d.default, aten.max_pool2d.default,
-    aten.avg_pool1d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default,
-)  # fmt: skip
 #: What a scale a channel passes without changing the result.
-SCALES_PASS = (*HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
+SCALES_PASS = (*ops.HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
 #: What it passes when everything that is added has the same scales.
 SUMS = (aten.add.Tensor,)
 #: What a shift a channel passes without changing the result.
-SHIFTS_PASS = (aten.mean.dim, aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.select.int)
+SHIFTS_PASS = (*ops.AVERAGES, aten.select.int)
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,7 @@ class _Search:
             return None
         maker, channels = self.makers[0], cast(int, _channels(self.module, self.makers[0]))
         found = (tuple(self.readers), tuple(self.between), tuple(self.clipped))
-        return Link(tuple(self.makers), channel_axis(maker, maker), channels, *found)
+        return Link(tuple(self.makers), ops.channel_axis(maker, maker), channels, *found)
 
     def begin(self, maker: fx.Node, *, shifts: bool = False) -> None:
         """Visit all that a maker's result becomes."""
@@ -130,7 +122,7 @@ class _Search:
         self.makers.append(maker)
         numbers = torch.arange(1, channels + 1, dtype=torch.float64)
         shift = numbers if shifts else torch.zeros_like(numbers)
-        self.follow(Channelwise(maker, channel_axis(maker, maker), numbers, shift))
+        self.follow(Channelwise(maker, ops.channel_axis(maker, maker), numbers, shift))
 
     def follow(self, operator: Channelwise) -> None:
         """Visit all that reads ``operator.source``; its numbers are the channels, counted from 1."""
@@ -154,12 +146,12 @@ class _Search:
                 self.obstacle = f"{graph.op_name(user) if user.op == 'call_function' else 'the output'} reads it"
 
     def _read(self, layer: fx.Node, operator: Channelwise) -> None:
-        numbers = operator.along(channel_axis(layer, operator.source))
+        numbers = operator.along(ops.channel_axis(layer, operator.source))
         if numbers is None or graph.constant(self.module, graph.argument(layer, "weight")) is None:
             self.obstacle = f"{graph.op_name(layer)} reads it along another axis or has no constant weight"
         elif not is_own(layer):
             self.obstacle = "the weight of a layer that reads it is shared"
-        elif bool(operator.shift.any()) and _is_padded(layer):
+        elif bool(operator.shift.any()) and ops.pads_with_zeros(layer):
             self.obstacle = f"{graph.op_name(layer)} pads it with zeros, which a shift would move"
         else:
             self.readers.append(Reader(layer, numbers[0].long() - 1))
@@ -196,7 +188,7 @@ class _Search:
         """Begin at all that makes a value which is added to one of the link's."""
         if self.obstacle or value in self.values:
             return
-        if graph.is_call(value, *HOMOGENEOUS, *SUMS, aten.mul.Tensor):
+        if graph.is_call(value, *ops.HOMOGENEOUS, *SUMS, aten.mul.Tensor):
             is_product = graph.is_call(value, aten.mul.Tensor)  # its other factor is a gate
             for source in value.all_input_nodes:
                 if not is_product or _shape(source) == _shape(value):
@@ -210,7 +202,9 @@ class _Search:
     def _is_plain(self, operator: Channelwise) -> bool:
         """Say whether a value has the channels where its first maker has them, in the same order."""
         numbers = torch.arange(1, operator.scale.numel() + 1)
-        return operator.axis == channel_axis(self.makers[0], self.makers[0]) and bool((operator.scale == numbers).all())
+        return operator.axis == ops.channel_axis(self.makers[0], self.makers[0]) and bool(
+            (operator.scale == numbers).all()
+        )
 
     def _is_gate(self, product: fx.Node, value: fx.Node) -> bool:
         """Say whether a product's other factor scales a value, and depends on it through other layers at most."""
@@ -230,7 +224,7 @@ def find(
 
     Args:
         program: A float32 program.
-        makers: Calls that may begin a link, of ``LAYERS`` and ``NORMS``.
+        makers: Calls that may begin a link, of ``LAYERS`` and ``ops.NORMS``.
         through: Calls that may stand in between besides those that only move elements.
         clips: More of them, remembered on the link.
         shifts: Look for values that can be shifted; else for such that can be scaled.
@@ -287,7 +281,7 @@ def _replace(
 
 def by_input(layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
     """Return a layer's weight as ``[groups, C_out / groups, C_in / groups, taps]``."""
-    groups = 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))
+    groups = ops.groups(layer)
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
 
 
@@ -311,19 +305,10 @@ def _optional(layer: fx.Node, name: str) -> Any:
         return None
 
 
-def channel_axis(call: fx.Node, value: fx.Node) -> int:
-    """Return the axis of a call's input or result (``value``) that its channels lie on."""
-    dims = cast(torch.Tensor, tensor_value(value)).dim()
-    if graph.is_call(call, *graph.CONVOLUTIONS):
-        return dims - graph.CONVOLUTIONS.index(call.target) - 2
-    is_last = graph.is_call(call, aten.linear.default, aten.layer_norm.default, aten.rms_norm.default)
-    return dims - 1 if is_last else 1
-
-
 def _channels(module: fx.GraphModule, maker: fx.Node) -> int | None:
     """Return how many channels a call's weight makes, None where it is not a float32 constant."""
     weight = graph.constant(module, graph.argument(maker, "weight"))
-    is_flat = graph.is_call(maker, *NORMS) and weight is not None and weight.dim() != 1
+    is_flat = graph.is_call(maker, *ops.NORMS) and weight is not None and weight.dim() != 1
     return None if weight is None or weight.dtype is not torch.float32 or is_flat else len(weight)
 
 
@@ -342,7 +327,3 @@ def _reduced(call: fx.Node, operator: Channelwise) -> Channelwise | None:
     is_kept = graph.is_call(call, aten.mean.dim) and graph.argument(call, "keepdim")
     gone = 0 if is_kept else sum(axis < operator.axis for axis in axes)
     return replace(operator, source=call, axis=operator.axis - gone)
-
-
-def _is_padded(layer: fx.Node) -> bool:
-    return not graph.is_call(layer, aten.linear.default) and any(cast(Sequence[int], graph.argument(layer, "padding")))

@@ -12,12 +12,12 @@ Quantization-aware Approach", 2022, arXiv 2212.01593). Two figures tell it from 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from optimize.distances import ratio_db
 from optimize.records import WIDE_SPREAD, MergeOutlook, Remedy, WeightOutlook
 
 #: Above this the weights' errors drown in those of 8-bit activations.
@@ -25,6 +25,8 @@ HARMLESS_DB = 36.0
 #: Fewer decibels than this lost against the unmerged branches are not worth a remedy.
 TOLERATED_LOSS_DB = 3.0
 _LEVELS = 127
+#: What a kernel without noise counts as.
+_NO_NOISE_DB = 150.0
 
 
 def compare(where: str, weight: str, branches: Sequence[torch.Tensor], merged: torch.Tensor) -> MergeOutlook:
@@ -73,8 +75,8 @@ def _together(kernels: Sequence[_Moments], power: float) -> WeightOutlook:
     return WeightOutlook(
         spread=max(kernel.spreads[0] for kernel in kernels),
         channel_spread=max(kernel.spreads[1] for kernel in kernels),
-        tensor_db=_decibels(power, sum(kernel.largest**2 * kernel.tensor_noise for kernel in kernels)),
-        channel_db=_decibels(power, sum(kernel.largest**2 * kernel.channel_noise for kernel in kernels)),
+        tensor_db=min(ratio_db(power, sum(each.largest**2 * each.tensor_noise for each in kernels)), _NO_NOISE_DB),
+        channel_db=min(ratio_db(power, sum(each.largest**2 * each.channel_noise for each in kernels)), _NO_NOISE_DB),
     )
 
 
@@ -112,8 +114,3 @@ def _noise(rows: torch.Tensor, tops: torch.Tensor) -> float:
     scale = tops / _LEVELS
     error = (rows / scale).round_().mul_(scale).sub_(rows)
     return float(torch.linalg.vector_norm(error)) ** 2
-
-
-def _decibels(power: float, noise: float) -> float:
-    """Return the ratio of power to noise, dB; 150 where there is no noise."""
-    return 10 * math.log10(power / max(noise, power * 1e-15)) if power else 150.0

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused, UsageError
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
@@ -67,7 +67,7 @@ class InputMoments:
     @classmethod
     def of(cls, layer: fx.Node, weight: torch.Tensor) -> InputMoments:
         """Return empty sums for a layer with ``weight [C_out, ...]``."""
-        groups, length = _groups(layer), weight[0].numel()
+        groups, length = ops.groups(layer), weight[0].numel()
         products = torch.zeros(groups, length, length, dtype=torch.float64)
         return cls(products.sum(2), products, products.sum(2).float())
 
@@ -163,14 +163,14 @@ def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tens
     """
     length = weight[0].numel()
     fewest, enough = _POSITIONS
-    most = min(max(_NUMBERS // (_groups(layer) * length), fewest), enough)
+    most = min(max(_NUMBERS // (ops.groups(layer) * length), fewest), enough)
     if graph.is_call(layer, aten.linear.default):
         rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 1 else x[None, None]
         return rows[:, :: spacing(rows.shape[1], most)].reshape(1, -1, length).transpose(1, 2)
     patches, axes = _patches(layer, weight, x), weight.dim() - 2
     index: Any = (slice(None), slice(None), *_grid(patches.shape[2 : 2 + axes], most))
-    spaced = patches[index].unflatten(1, (_groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
-    return spaced.movedim((0, 3), (-2, -1)).reshape(_groups(layer), length, -1)
+    spaced = patches[index].unflatten(1, (ops.groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
+    return spaced.movedim((0, 3), (-2, -1)).reshape(ops.groups(layer), length, -1)
 
 
 def _grid(sizes: Sequence[int], most: int) -> list[torch.Tensor]:
@@ -287,7 +287,3 @@ def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
 def _permuted(matrices: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     rows = torch.gather(matrices, 1, order[:, :, None].expand_as(matrices))
     return torch.gather(rows, 2, order[:, None].expand_as(matrices))
-
-
-def _groups(layer: fx.Node) -> int:
-    return 1 if graph.is_call(layer, aten.linear.default) else cast(int, graph.argument(layer, "groups"))

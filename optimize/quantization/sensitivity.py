@@ -7,7 +7,6 @@ of their sum is about what giving it back to float removes.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 
 from optimize import graph
+from optimize.distances import ratio_db
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import Simulation, stored_values
@@ -25,8 +25,6 @@ from optimize.quantization.simulation import Simulation, stored_values
 SAMPLES = 16
 #: Samples at once: every value of the float program is kept for them.
 _CHUNK = 4
-#: Equal answers stand at 200 dB.
-_SMALLEST = 1e-20
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class LayerError:
     @property
     def sqnr_db(self) -> float:
         """Signal to quantization noise of the outputs when this layer alone is quantized, at most 200 dB."""
-        return -10 * math.log10(max(self.noise, _SMALLEST))
+        return ratio_db(1.0, self.noise)
 
 
 def layer_errors(

@@ -9,13 +9,13 @@ about a decibel and takes no runtime.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
+from optimize.distances import ratio_db
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
@@ -28,16 +28,9 @@ USUAL = Numerics(
     bias="int32",
 )
 
-#: Operators that clip at zero; the integers before them are stored after them.
-CLIPS = (aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default)
-#: Operators that hold the very values of their input, in another order or shape.
-PERMUTATIONS = (
-    aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims,
-    aten.unsqueeze.default, aten.flatten.using_ints, aten.contiguous.default, aten.pixel_shuffle.default,
-)  # fmt: skip
 #: Operators without weights that integer runtimes have kernels for.
 BETWEEN = (
-    *CLIPS, *PERMUTATIONS, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.max_pool2d.default,
+    *ops.CLIPS, *ops.PERMUTATIONS, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.max_pool2d.default,
     aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim, aten.sigmoid.default,
     aten.hardsigmoid.default, aten.hardswish.default, aten.leaky_relu.default, aten.slice.Tensor,
 )  # fmt: skip
@@ -75,7 +68,7 @@ class Simulation(fx.Interpreter):
         for node in graph.calls(program.graph, *graph.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
             if node.name in plan.layers and weight is not None:
-                self._weights[node] = round_weight(weight, form, channel_axis(node))
+                self._weights[node] = round_weight(weight, form, ops.output_axis(node))
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node; its weight is rounded before, its result after."""
@@ -123,7 +116,7 @@ def simulated_db(
                 if want.is_floating_point():
                     signal += float(want.double().square().sum())
                     noise += float((want.double() - got.double()).square().sum())
-    return 10 * math.log10(max(signal, 1e-30) / max(noise, 1e-20 * max(signal, 1e-30)))
+    return ratio_db(signal, noise)
 
 
 def stored_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
@@ -153,11 +146,6 @@ def integer_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
 
 def _convolutions(layers: set[fx.Node]) -> set[fx.Node]:
     return {node for node in layers if not graph.is_call(node, aten.linear.default)}
-
-
-def channel_axis(layer: fx.Node) -> int:
-    """Return the axis of a layer's weight that counts output channels."""
-    return 1 if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) else 0
 
 
 def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int) -> torch.Tensor:
@@ -193,13 +181,4 @@ def _is_clipped(node: fx.Node) -> bool:
     """Say whether all that reads a value with a scale of its own is a clip at zero: integers are stored after it."""
     users = list(node.users)
     computes = graph.is_call(node, *graph.WEIGHTED, aten.add.Tensor)
-    return computes and len(users) == 1 and is_clip_at_zero(users[0])
-
-
-def is_clip_at_zero(node: fx.Node) -> bool:
-    """Say whether a call is ``max(x, 0)``, with or without an upper bound."""
-    if graph.is_call(node, aten.relu.default, aten.relu6.default):
-        return True
-    if graph.is_call(node, aten.hardtanh.default):
-        return bool(graph.argument(node, "min_val") == 0)
-    return graph.is_call(node, aten.clamp.default) and graph.argument(node, "min") == 0
+    return computes and len(users) == 1 and ops.is_clip_at_zero(users[0])

@@ -9,7 +9,6 @@ and is left to ``--max-drop`` and ``--min-sqnr``, which measure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
@@ -17,13 +16,13 @@ import torch
 from torch import fx
 
 from optimize import graph
+from optimize.costs import program_costs
+from optimize.distances import noise_share
 from optimize.graph import aten
-from optimize.program import Program, is_one_position, tensor_value
+from optimize.program import Program, is_one_position
 from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.quantization.simulation import integer_values, simulated_db
 
-#: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.
-WEIGHT_MACS = 8
 #: Answers that are this near to the float ones need no help, dB: the two then differ in few labels of ten thousand.
 NEAR_DB = 33.0
 #: A layer is spared when its share of the error is this many times its share of the work.
@@ -50,15 +49,16 @@ def spare_layers(
     """
     plan = program.quantization
     assert plan is not None
-    work = {node.name: _work(program, node) for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    costs = program_costs(program).calls
+    work = {node.name: costs[node.name].work for node in graph.calls(program.graph, *graph.WEIGHTED)}
     whole = sum(work.values())
     integers = integer_values(program, plan.layers)
     apart = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED) if _stands_apart(node, integers)}
     small = {name for name in apart & plan.layers if work[name] <= share * whole}
     if not small:
         return {}
-    noise = 10 ** (-simulated_db(program, batches) / 10)
-    if noise <= 10 ** (-NEAR_DB / 10):
+    noise = noise_share(simulated_db(program, batches))
+    if noise <= noise_share(NEAR_DB):
         return {}
     errors = layer_errors(program, batches, only=small, progress=progress)
     return _dearest(errors, {name: work[name] / whole for name in small}, noise, share)
@@ -85,7 +85,7 @@ def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float,
     spent, left = 0.0, noise
     for error in sorted(errors, key=lambda each: -each.noise / work[each.name]):
         part, done = error.noise / noise, work[error.name]
-        if left <= 10 ** (-NEAR_DB / 10) or part < _WORTH * done:
+        if left <= noise_share(NEAR_DB) or part < _WORTH * done:
             break
         if spent + done <= share and part >= _NOTICED:
             spent, left = spent + done, left - error.noise
@@ -95,13 +95,3 @@ def _dearest(errors: Sequence[LayerError], work: dict[str, float], noise: float,
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{share:.0%}".replace("%", " %")
-
-
-def _work(program: Program, node: fx.Node) -> int:
-    """Return what a layer costs for one sample, in multiply-accumulates: its own, and the time to read its weights."""
-    weight, value = graph.constant(program.graph_module, graph.argument(node, "weight")), tensor_value(node)
-    if weight is None or value is None:
-        return 0
-    places = math.prod(1 if isinstance(size, torch.SymInt) else int(size) for size in value.shape)
-    is_transposed = graph.is_call(node, *graph.TRANSPOSED_CONVOLUTIONS)
-    return places * (weight[:, 0] if is_transposed else weight[0]).numel() + WEIGHT_MACS * weight.numel()

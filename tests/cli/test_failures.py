@@ -59,7 +59,7 @@ def test_every_failure_is_one_paragraph(name: str, typed: Typed, monkeypatch: py
 
 def test_a_defect_names_the_step() -> None:
     with pytest.raises(AttributeError) as caught:
-        pipeline.output_error(None, None)  # type: ignore[arg-type]
+        pipeline._require(None, None, 1.0)  # type: ignore[arg-type]
     assert "while running the passes (optimize.pipeline)" in failures.explained(caught.value).what
 
 

@@ -10,8 +10,9 @@ from torch import nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import invariants, registry
+from optimize.distances import output_error
+from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Pass
-from optimize.pipeline import EXACT_TOLERANCE, output_error
 from optimize.program import Program
 from tests import nets
 

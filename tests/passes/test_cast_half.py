@@ -9,9 +9,9 @@ from torch import nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import graph
+from optimize.distances import output_error
 from optimize.errors import UsageError
 from optimize.graph import aten
-from optimize.pipeline import output_error
 from optimize.program import Program, tensor_value
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 
 import optimize
 from models import randomize_batch_norm
-from optimize.pipeline import output_error
+from optimize.distances import output_error
 from optimize.program import Program
 from tests import nets
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
+from optimize.distances import output_error
 from optimize.errors import UsageError
-from optimize.pipeline import output_error
 from tests import nets
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -174,8 +175,14 @@ class TestTrained:
         for name, value in module.named_parameters():
             assert value.grad is not None and bool((value.grad != 0).any()), name
 
-    def test_a_step_beyond_a_clip_keeps_the_clips_bound(self) -> None:
+    @pytest.mark.parametrize("relu6", [None, graph.aten.relu6.default])
+    def test_a_step_beyond_a_clip_keeps_the_clips_bound(self, relu6: Any) -> None:
+        """Whether a ReLU6 is written as the module is (``hardtanh``) or as the function."""
         program = quantized(convolutional(), 50 * IMAGE)
+        (clip,) = graph.calls(program.graph, graph.aten.hardtanh.default)
+        if relu6 is not None:
+            clip.target, clip.args = relu6, clip.args[:1]
+            program.refresh()
         module = QuantizedModule(program)
         with torch.no_grad():
             for step in module.activation_steps.values():
@@ -183,7 +190,6 @@ class TestTrained:
                 step.moved.add_(1 / step.pace)
         module.adopt(program)
         assert program.quantization is not None
-        (clip,) = graph.calls(program.graph, graph.aten.hardtanh.default)
         assert program.quantization.ranges[clip.name].high <= 6
 
     def test_it_refuses_weights_that_are_not_finite(self) -> None:

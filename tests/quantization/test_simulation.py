@@ -10,14 +10,12 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, ops
 from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
     USUAL,
     Simulation,
-    channel_axis,
-    is_clip_at_zero,
     round_weight,
     simulated_db,
     stored_values,
@@ -122,7 +120,7 @@ def test_rounded_weights_keep_the_largest_of_each_channel() -> None:
 def test_transposed_convolutions_count_channels_in_axis_1() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 5, 2)).eval()
     program = optimize.capture(net, (torch.randn(2, 3, 8, 8),))
-    assert [channel_axis(node) for node in graph.calls(program.graph, *graph.WEIGHTED)] == [0, 1]
+    assert [ops.output_axis(node) for node in graph.calls(program.graph, *graph.WEIGHTED)] == [0, 1]
 
 
 def test_clips_at_zero_are_recognised() -> None:
@@ -134,12 +132,13 @@ def test_clips_at_zero_are_recognised() -> None:
                 nn.ReLU6()(x),
                 x.clamp(min=0),
                 x.clamp(0, 3),
+                x.clamp_min(0),
                 x.clamp(-1, 1),
                 x.sigmoid(),
             )
 
     program = optimize.capture(Clips().eval(), (torch.randn(2, 3),))
-    assert [is_clip_at_zero(node) for node in program.outputs] == [True] * 5 + [False] * 2
+    assert [ops.is_clip_at_zero(node) for node in program.outputs] == [True] * 6 + [False] * 2
 
 
 def test_gradients_pass_through_rounding() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from optimize.costs import Costs, NodeCost
+from optimize.costs import Costs, Formula, NodeCost, convolution_macs, product_macs, transposed_macs
 from optimize.targets.onnx.reading import read_checked
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant"})
@@ -102,18 +102,14 @@ def _dtype(kind: int) -> str:
     return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))) if kind else ""
 
 
-_Formula = Callable[[Sequence[tuple[int, ...]], tuple[int, ...]], int]
-#: MACs from the shapes of a node's inputs and of its first output; see ``optimize.costs``.
-_FORMULAS: dict[str, _Formula] = {
-    "Conv": lambda shapes, made: math.prod(made) * math.prod(shapes[1][1:]),
-    "ConvInteger": lambda shapes, made: math.prod(made) * math.prod(shapes[1][1:]),
-    "QLinearConv": lambda shapes, made: math.prod(made) * math.prod(shapes[3][1:]),
-    "ConvTranspose": lambda shapes, made: math.prod(shapes[0]) * math.prod(shapes[1][1:]),
+#: Those of ``optimize.costs`` on the shapes of a node's inputs and of its first output.
+_FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(("Conv", "ConvInteger"), convolution_macs),
+    "QLinearConv": lambda shapes, made: convolution_macs(shapes[2:], made),
+    "ConvTranspose": transposed_macs,
     "Gemm": lambda shapes, made: math.prod(made) * (math.prod(shapes[0]) // made[0]),
-    "MatMul": lambda shapes, made: math.prod(made) * shapes[0][-1],
-    "MatMulInteger": lambda shapes, made: math.prod(made) * shapes[0][-1],
-    "LSTM": lambda shapes, made: math.prod(shapes[0][:-1]) * (math.prod(shapes[1]) + math.prod(shapes[2])),
-    "GRU": lambda shapes, made: math.prod(shapes[0][:-1]) * (math.prod(shapes[1]) + math.prod(shapes[2])),
+    **dict.fromkeys(("MatMul", "MatMulInteger"), product_macs),
+    **dict.fromkeys(("LSTM", "GRU"), lambda x, made: math.prod(x[0][:-1]) * (math.prod(x[1]) + math.prod(x[2]))),
 }
 #: Kinds of nodes with multiply-accumulates.
 MULTIPLYING = frozenset(_FORMULAS)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
@@ -30,7 +30,7 @@ from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.pt2.sums import is_sum
 
-_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default)
+_CONVOLUTIONS = graph.CONVOLUTIONS[:2]
 #: The layers that inductor has integer kernels for.
 LAYERS = (*_CONVOLUTIONS, aten.linear.default)
 #: The activations that the kernel of a convolution applies to its result.
@@ -128,11 +128,7 @@ def _also_stored(node: fx.Node, stored: Mapping[fx.Node, None], weights: Mapping
 
 def _moves(node: fx.Node) -> bool:
     """Say whether a call gives back values of its input, and zeros at most."""
-    if graph.is_call(node, aten.pad.default):
-        return graph.argument(node, "mode") == "constant" and not graph.argument(node, "value")
-    if graph.is_call(node, aten.constant_pad_nd.default):
-        return not graph.argument(node, "value")
-    return graph.is_call(node, aten.max_pool2d.default)
+    return ops.is_zero_pad(node) or graph.is_call(node, aten.max_pool2d.default)
 
 
 def _scale_owner(node: fx.Node, stored: Mapping[fx.Node, None]) -> fx.Node:

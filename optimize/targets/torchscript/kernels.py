@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 
 quantized = torch.ops.quantized
@@ -122,15 +122,6 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def clips_at_zero(node: fx.Node) -> bool:
-    """Say whether a node only clips, from zero upwards: what the range of an unsigned integer does by itself."""
-    if graph.is_call(node, aten.relu.default, aten.relu6.default):
-        return True
-    if graph.is_call(node, aten.hardtanh.default):
-        return graph.argument(node, "min_val") == 0
-    return graph.is_call(node, aten.clamp.default) and graph.argument(node, "min") == 0
-
-
 _COMPUTES = QuantizedKernel(_same)
 _MOVES = QuantizedKernel(_same, moves=True)
 _PADS = QuantizedKernel(_same, refuses=_not_zero)
@@ -157,18 +148,8 @@ KERNELS: dict[Any, QuantizedKernel] = {
         _COMPUTES,
     ),
     aten.clamp.default: QuantizedKernel(_same, refuses=_half_open),
-    **dict.fromkeys(
-        (
-            aten.max_pool1d.default,
-            aten.max_pool2d.default,
-            aten.max_pool3d.default,
-            aten.avg_pool1d.default,
-            aten.avg_pool2d.default,
-            aten.avg_pool3d.default,
-        ),
-        _POOLS,
-    ),
-    **dict.fromkeys((aten.constant_pad_nd.default, aten.pad.default), _PADS),
+    **dict.fromkeys((*ops.MAX_POOLS, *ops.AVERAGE_POOLS), _POOLS),
+    **dict.fromkeys(ops.PADS, _PADS),
     **dict.fromkeys(
         (
             operator.getitem,
@@ -193,11 +174,3 @@ KERNELS: dict[Any, QuantizedKernel] = {
         _MOVES,
     ),
 }
-
-#: Averages keep the scale of their input, so the few levels an average occupies would be all that is left of it.
-AVERAGES = (
-    aten.mean.dim,
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-)

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
@@ -218,12 +218,10 @@ def _absorb(node: fx.Node, weight: torch.Tensor, geometry: dict[str, Any]) -> to
 
 def _pads_planes(node: fx.Node) -> bool:
     """Say whether a node adds zeros around planes, for one reader."""
-    if not graph.is_call(node, aten.constant_pad_nd.default, aten.pad.default) or len(node.users) != 1:
-        return False
-    if node.target is aten.pad.default and graph.argument(node, "mode") != "constant":
+    if not ops.is_zero_pad(node) or len(node.users) != 1:
         return False
     amounts = graph.argument(node, "pad")
-    return len(amounts) == 4 and min(amounts) >= 0 and not graph.argument(node, "value")
+    return len(amounts) == 4 and min(amounts) >= 0
 
 
 def check(node: fx.Node, packed: PackedLayer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

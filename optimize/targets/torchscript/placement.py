@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
-from optimize.targets.torchscript.kernels import AVERAGES, KERNELS, clips_at_zero
+from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.packing import PackedLayer, pack
 
 #: Engines whose linear kernel reads and returns float while it computes in integers.
@@ -116,12 +116,12 @@ def _folded_clip(node: fx.Node, packed: Mapping[fx.Node, PackedLayer]) -> fx.Nod
     kernel = KERNELS.get(node.target)
     rescales = node in packed or (kernel is not None and kernel.rescales)
     users = list(node.users)
-    return users[0] if rescales and len(users) == 1 and clips_at_zero(users[0]) else None
+    return users[0] if rescales and len(users) == 1 and ops.is_clip_at_zero(users[0]) else None
 
 
 def _refusal(node: fx.Node, ranges: Mapping[fx.Node, Range]) -> str:
     """Return why a node has no integer kernel, or an empty string."""
-    if node.target in AVERAGES:
+    if node.target in ops.AVERAGES:  # the few levels that an average occupies would be all that is left of it
         return "an integer average keeps the scale of its input and would lose resolution"
     kernel = KERNELS.get(node.target)
     if kernel is None or not is_float(node):
@@ -142,7 +142,7 @@ def _wanted(
     wanted: set[fx.Node] = set()
     for node in reversed(nodes.nodes):
         for user in node.users:
-            reads = user in folded or user.target in AVERAGES or not _refusal(user, ranges)
+            reads = user in folded or user.target in ops.AVERAGES or not _refusal(user, ranges)
             if (user in wanted and user not in packed and reads) or (user in packed and packed[user].source is node):
                 wanted.add(node)
     return wanted

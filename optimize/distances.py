@@ -1,0 +1,58 @@
+"""How far answers are from those wanted: decibels of signal to noise, and the largest error of a value."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from optimize.errors import VerificationFailed
+
+if TYPE_CHECKING:
+    import torch
+
+#: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
+CAP_DB = 200.0
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """Return ``10 log10(signal / noise)`` within ±200: 200 where there is no noise.
+
+    Sums of squares that overflow say nothing of their ratio: then -200, so that nothing passes for them.
+
+    >>> ratio_db(100.0, 1.0), ratio_db(0.0, 0.0), ratio_db(math.inf, 1.0)
+    (20.0, 200.0, -200.0)
+    """
+    if noise == 0.0:
+        return CAP_DB
+    if signal == 0.0 or not (math.isfinite(signal) and math.isfinite(noise)):
+        return -CAP_DB
+    return min(max(10.0 * math.log10(signal / noise), -CAP_DB), CAP_DB)
+
+
+def noise_share(sqnr_db: float) -> float:
+    """Return the share of the signal's power that noise has at so many decibels.
+
+    >>> noise_share(20.0)
+    0.01
+    """
+    return float(10 ** (-sqnr_db / 10))
+
+
+def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """Return the largest absolute difference and the largest absolute value of ``want`` (at least 1e-30).
+
+    Raises:
+        VerificationFailed: The shapes differ, or ``got`` is not finite where ``want`` is.
+    """
+    if want.shape != got.shape:
+        raise VerificationFailed(f"an output changed its shape from {list(want.shape)} to {list(got.shape)}.")
+    if want.numel() == 0:
+        return 0.0, 1.0
+    wide, other = want.double(), got.double()
+    difference = (wide - other).abs()
+    difference[(wide == other) | (wide.isnan() & other.isnan())] = 0.0  # equal infinities, such as masked logits
+    if not bool(difference.isfinite().all()):
+        raise VerificationFailed("an output is no longer finite.")
+    finite = wide[wide.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return float(difference.max()), max(scale, 1e-30)
