@@ -107,8 +107,8 @@ def _build_call(built: fx.Graph, call: OperatorCall, values: Mapping[str, fx.Nod
     target = operators.find(call.operator)
     arguments = [read_argument(entry, values) for entry in call.arguments]
     keywords = {checked(NAME, key): read_argument(entry, values) for key, entry in call.keywords.items()}
-    if call.operator.endswith(".pow") and not isinstance(target, torch._ops.OpOverload):
-        _refuse_tower(call.name, arguments)
+    if not isinstance(target, torch._ops.OpOverload):
+        _refuse_sizes(call, arguments)
     if isinstance(target, torch._ops.OpOverload):
         schema = target._schema
         if functional and schema.is_mutable:
@@ -134,14 +134,29 @@ def checked(pattern: re.Pattern[str], text: Any) -> str:
     return text
 
 
-def _refuse_tower(name: str, arguments: list[Any]) -> None:
-    """Refuse powers of sizes whose exponents are no small numbers: their digits would fill the memory.
+def _refuse_sizes(call: OperatorCall, arguments: list[Any]) -> None:
+    """Refuse functions of sizes that are given something else: a list or a text times a number would fill the memory.
 
     Raises:
-        Malformed: One is not.
+        Malformed: An argument is no number, or a power has an exponent that is no small number.
     """
-    if len(arguments) != 2 or type(arguments[1]) not in (int, float) or abs(arguments[1]) > _MOST_EXPONENT:
-        raise Malformed(f"'{name}' is a power with an exponent that is no small number")
+    numbers = arguments[1:] if call.operator == "_operator.getitem" else arguments
+    if call.operator != "torch.sym_sum" and not all(map(_is_number, numbers)):
+        raise Malformed(f"'{call.name}' ({call.operator}) takes numbers alone")
+    if call.operator.endswith(".pow"):
+        exponent: Any = arguments[1] if len(arguments) == 2 else None
+        if type(exponent) not in (int, float) or abs(exponent) > _MOST_EXPONENT:
+            raise Malformed(f"'{call.name}' is a power with an exponent that is no small number")
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether an argument is a number, or a value that is no list of them."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, bool | int | float)
+    if not isinstance(value.target, torch._ops.OpOverload):
+        return True
+    returns = value.target._schema.returns
+    return len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
 
 
 def _known(values: Mapping[str, fx.Node], name: Any) -> fx.Node:

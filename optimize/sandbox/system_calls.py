@@ -54,7 +54,7 @@ def filter_calls() -> list[str]:
 
 def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
     """Deny what is harmless in one form: threads stay, processes go; reading limits stays, raising them goes."""
-    arg, equal, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "EQ", "NE", "MASKED_EQ"))
+    arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
     _deny(rules, denied, "clone", arg(0, masked, _CLONE_THREAD, 0))
     # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
     _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
     for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         _deny(rules, denied, name, arg(0, unequal, os.getpid()))
     _deny(rules, denied, "tkill")
-    _deny(rules, denied, "sched_setaffinity", arg(0, equal, os.getppid()))
+    _deny(rules, denied, "sched_setaffinity", arg(0, masked, _LOW_32, os.getppid()))
     _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG))
     for command in _SIGNALLING:
         _deny(rules, denied, "fcntl", arg(1, masked, _LOW_32, command))

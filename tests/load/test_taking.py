@@ -128,6 +128,8 @@ FORGERIES: dict[str, Change] = {
     "tied": lambda value: value["tied"].update({next(iter(value["tied"])): "/etc/passwd"}),
     "deep": lambda value: value.update(in_tree=_nested(200_000)),
     "too many": lambda value: value["calls"][0].update(arguments=[1] * 50),
+    "list": lambda value: value["calls"][0].update(operator="_operator.mul", arguments=[[1], 1 << 40]),
+    "format": lambda value: value["calls"][0].update(operator="_operator.mod", arguments=["%3000000000d", 1]),
     "keyword": lambda value: value["calls"][0].update(keywords={"self": 1, "__class__": 2}),
 }
 

@@ -60,6 +60,9 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str
         "signal by the kernel": lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, victim),
         "outlive the parent": lambda: _prctl(1, 0),
         "pin the parent": lambda: os.sched_setaffinity(os.getppid(), {0}),
+        "pin the parent in disguise": lambda: _call(
+            203, ctypes.c_long(os.getppid() | 1 << 32), 8, ctypes.byref(ctypes.c_long(1))
+        ),
         "schedule": lambda: os.sched_setparam(victim, os.sched_param(0)),
         "acl": lambda: _call(463, -100, 0, 0, 0, 0, 0),
         "flags": lambda: fcntl.ioctl(os.open(there / "kept", os.O_RDONLY), 0x40086602, b"\0" * 8),
@@ -75,7 +78,7 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str
     return {name: _tried(action) for name, action in actions.items()}
 
 
-def _call(*arguments: int) -> int:
+def _call(*arguments: Any) -> int:
     found = ctypes.CDLL(None, use_errno=True).syscall(*arguments)
     if found < 0:
         raise OSError(ctypes.get_errno(), "refused")
