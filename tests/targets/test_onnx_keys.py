@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import optimize
 from optimize.errors import Refused
-from optimize.targets.onnx import export
+from optimize.targets.onnx_graph import export
 from optimize.targets.onnx_graph.keys import transpose_keys
 
 

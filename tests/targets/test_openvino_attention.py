@@ -19,7 +19,7 @@ from optimize import graph
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.quantization.plan import Range
-from optimize.targets.onnx import policy
+from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO, attention

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models import REFERENCES
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.targets.onnx import policy
+from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO
