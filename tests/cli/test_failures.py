@@ -46,7 +46,7 @@ def test_every_failure_is_one_paragraph(name: str, typed: Typed, monkeypatch: py
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(console, "show_passes", fail)
+    monkeypatch.setattr(console, "show", fail)
     done = typed("passes")
     lines = done.stderr.splitlines()
     assert done.returncode == code and done.stdout == ""
@@ -86,7 +86,7 @@ def test_libraries_are_heard_by_who_asks(asked: bool, typed: Typed, monkeypatch:
     handler = logging.Handler()
     handler.emit = heard.append  # type: ignore[method-assign]
     monkeypatch.setattr(logging.getLogger("library"), "handlers", [handler])
-    monkeypatch.setattr(console, "show_passes", chatter)
+    monkeypatch.setattr(console, "show", chatter)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert typed("passes", *(["--debug"] if asked else [])).returncode == 0
