@@ -10,6 +10,7 @@ from models import REFERENCES, randomize_batch_norm
 from optimize import graph
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
+from tests.cpus import NEEDS_VNNI
 
 INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
 
@@ -147,6 +148,7 @@ def test_long_rows_and_other_layers_are_rounded_to_nearest() -> None:
     assert not can_round(layer, weight)
 
 
+@NEEDS_VNNI
 @pytest.mark.parametrize("name", ["resnet", "repvgg", "mobilenetv3", "vit"])
 def test_compensation_brings_the_deployed_file_nearer(name: str, tmp_path: object) -> None:
     torch.manual_seed(0)

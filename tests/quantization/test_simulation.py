@@ -14,6 +14,7 @@ from optimize import graph, ops
 from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
+from tests.cpus import NEEDS_VNNI
     USUAL,
     Simulation,
     round_weight,
@@ -68,6 +69,7 @@ def test_one_layer_is_computed_as_integers_would_be() -> None:
     assert torch.allclose(Simulation(quantized).outputs((x,))[0], wanted, atol=1e-5)
 
 
+@NEEDS_VNNI
 @pytest.mark.parametrize("name", ["resnet", "repvgg", "mobilenetv3", "unet"])
 def test_the_deployed_file_agrees_with_the_simulation(name: str, tmp_path: Path) -> None:
     reference = REFERENCES[name]

@@ -1,0 +1,8 @@
+"""What tests need of the processor that they run on."""
+
+import pytest
+
+from optimize.targets.torchscript.packing import has_vnni
+
+#: Simulation and compensated rounding are for weights of 8 bits; files made where 16-bit sums overflow have 7.
+NEEDS_VNNI = pytest.mark.skipif(not has_vnni(), reason="files made on this CPU have weights of 7 bits (no AVX512-VNNI)")
