@@ -14,13 +14,13 @@ from optimize import graph, ops
 from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
-from tests.cpus import NEEDS_VNNI
     USUAL,
     Simulation,
     round_weight,
     simulated_db,
     stored_values,
 )
+from tests.cpus import NEEDS_VNNI
 
 
 class Block(nn.Module):
