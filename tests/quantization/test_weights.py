@@ -16,6 +16,7 @@ from optimize.quantization.calibrate import observe
 from optimize.quantization.simulation import USUAL
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.targets.onnx_graph.policy import onnx_runtime
+from tests.cpus import NEEDS_VNNI
 
 
 class Net(nn.Module):
@@ -72,6 +73,7 @@ def test_compensated_weights_are_on_the_grid_of_the_bits(bits: int) -> None:
         assert (found.round().abs().amax(1) == most).all(), "the largest weight of a channel keeps its place"
 
 
+@NEEDS_VNNI
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rounding", ["nearest", "compensated"])
 def test_the_deployed_file_holds_the_weights_of_the_program(tmp_path: Path, bits: int, rounding: str) -> None:
