@@ -104,7 +104,7 @@ SHARED_TODAY = frozenset(
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 48_400, 358, 421
+MOST_LINES, MOST_FILES, MOST_CLASSES = 47_400, 349, 397
 
 
 def _modules() -> dict[str, ast.Module]:
@@ -208,7 +208,7 @@ def _reached(*starts: str) -> set[str]:
         name = open_ends.pop()
         if name in MODULES and name not in found:
             found.add(name)
-            open_ends += [*_imported(MODULES[name]), name.rpartition(".")[0]]
+            open_ends += [*_imported(MODULES[name]), name.rpartition(".")[0].removeprefix("cli")]
     return found
 
 
