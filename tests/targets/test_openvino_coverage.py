@@ -14,6 +14,7 @@ from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.maxima import reduce_integers
+from tests.cpus import NEEDS_VNNI
 from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, reference, worst_db
 
 #: Kernels of each reference, and the float operators between them, by module.
@@ -26,6 +27,7 @@ INT8 = {
 }
 
 
+@NEEDS_VNNI
 @installed
 @pytest.mark.parametrize("name", INT8)
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
@@ -54,6 +56,7 @@ def test_a_residual_sum_is_part_of_the_convolution_before_it(tmp_path: Path) -> 
     assert coverage_of(artifact).kernels["FakeQuantize@f32"] == 1  # the input's alone: the others are fused
 
 
+@NEEDS_VNNI
 @installed
 def test_float_operators_of_attention_are_named_after_their_modules(tmp_path: Path) -> None:
     program = reference("vit")
@@ -67,6 +70,7 @@ def test_float_operators_of_attention_are_named_after_their_modules(tmp_path: Pa
     assert not left.keys() & set(coverage_of(artifact).quantized)
 
 
+@NEEDS_VNNI
 @installed
 @pytest.mark.parametrize("cast, precision, hint", [(CastBF16(), "bfloat16", "bf16"), (CastFP16(), "float16", "f32")])
 def test_half_precision_records_what_runs(cast: CastBF16 | CastFP16, precision: str, hint: str, tmp_path: Path) -> None:
