@@ -20,9 +20,8 @@ from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.measure.subjects import MODULE
 from optimize.measure.worker import read_answer, write_arrays
-from optimize.progress import Progress as Progress
-from optimize.progress import silent as silent
-from optimize.registry import find_target, targets
+from optimize.progress import Progress
+from optimize.registry import find_target
 from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
 from optimize.sandbox.lines import Lines, read_object
@@ -141,8 +140,9 @@ class Session:
     @property
     def on_gpu(self) -> bool:
         """Whether its runtime reserves addresses for a GPU's memory, more than any limit of memory allows."""
-        found = targets().get(self.artifact.target)
-        return found is not None and found.device == "cuda"
+        if self.artifact.target == MODULE:
+            return self.artifact.settings.get("device") == "cuda"
+        return find_target(self.artifact.target).device == "cuda"
 
     @property
     def limits(self) -> dict[str, Any] | None:
