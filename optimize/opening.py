@@ -18,7 +18,7 @@ from optimize.job import Job, Subject
 from optimize.load import Loaded, ModelSource, load_state, load_trusted
 from optimize.load.capturing import Capturing, capture_model, capture_module
 from optimize.load.taking import take_over
-from optimize.measure.fleet import Progress, silent
+from optimize.progress import Progress, silent
 
 
 def open_program(job: Job, progress: Progress | None = None) -> Subject:

@@ -22,11 +22,12 @@ from optimize.errors import Refused, TargetUnavailable, VerificationFailed
 from optimize.graph import WEIGHTED, calls, op_name
 from optimize.job import Export, Job, Variant
 from optimize.measure.bound import Bound
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Speedup, measure
 from optimize.measure.layer_times import LayerTime, layer_times
 from optimize.measure.quality import judge
 from optimize.program import Program
+from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import LayerError, layer_errors, layer_paths

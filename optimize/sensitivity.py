@@ -11,10 +11,10 @@ from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused
 from optimize.job import Job, Variant
 from optimize.measure import environment
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.layer_times import LayerTime, require_layer_times
 from optimize.opening import open_program
 from optimize.program import Program
+from optimize.progress import Progress, silent
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target

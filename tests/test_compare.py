@@ -38,7 +38,12 @@ def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((5, 3, 32, 32), np.float32))
     done = command("compare", *files[:2], "--data", tmp_path / "x.npy", "--threshold", 25)
     assert done.returncode == 0, done.stderr
-    assert "5 samples of" in done.stdout and "agreement" in done.stdout and "Layer" not in done.stdout
+    assert (
+        "5 samples of" in done.stdout
+        and "agreement" in done.stdout
+        and "Top-1" in done.stdout
+        and "Layer" not in done.stdout
+    )
 
 
 def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:

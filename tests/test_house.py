@@ -97,7 +97,6 @@ SHARED_TODAY = frozenset(
         "Pad",
         "Quality",
         "Rule",
-        "Samples",
         "Step",
         "Subject",
         "Trace",
@@ -208,7 +207,8 @@ def _reached(*starts: str) -> set[str]:
         name = open_ends.pop()
         if name in MODULES and name not in found:
             found.add(name)
-            open_ends += [*_imported(MODULES[name]), name.rpartition(".")[0].removeprefix("cli")]
+            package = name.rpartition(".")[0]
+            open_ends += [*_imported(MODULES[name]), *([package] if package != "cli" else [])]  # its commands are lazy
     return found
 
 

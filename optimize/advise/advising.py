@@ -11,11 +11,12 @@ from typing import Any
 
 from optimize.advise.base import Advice, Case, Host, Rule, registered
 from optimize.errors import OptimizeError
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.profile.machine import Limits, measure_limits, torch_threads
 from optimize.profile.result import FreshProcess
 from optimize.program import Program
+from optimize.progress import Progress, silent
 from optimize.registry import find_target
 from optimize.targets.arrays import to_array
 

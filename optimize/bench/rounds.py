@@ -10,10 +10,11 @@ import numpy as np
 from optimize.measure import lockstep as engine
 from optimize.measure.energy import EnergyMeter
 from optimize.measure.feed import drawn
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Track
 from optimize.measure.subjects import Subject
+from optimize.progress import Progress, silent
 
 #: Seconds where nobody asks for a time: this, and so many for every file in every scenario.
 BASE_S, CELL_S = 10.0, 4.0

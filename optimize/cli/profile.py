@@ -10,8 +10,8 @@ import click
 from optimize.cli import options
 
 if TYPE_CHECKING:
-    from optimize.measure.fleet import Progress
     from optimize.profile.result import Profile
+    from optimize.progress import Progress
 
 
 @click.command()

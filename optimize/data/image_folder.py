@@ -8,14 +8,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 
 from optimize.data.conform import Batch, InputSpec
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.regular import require_file, shown
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 #: What PIL may take a file for: other formats start programs or read other files.
@@ -91,6 +94,8 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     Raises:
         Refused: It is none of a kind that is read here, damaged, too large, or one of several pictures.
     """
+    from PIL import Image
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -118,6 +123,8 @@ def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.I
     Raises:
         Refused: It is so narrow that what is cut from would be too large.
     """
+    from PIL import Image
+
     height, width = size
     scale = max(round(height / crop) / picture.height, round(width / crop) / picture.width)
     wanted = max(int(picture.width * scale + 1e-6), width), max(int(picture.height * scale + 1e-6), height)

@@ -72,7 +72,7 @@ def _unavailable(artifact: Artifact) -> str:
 
 
 @dataclass(frozen=True)
-class Samples:
+class PairSamples:
     """What is put through both sides.
 
     Attributes:

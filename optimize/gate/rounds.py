@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import SINGLE, Plan, lockstep
 from optimize.measure.runs import Block, Clock, Runs, Start, Track
 from optimize.measure.subjects import AgreedPair, Subject
+from optimize.progress import Progress, silent
 
 SideName = Literal["base", "candidate"]
 SIDES: tuple[SideName, SideName] = ("base", "candidate")

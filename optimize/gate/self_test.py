@@ -14,15 +14,16 @@ from optimize.gate import suite
 from optimize.gate.case import open_case, plan_for, rule_of
 from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import Samples
+from optimize.gate.models import PairSamples
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
 from optimize.gate.rounds import FIRST_LOOK, Trace, measure
 from optimize.gate.verdict import Outcome, Rule, choose_clock, decide, is_decided
 from optimize.measure import environment
-from optimize.measure.fleet import Progress, WorkerFailed
+from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
 from optimize.measure.runs import Clock
+from optimize.progress import Progress
 
 DECISIONS = 20
 #: The largest share of decisions that may stay open on a runner that is fit.
@@ -76,7 +77,7 @@ def run(
     traces = []
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         pair = open_case(alone, Opening(Path(folder), trust=trust))
-        inputs = Samples(pair, case.batch, case.data, case.eval).timed()
+        inputs = PairSamples(pair, case.batch, case.data, case.eval).timed()
         rule = rule_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
             traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, rule)))

@@ -12,8 +12,8 @@ from optimize.gate import record
 from optimize.gate.limits import Settings
 from optimize.gate.record import Record, SelfTestRecord
 from optimize.measure import environment
-from optimize.measure.fleet import Progress
 from optimize.measure.openers import Opening
+from optimize.progress import Progress
 
 
 def check(settings: Settings, *, trust: bool = False, command: str = "", progress: Progress | None = None) -> Record:

@@ -7,8 +7,6 @@ from optimize.gate.verdict import Outcome
 from optimize.report import format as form
 
 COLUMNS = ("Case", "Base", "Candidate", "Ratio [95 %]", "Verdict", "Rounds", "Clock")
-#: Columns of numbers.
-RIGHT = ("Base", "Candidate", "Ratio [95 %]", "Rounds")
 
 
 def verdict(outcome: Outcome) -> str:

@@ -23,11 +23,11 @@ from optimize.load import stored, untrusted, weights
 from optimize.load.capturing import AS_USUAL, Capturing, capture_model
 from optimize.load.identify import Kind
 from optimize.program import Program
+from optimize.progress import Progress
 from optimize.sandbox import ChildLimits
 
 _INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
 _NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
-Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def take_over(
     inputs: Callable[[], Sequence[torch.Tensor]],
     how: Capturing = AS_USUAL,
     *,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Taken:
     """Open and capture an untrusted file in a confined process.
 
@@ -90,7 +90,7 @@ def look(path: Path, kind: Kind) -> Taken:
         return _ask(path, kind, AS_USUAL, Path(name), None)
 
 
-def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Tell | None) -> Taken:
+def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None) -> Taken:
     arguments = {
         "path": str(path.resolve()),
         "name": str(path),
@@ -142,7 +142,7 @@ def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
 
 
 def take(
-    folder: Path, tell: Tell, path: str, name: str, kind: str, static_batch: bool, dynamic_size: bool
+    folder: Path, tell: Progress, path: str, name: str, kind: str, static_batch: bool, dynamic_size: bool
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimize.measure.environment import busy
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import MIN_ROUNDS, SINGLE, Plan, lockstep
 from optimize.measure.runs import Runs, Speedup, Track, samples_by_restart, speedup
 from optimize.measure.statistics import WIDE_SPREAD, nested_interval, percentile, relative_spread
+from optimize.progress import Progress, silent
 from optimize.targets.base import Artifact
 
 

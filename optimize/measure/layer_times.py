@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optimize.errors import UsageError
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.lockstep import Plan, take_turns
+from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
 

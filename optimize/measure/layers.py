@@ -20,9 +20,9 @@ from optimize.errors import Refused
 from optimize.measure.agreement import is_logits
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import Feed
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.openers import Side
 from optimize.measure.subjects import MODULE
+from optimize.progress import Progress, silent
 from optimize.registry import find_target
 from optimize.targets.values import Basis, FileValues, Shared
 

@@ -24,10 +24,11 @@ import numpy as np
 
 from optimize.measure.energy import EnergyMeter
 from optimize.measure.environment import frequency_mhz
-from optimize.measure.fleet import Progress, Session, WorkerFailed, silent
+from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.runs import UNWRITTEN, Block, Runs, S, Scenario, Start, Track, WarmUp
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.measure.worker import Worker
+from optimize.progress import Progress, silent
 from optimize.targets.base import Runner
 
 #: A block is long enough that a timer tick or a context switch is a small part of it.

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from optimize import sandbox
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.measure.feed import drawn
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.openers import open_file
 from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
@@ -25,6 +24,7 @@ from optimize.profile.kernels import take_times
 from optimize.profile.machine import Limits, measure_limits
 from optimize.profile.profiling import fresh_process, join, require_times
 from optimize.profile.result import Profile
+from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
 

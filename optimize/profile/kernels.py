@@ -18,8 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.lockstep import Plan, take_turns
+from optimize.progress import Progress, silent
 from optimize.targets.probe import Probe, Run, TimedKernel
 
 Clock = Literal["wall", "processor"]

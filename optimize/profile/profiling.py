@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from optimize import graph
 from optimize.costs import Costs, program_costs
 from optimize.errors import UsageError
-from optimize.measure.fleet import Fleet, Progress, silent
+from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import Limits, measure_limits, torch_threads
@@ -22,6 +22,7 @@ from optimize.profile.memory import live_memory
 from optimize.profile.python_cost import PythonCost, python_cost
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.program import Program
+from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Probing

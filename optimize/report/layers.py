@@ -12,10 +12,10 @@ from optimize import sandbox
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
 from optimize.measure.feed import Feed, open_feed
-from optimize.measure.fleet import Progress
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import AgreedPair, agreed_pair
+from optimize.progress import Progress
 from optimize.report import document as doc
 from optimize.report import format as form
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
