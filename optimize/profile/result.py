@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optimize.profile.kernels import Clock
@@ -109,11 +108,3 @@ class Profile:
     def macs(self) -> int:
         """Multiply-accumulates of one run."""
         return sum(kernel.macs or 0 for kernel in self.kernels)
-
-    def by_layer(self) -> Mapping[tuple[str, ...], float]:
-        """Return the seconds by the set of layers, conversions counted to the layers they serve."""
-        found: dict[tuple[str, ...], float] = {}
-        for kernel in self.kernels:
-            key = kernel.layers or kernel.serves
-            found[key] = found.get(key, 0.0) + kernel.seconds
-        return found

@@ -196,12 +196,6 @@ def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[i
     return samples
 
 
-def is_float_value(node: fx.Node) -> bool:
-    """Say whether a node carries one floating-point tensor."""
-    value = tensor_value(node)
-    return value is not None and value.is_floating_point()
-
-
 def sample_axis(node: fx.Node) -> int | None:
     """Return the first free axis of a value, the one that counts samples; 0 where none is free."""
     value, free = tensor_value(node), _free_axis(node)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from optimize.measure.fleet import Fleet, WorkerFailed
+from optimize.measure.subjects import MODULE
 from optimize.targets.base import Artifact
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -105,3 +106,12 @@ def test_another_interpreter_sees_this_package_and_its_own_environment(tmp_path:
         assert [entry.name for entry in folder.iterdir()] == ["optimize"]
         assert (folder / "optimize" / "measure" / "worker.py").is_file()
         assert str(fleet.sessions[0].failure).startswith("load: ")  # it ran, and the file is not there
+
+
+def test_untrusted_files_on_a_gpu_are_not_limited_in_addresses(make: Make) -> None:
+    limits = {}
+    for device in ("cpu", "cuda"):
+        program = dataclasses.replace(make(), target=MODULE, untrusted=True, settings={"device": device})
+        with Fleet([program]) as fleet:
+            limits[device] = fleet.sessions[0].limits
+    assert limits["cpu"]["memory_bytes"] is not None and limits["cuda"]["memory_bytes"] is None

@@ -9,6 +9,8 @@ from torch import nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import graph
+from optimize.data.conform import Batch
+from optimize.data.samples import Samples
 from optimize.distances import output_error
 from optimize.errors import UsageError
 from optimize.graph import aten
@@ -327,12 +329,10 @@ def held(half: Program) -> list[nn.Module]:
     [{"rounding": "nearest"}, {"policy": "O3"}, {"policy": "O2"}, {"calibration": None}, {"calibration": "synthetic"}],
 )
 def test_each_weight_is_rounded_by_itself_where_that_is_asked_for_or_there_is_no_data(options: dict[str, str]) -> None:
-    class Synthetic(list[torch.Tensor]):
-        synthetic = True
-
-    data = [mixed_inputs(64, 2)]
-    given: dict[str, Any] = {"calibration": data} | options
-    given["calibration"] = Synthetic(data) if given["calibration"] == "synthetic" else given["calibration"]
+    data = mixed_inputs(64, 2)
+    given: dict[str, Any] = {"calibration": [data]} | options
+    if given["calibration"] == "synthetic":
+        given["calibration"] = Samples("made up", lambda: iter([Batch((data,))]), synthetic=True)
     program = deep(bias=False)
     half, _ = optimize.CastBF16(**given).apply(program)
     state, want = half.graph_module.state_dict(), program.graph_module.state_dict()

@@ -10,7 +10,10 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
+from optimize.data.conform import Batch
+from optimize.data.samples import Samples
 from optimize.errors import Refused, UsageError
+from optimize.progress import heard_by
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.simulation import simulated_db
 
@@ -73,15 +76,11 @@ def test_the_program_that_was_given_keeps_its_weights() -> None:
 def test_progress_is_told_of_every_phase() -> None:
     told: dict[str, list[float]] = {}
 
-    class Told(list):
-        name = "photographs"
-
-        def progress(self, phase: str, share: float) -> None:
-            told.setdefault(phase, []).append(share)
-
-    quantized, _ = optimize.QuantizeStatic(calibration=Told([DATA])).apply(captured())
+    photographs = Samples("photographs", lambda: iter([Batch((DATA,))]))
+    with heard_by(lambda phase, share: told.setdefault(phase, []).append(share)):
+        quantized, _ = optimize.QuantizeStatic(calibration=photographs).apply(captured())
     assert quantized.quantization.calibration.source == "photographs"
-    assert {phase: shares[-1] for phase, shares in told.items()} == {"choose ranges": 1.0, "round weights": 1.0}
+    assert told["choose ranges"][-1] == told["round weights"][-1] == 1.0
     assert all(shares == sorted(shares) for shares in told.values())
 
 

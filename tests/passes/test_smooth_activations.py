@@ -6,6 +6,7 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
+from optimize import ops
 from optimize.passes.smooth_activations import SmoothActivations
 from optimize.pipeline import Pipeline
 from optimize.program import Program
@@ -72,7 +73,7 @@ def test_a_norm_that_a_sum_reads_is_left() -> None:
 
 def test_the_class_token_is_followed_to_its_layer() -> None:
     program = optimize.capture(REFERENCES["vit"].build(), (REFERENCES["vit"].inputs(2),))
-    found, others = links.find(program, links.NORMS, links.SCALES_PASS)
+    found, others = links.find(program, ops.NORMS, links.SCALES_PASS)
     assert len(found) == 7 and not others
 
 

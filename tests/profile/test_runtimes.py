@@ -52,7 +52,6 @@ def test_every_layer_is_in_one_kernel(found: Profile) -> None:
 def test_the_sum_and_what_lies_outside_make_the_run(found: Profile) -> None:
     assert found.total_s > 0
     assert found.layers_s + found.outside_s == pytest.approx(found.total_s)
-    assert sum(found.by_layer().values()) == pytest.approx(found.layers_s)
     assert found.macs == 16 * 8 * 8 * 9 * (3 + 16) + 160
     assert found.runs >= 10 and found.clock in ("wall", "processor")
 

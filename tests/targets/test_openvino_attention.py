@@ -26,6 +26,7 @@ from optimize.targets.openvino import OpenVINO, attention
 from optimize.targets.openvino.attention import multiply_integers, separate_projections
 from optimize.targets.openvino.maxima import reduce_integers
 from optimize.targets.openvino.rewrites import scale_products
+from tests.cpus import NEEDS_VNNI
 from tests.targets.openvino_programs import captured, coverage_of, draw, installed, quantized, reference, worst_db
 
 SHAPE = (6, 32)
@@ -307,6 +308,7 @@ def test_a_layer_without_bias_is_no_attention() -> None:
     assert order(model) == before == ["QuantizeLinear", "MatMul", "Transpose", "QuantizeLinear", "MatMul"]
 
 
+@NEEDS_VNNI
 @installed
 @pytest.mark.parametrize("build", [SelfAttention, Divided])
 def test_openvino_multiplies_queries_and_keys_as_integers(build: Callable[[], nn.Module], tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt("10.13"))
     monkeypatch.setattr(packages, "has_gpu", lambda: True)
     monkeypatch.setattr(packages.Package, "installed", True)
-    monkeypatch.setattr(isolated, "build", lambda order, tell: builder._carry_out(order, tell))
+    monkeypatch.setattr(isolated, "build", lambda order: builder._carry_out(order, lambda share: None))
     return found
 
 
