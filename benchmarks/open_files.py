@@ -98,7 +98,7 @@ def opened(path: Path, kind: str, size: int, network: torch.nn.Module) -> tuple[
 
 def _distance(wanted: torch.Tensor, got: torch.Tensor) -> float:
     """Return the largest difference over the largest number."""
-    return float((wanted - got).abs().max() / wanted.abs().max())
+    return float((wanted - got).abs().max() / wanted.abs().max().clamp_min(1e-30))
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,6 @@ def open_datasets(
     *,
     evaluate: Any = None,
     calibrate: Any = None,
-    preprocessing: Mapping[str, str] | None = None,
 ) -> Datasets:
     """Open and check the data of a run against what the program takes.
 
@@ -89,12 +88,11 @@ def open_datasets(
         program: The captured model.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
         calibrate: What a Python caller's passes are calibrated on, where the recipe names nothing.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
 
     Raises:
         OptimizeError: The data is missing, damaged or does not fit.
     """
-    specs, image = input_specs(program), image_preprocessing(preprocessing or {})
+    specs, image = input_specs(program), ImagePreprocessing.read(recipe.preprocessing)
     labelled = evaluate if evaluate is not None else recipe.eval
     held = None if calibrate is None else FlatBatches(program, calibrate).samples
     return Datasets(
@@ -115,32 +113,13 @@ def input_specs(program: Program) -> list[InputSpec]:
     ]
 
 
-def image_preprocessing(given: Mapping[str, str]) -> ImagePreprocessing:
-    """Read ``mean`` and ``std`` such as ``0.5,0.5,0.5``.
-
-    Raises:
-        UsageError: They are not numbers.
-    """
-    try:
-        numbers = {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()}
-    except ValueError as error:
-        raise UsageError(f"--mean and --std take numbers such as 0.5,0.5,0.5: {error}.") from error
-    default = ImagePreprocessing()
-    return ImagePreprocessing(mean=numbers.get("mean", default.mean), std=numbers.get("std", default.std))
-
-
-def example_inputs(recipe: Recipe, batch: int | None, preprocessing: Mapping[str, str]) -> tuple[torch.Tensor, ...]:
+def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:
     """Return example inputs from ``--input-shape``, or the first samples of the data where the shape is not given.
-
-    Args:
-        recipe: Names the shape or the data.
-        batch: Samples; 2 where None.
-        preprocessing: ``mean`` and ``std`` of image folders.
 
     Raises:
         UsageError: Neither shape nor data is given, or the shape is malformed.
     """
-    samples = batch or 2
+    samples = recipe.static_batch or 2
     if recipe.input_shape:
         generator = torch.Generator().manual_seed(0)
         return tuple(_example(part, samples, generator) for part in recipe.input_shape.split(";"))
@@ -149,7 +128,7 @@ def example_inputs(recipe: Recipe, batch: int | None, preprocessing: Mapping[str
         raise UsageError(
             "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
         )
-    chunk = next(_open_of_any_rank(spec, image_preprocessing(preprocessing)).batches(samples))
+    chunk = next(_open_of_any_rank(spec, ImagePreprocessing.read(recipe.preprocessing)).batches(samples))
     return tuple(torch.cat([tensor] * samples)[:samples] for tensor in chunk.inputs)
 
 

@@ -54,6 +54,8 @@ class Defect(OptimizeError):
 
 
 #: How native libraries say that they got no memory.
+#: Names in a hint; of more, the first few are enough.
+_LISTED = 24
 _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -83,8 +85,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "Did you mean 'tensorrt'? Known: onnx, tensorrt."
     >>> nearest("zzz", ["onnx", "tensorrt"])
     'Known: onnx, tensorrt.'
+    >>> nearest("layer_7", [f"layer{number}" for number in range(100)])
+    "Did you mean 'layer7'? Known: layer0, layer1, layer10, layer11 and 96 more."
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     start = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{start}Known: {', '.join(names)}."
+    listed = ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:4])} and {len(names) - 4} more"
+    return f"{start}Known: {listed}."

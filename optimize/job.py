@@ -12,11 +12,14 @@ import torch
 from optimize.data import Given, Samples
 from optimize.errors import OptimizeError, UsageError
 from optimize.measure.bound import Bound
+from optimize.measure.layer_times import LayerTime
 from optimize.passes.base import Pass
 from optimize.pipeline import Step
 from optimize.program import Program
+from optimize.quantization.plan import Quantization
+from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
-from optimize.records import LayerCost
+from optimize.registry import find_target
 from optimize.targets.base import Artifact
 
 
@@ -31,9 +34,6 @@ class Job:
         out: Folder for the artifacts and the report.
         factory: ``package.module:factory`` that makes the module a state dict belongs to.
         trust: Run the code that the file's pickles name.
-        static_batch: Fix the batch to this size; None leaves it free.
-        dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
         given_passes: Passes of a Python caller, in place of the recipe's.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
         command: The command line, for the report.
@@ -45,9 +45,6 @@ class Job:
     out: Path = Path("optimized")
     factory: str | None = None
     trust: bool = False
-    static_batch: int | None = None
-    dynamic_size: bool = False
-    preprocessing: Mapping[str, str] = field(default_factory=dict)
     given_passes: Sequence[Pass] | None = None
     evaluate: Any = None
     command: str = ""
@@ -74,7 +71,7 @@ class Job:
         """Return the passes, those that take data with the calibration data."""
         if self.given_passes is not None:
             return list(self.given_passes)
-        return [entry.build(calibration) for entry in self.recipe.passes]
+        return [entry.build(calibration, self.recipe.keep) for entry in self.recipe.passes]
 
     @property
     def given_calibration(self) -> Given | None:
@@ -119,10 +116,43 @@ class Variant:
 
 @dataclass(frozen=True)
 class Export:
-    """One file that was asked for: the artifact and what its layers cost, or why there is none."""
+    """One file that was asked for: what it is of and what was found out about its layers, or why there is none.
+
+    Attributes:
+        target: Name of the target.
+        precision: Of its variant.
+        program: What the file is of.
+        artifact: The file; None where there is none.
+        error: Why there is none.
+        times: Of its layers by node name, where they were taken.
+        errors: Of its layers, where they were needed.
+        notes: What was decided on the way to it.
+    """
 
     target: str
     precision: str
+    program: Program
     artifact: Artifact | None = None
     error: OptimizeError | None = None
-    layers: tuple[LayerCost, ...] = ()
+    times: Mapping[str, LayerTime] = field(default_factory=dict)
+    errors: tuple[LayerError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> Artifact:
+        """The file, where there is one."""
+        assert self.artifact is not None
+        return self.artifact
+
+    @property
+    def plan(self) -> Quantization:
+        """The quantization plan, where there is one."""
+        assert self.program.quantization is not None
+        return self.program.quantization
+
+    @property
+    def can_be_refined(self) -> bool:
+        """Whether layers of it may go back to float: it is of static INT8, and runs here."""
+        plan = self.program.quantization
+        is_static = self.artifact is not None and plan is not None and plan.mode == "static"
+        return is_static and find_target(self.target).available().run

@@ -46,6 +46,17 @@ def find(spec: str) -> Any:
     return found
 
 
+def spelled(value: Any) -> Any:
+    """Return a value as a file of settings holds it: a function by its name, several values as a list.
+
+    >>> spelled(is_named), spelled((1, 2)), spelled("text")
+    ('optimize.named:is_named', [1, 2], 'text')
+    """
+    if isinstance(value, list | tuple):
+        return [spelled(part) for part in value]
+    return f"{value.__module__}:{value.__qualname__}" if hasattr(value, "__qualname__") else value
+
+
 def call(found: Any, spec: str) -> Any:
     """Call what `find` found, without arguments.
 

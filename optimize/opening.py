@@ -61,8 +61,8 @@ def _captured(job: Job, loaded: Loaded, tell: Progress) -> Subject:
 
 
 def _how(job: Job) -> Capturing:
-    return Capturing(static_batch=job.static_batch is not None, dynamic_size=job.dynamic_size)
+    return Capturing(static_batch=job.recipe.static_batch is not None, dynamic_size=job.recipe.dynamic_size)
 
 
 def _inputs(job: Job) -> Sequence[Any]:
-    return job.inputs if job.inputs is not None else example_inputs(job.recipe, job.static_batch, job.preprocessing)
+    return job.inputs if job.inputs is not None else example_inputs(job.recipe)

@@ -158,5 +158,6 @@ def _excess(entry: Pass, relative: float) -> str:
 def _options(entry: Pass) -> str:
     import dataclasses
 
-    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.repr}
-    return ", ".join(f"{key}={value!r}" for key, value in values.items())
+    values = [(field, getattr(entry, field.name)) for field in dataclasses.fields(entry) if field.repr]
+    told = [f"{field.name}={value!r}" for field, value in values if not (field.kw_only and value == field.default)]
+    return ", ".join(told)

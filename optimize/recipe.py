@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -43,16 +44,39 @@ class PassEntry(BaseModel):
     name: str
     options: dict[str, Any] = {}
 
-    def build(self, calibration: Any) -> Pass:
-        """Return the pass, with the calibration data where it takes some."""
+    @classmethod
+    def of(cls, made: Pass) -> PassEntry:
+        """Return the entry that makes a pass again, its data left out.
+
+        >>> from optimize.passes import PruneWeights
+        >>> PassEntry.of(PruneWeights(sparsity=0.5))
+        PassEntry(name='PruneWeights', options={'sparsity': 0.5})
+        """
+        given = {field.name: (getattr(made, field.name), field.default) for field in dataclasses.fields(made)}
+        options = {
+            name: named.spelled(value)
+            for name, (value, usual) in given.items()
+            if name not in _DATA_FIELDS and value != usual
+        }
+        return cls(name=made.name, options=options)
+
+    def build(self, calibration: Any, keep: Sequence[str] = ()) -> Pass:
+        """Return the pass, with the run's calibration data and what it keeps in float, where it takes them."""
         cls = registry.find_pass(self.name)
-        data = {name: calibration for name in _DATA_FIELDS if name in _fields(cls)}
-        return cls(**self.options, **data)
+        given: dict[str, Any] = dict.fromkeys(_DATA_FIELDS, calibration)
+        if "keep" in _fields(cls):
+            given["keep"] = tuple(dict.fromkeys((*_words(self.options.get("keep", ())), *keep)))
+        return cls(**{**self.options, **{name: value for name, value in given.items() if name in _fields(cls)}})
 
     @property
     def takes_data(self) -> bool:
         """Whether the pass takes calibration data."""
         return bool(_DATA_FIELDS & _fields(registry.find_pass(self.name)).keys())
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the pass can be told what to keep in float."""
+        return "keep" in _fields(registry.find_pass(self.name))
 
     @property
     def needs_data(self) -> bool:
@@ -76,6 +100,13 @@ class Recipe(BaseModel):
             that. ``30dB`` means ``min_sqnr: 30``.
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
+        keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
+        static_batch: Fix the batch to this size; None leaves it free.
+        dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
+        mean: Mean of image folders, such as ``0.5,0.5,0.5``; ImageNet's where None.
+        std: Standard deviation of image folders; ImageNet's where None.
+        decided: What a run found out by measuring: for each of its static INT8 files, such as ``onnx int8``, the layers
+            that went back to float, with the reason. Nothing is measured to decide about a file that stands here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,6 +121,12 @@ class Recipe(BaseModel):
     max_drop: float | None = Field(default=None, ge=0)
     min_sqnr: float | None = None
     layer_timing: bool = True
+    keep: tuple[str, ...] = ()
+    static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
+    dynamic_size: bool = False
+    mean: str | None = None
+    std: str | None = None
+    decided: dict[str, dict[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +146,18 @@ class Recipe(BaseModel):
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list of pass names")
         return [_entry(item) for item in value]
+
+    @field_validator("keep", "mean", "std", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read several words, or numbers, as a list or as text with commas."""
+        words = [] if value is None else _words(value)
+        return words if info.field_name == "keep" else ",".join(words) or None
+
+    @property
+    def preprocessing(self) -> dict[str, str]:
+        """``mean`` and ``std`` of image folders, where they are given."""
+        return {name: text for name in ("mean", "std") if (text := getattr(self, name))}
 
     def target(self, name: str) -> Target:
         """Return a target with the options that the recipe gives it.
@@ -172,6 +221,11 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
     for entry in recipe.passes:
         check_options(entry, source=source)
+    if recipe.keep and recipe.passes and not any(entry.keeps for entry in recipe.passes):
+        raise UsageError(
+            f"{source}: keep says what stays in float, and no pass quantizes or casts.",
+            hint="Add --int8, or leave it out.",
+        )
     for target in recipe.targets:
         registry.find_target(target)
     for target, options in recipe.target_options.items():
@@ -209,10 +263,7 @@ def configured(name: str, options: Mapping[str, Any], *, source: str) -> Target:
     if not dataclasses.is_dataclass(target):
         raise UsageError(f"{source}: the target {name} has no options.", hint="Leave them out.")
     fields = _fields(type(target))
-    given = {
-        option: _words(value) if fields.get(option) == tuple[str, ...] else value for option, value in options.items()
-    }
-    checked = {option: _checked(name, option, value, fields, source) for option, value in given.items()}
+    checked = {option: _checked(name, option, value, fields, source) for option, value in options.items()}
     found: Target = dataclasses.replace(target, **checked)
     return found
 
@@ -223,7 +274,7 @@ def _words(value: Any) -> list[str]:
     >>> _words("8.6,8.9"), _words([8.6, "12.0"])
     (['8.6', '8.9'], ['8.6', '12.0'])
     """
-    return [str(word) for word in (value if isinstance(value, list | tuple) else str(value).split(","))]
+    return [str(word).strip() for word in (value if isinstance(value, list | tuple) else str(value).split(","))]
 
 
 def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], source: str) -> Any:
@@ -231,7 +282,9 @@ def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], sou
     if option not in fields:
         raise UsageError(f"{source}: {owner} has no option '{option}'.", hint=nearest(option, fields))
     try:
-        return TypeAdapter(fields[option]).validate_python(value)
+        return TypeAdapter(fields[option]).validate_python(
+            _words(value) if fields[option] == tuple[str, ...] else value
+        )
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise UsageError(f"{source}: {owner}.{option} = {value!r}: {message}.") from error

@@ -1,13 +1,13 @@
-"""Which layers of an INT8 program go back to float: those that INT8 makes slower here, then those the answers need.
+"""Which layers of an INT8 file go back to float: those that INT8 makes slower here, then those the answers need.
 
-Each target has its own search, because each deployed file has its own kernels and its own answers. The first search
+Each target has its own search, because each deployed file has its own kernels and its own answers. The first step
 times layers and then whole files, interleaved. The second judges whole files: the number of layers given back doubles,
 best error removed per second lost first, until a file keeps the bound; then bisection finds as few as keep it.
+What is found is written into the run's recipe, whose replay measures nothing.
 """
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,9 @@ import torch
 
 from optimize.costs import program_costs
 from optimize.datasets import Datasets
-from optimize.errors import Refused, TargetUnavailable, VerificationFailed
-from optimize.graph import WEIGHTED, calls, op_name
-from optimize.job import Export, Job, Variant
-from optimize.measure.bound import Bound
+from optimize.errors import UsageError, nearest
+from optimize.graph import WEIGHTED, calls, layer_paths, op_name
+from optimize.job import Export, Job
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Speedup, measure
 from optimize.measure.layer_times import LayerTime, layer_times
@@ -30,9 +29,8 @@ from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.mixed import give_back
-from optimize.quantization.sensitivity import LayerError, layer_errors, layer_paths
+from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.ranking import explain, fewest, rank, slow_choices
-from optimize.recipe import Recipe
 from optimize.records import LayerCost
 from optimize.registry import find_target
 from optimize.report import format as form
@@ -48,25 +46,8 @@ _WORTH_IT = 1.02
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A program with a static plan and the file of it.
-
-    Attributes:
-        program: The program.
-        artifact: Its file.
-        errors: Of its layers, where they were needed.
-        notes: What was decided on the way to it.
-    """
-
-    program: Program
-    artifact: Artifact
-    errors: tuple[LayerError, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Search:
-    """Refines the INT8 files of one run.
+    """Refines the static INT8 files of one run.
 
     Attributes:
         job: What was asked.
@@ -82,48 +63,29 @@ class Search:
     datasets: Datasets
     progress: Progress = silent
 
-    def refine(self, variants: Sequence[Variant], exports: Sequence[Export]) -> list[Export]:
-        """Return the exports; those of static INT8 with the layers in float that speed and the asked bound want there.
+    def give_back_slow(self, export: Export, plain: Artifact | None) -> Export:
+        """Return a file with those layers in float that INT8 makes slower here, where the whole file gains by it.
 
         Args:
-            variants: The programs.
-            exports: The files, every variant of a target after another.
+            export: A file of static INT8.
+            plain: The target's float32 file.
         """
-        plain = {entry.target: entry.artifact for entry in exports if entry.precision == "float32"}
-        return [
-            self._refined(entry, variant.program, plain.get(entry.target))
-            for entry, variant in zip(exports, itertools.cycle(variants), strict=False)
-        ]
-
-    def _refined(self, entry: Export, program: Program, plain: Artifact | None) -> Export:
-        plan = program.quantization
-        if entry.artifact is None or plan is None or plan.mode != "static":
-            return entry
-        if not find_target(entry.target).available().run:
-            return entry
-        found, times = Candidate(program, entry.artifact), dict[str, LayerTime]()
-        try:
-            if self.job.recipe.layer_timing and plain is not None and find_target(entry.target).times_layers:
-                times = time_layers(
-                    found, plain, one_sample(self.program), threads=self._threads, progress=self.progress
-                )
-                found = self._without_slow(found, times)
-            if self.job.bound is not None:
-                found = self._within(self.job.bound, found, times)
-        except (Refused, TargetUnavailable, VerificationFailed):
-            pass  # a file that cannot run or be judged has that in its own row; what was found so far stands
-        artifact = replace(found.artifact, notes=(*found.artifact.notes, *found.notes))
-        return replace(entry, artifact=artifact, layers=tuple(layer_costs(program, times, found.errors)))
-
-    def _without_slow(self, candidate: Candidate, times: Mapping[str, LayerTime]) -> Candidate:
-        """Give back layers that INT8 makes slower where the whole file is faster for it."""
-        plan = candidate.program.quantization
-        assert plan is not None
-        choices = [names for names in slow_choices(times) if plan.layers - set(names)]
-        gains = self._gains(candidate, choices) if choices else []
+        if not self.job.recipe.layer_timing or plain is None or not find_target(export.target).times_layers:
+            return export
+        times = time_layers(
+            export.program,
+            export.made,
+            plain,
+            one_sample(self.program),
+            threads=self.job.recipe.threads,
+            progress=self.progress,
+        )
+        export = replace(export, times=times)
+        choices = [names for names in slow_choices(times) if export.plan.layers - set(names)]
+        gains = self._gains(export, choices) if choices else []
         best = max(range(len(choices)), key=lambda index: _certain(gains[index]), default=None)
         if best is None or _certain(gains[best]) < _WORTH_IT:
-            return candidate
+            return export
         reasons = {
             name: f"INT8 is slower than float here: {form.seconds(times[name].int8_s)} against "
             f"{form.seconds(times[name].float_s)} with its conversions"
@@ -131,81 +93,112 @@ class Search:
         }
         gained = form.ratio(gains[best].ratio)  # type: ignore[union-attr]
         note = f"The file is {gained} as fast as with {form.plural(len(reasons), 'layer')} more in INT8."
-        folder = candidate.artifact.path.parent
-        return _noted(_without(candidate, reasons, folder, self.job.recipe), note)
+        return _noted(self._without(export, reasons, export.made.path.parent), note)
 
-    def _gains(self, candidate: Candidate, choices: Sequence[Sequence[str]]) -> list[Speedup | None]:
-        """Return how many times faster the file is without each choice of layers in INT8, timed interleaved."""
-        plan = candidate.program.quantization
-        assert plan is not None
-        self.progress("time files without slow layers", 0.0)
-        plans = [plan.without(dict.fromkeys(names, "INT8 may be slower")) for names in choices]
-        with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-            trials = find_target(candidate.artifact.target).export_plans(candidate.program, plans, Path(folder))
-            with Fleet([candidate.artifact, *trials], threads=self._threads) as fleet:
-                return [
-                    timing.speedup
-                    for timing in measure(fleet, one_sample(self.program), budget_s=_BUDGET_S).timings[1:]
-                ]
-
-    def _within(self, bound: Bound, candidate: Candidate, times: Mapping[str, LayerTime]) -> Candidate:
-        """Give back as few layers as it takes for the deployed file to keep the bound."""
-        folder = candidate.artifact.path.parent
+    def give_back_for_bound(self, export: Export) -> Export:
+        """Return a file with as few more layers in float as it takes to keep what the user asked of the answers."""
+        bound = self.job.bound
+        if bound is None:
+            return export
+        folder = export.made.path.parent
         with (
-            Fleet([self.baseline], threads=self._threads) as reference,
+            Fleet([self.baseline], threads=self.job.recipe.threads) as reference,
             tempfile.TemporaryDirectory(dir=folder) as place,
         ):
-            if self._holds(bound, candidate, reference):
-                return candidate
-            data = calibration(candidate.program)
-            errors = layer_errors(candidate.program, data, progress=lambda share: self.progress("sensitivity", share))
-            costs = program_costs(candidate.program).calls
-            ranked, reasons = rank(errors, times, costs), explain(errors, times, bound.option)
-            tried: dict[int, Candidate] = {}
+            if self._holds(export, reference):
+                return export
+            data = calibration(export.program)
+            errors = layer_errors(export.program, data, progress=lambda share: self.progress("sensitivity", share))
+            costs = program_costs(export.program).calls
+            ranked, reasons = rank(errors, export.times, costs), explain(errors, export.times, bound.option)
+            tried: dict[int, Export] = {}
 
             def holds(count: int) -> bool:
                 self.progress(f"give back {form.plural(count, 'layer')}", 0.0)
                 chosen = {name: reasons[name] for name in ranked[:count]}
-                tried[count] = _without(candidate, chosen, Path(place) / str(count), self.job.recipe)
-                return self._holds(bound, tried[count], reference)
+                tried[count] = self._without(export, chosen, Path(place) / str(count))
+                return self._holds(tried[count], reference)
 
             count = fewest(len(ranked) - 1, holds)
             if count is None:
                 most = f"{len(ranked) - 1} of {len(ranked)} layers"
                 note = f"No choice met {bound.option}, with up to {most} in float: none was given back."
-                return replace(_noted(candidate, note), errors=tuple(errors))
+                return replace(_noted(export, note), errors=errors)
             note = (
                 f"Given back to float to meet {bound.option}: {count} of {form.plural(len(ranked), 'layer')} in INT8."
             )
-            return replace(_noted(_moved(tried[count], folder), note), errors=tuple(errors))
+            return replace(_noted(_moved(tried[count], folder), note), errors=errors)
 
-    def _holds(self, bound: Bound, candidate: Candidate, reference: Fleet) -> bool:
-        with Fleet([candidate.artifact], threads=self._threads) as fleet:
+    def _gains(self, export: Export, choices: Sequence[Sequence[str]]) -> list[Speedup | None]:
+        """Return how many times faster the file is without each choice of layers in INT8, timed interleaved."""
+        self.progress("time files without slow layers", 0.0)
+        plans = [export.plan.without(dict.fromkeys(names, "INT8 may be slower")) for names in choices]
+        with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+            trials = find_target(export.target).export_plans(export.program, plans, Path(folder))
+            with Fleet([export.made, *trials], threads=self.job.recipe.threads) as fleet:
+                return [
+                    timing.speedup
+                    for timing in measure(fleet, one_sample(self.program), budget_s=_BUDGET_S).timings[1:]
+                ]
+
+    def _without(self, export: Export, reasons: Mapping[str, str], folder: Path) -> Export:
+        """Return the file without layers in INT8, written to a folder under the same name."""
+        program = give_back(export.program, reasons)
+        artifact = self.job.recipe.target(export.target).export(program, folder / export.made.path.name)
+        return replace(export, program=program, artifact=artifact)
+
+    def _holds(self, export: Export, reference: Fleet) -> bool:
+        assert self.job.bound is not None
+        with Fleet([export.made], threads=self.job.recipe.threads) as fleet:
             batches = self.datasets.judged(self.program, _BATCH, self.progress)
-            return bound.check(judge((*reference, *fleet), batches)[1]).met
+            return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met
 
-    @property
-    def _threads(self) -> int:
-        return self.job.recipe.threads
+
+def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
+    """Return a static INT8 program with the layers in float that a recipe names by their paths, with the reason.
+
+    Raises:
+        UsageError: The program has no such layer, or not in INT8; the nearest is named.
+    """
+    assert program.quantization is not None
+    names = {path: name for name, path in layer_paths(program.graph).items() if name in program.quantization.layers}
+    for path in layers:
+        if path not in names:
+            raise UsageError(f"decided '{path}': the program has no such layer in INT8.", hint=nearest(path, names))
+    return give_back(program, {names[path]: reason for path, reason in layers.items()}) if layers else program
 
 
 def time_layers(
-    candidate: Candidate, plain: Artifact, inputs: Sequence[np.ndarray], *, threads: int, progress: Progress = silent
+    program: Program,
+    integer: Artifact,
+    plain: Artifact,
+    inputs: Sequence[np.ndarray],
+    *,
+    threads: int,
+    progress: Progress = silent,
 ) -> dict[str, LayerTime]:
-    """Return the times of each layer of a candidate by node name, in execution order.
+    """Return the times of each layer of a quantized program by node name, in execution order.
+
+    Args:
+        program: The program.
+        integer: Its file.
+        plain: The same target's float file.
+        inputs: Of one run.
+        threads: Compute threads.
+        progress: Told what is going on.
 
     Raises:
         UsageError: The target's runtime does not tell them.
         TargetUnavailable: The runtime is not installed, or cannot run a file.
     """
-    paths = layer_paths(candidate.program)
-    found = layer_times(plain, candidate.artifact, list(paths.values()), inputs, threads=threads, progress=progress)
+    paths = layer_paths(program.graph)
+    found = layer_times(plain, integer, list(paths.values()), inputs, threads=threads, progress=progress)
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
 def layer_costs(program: Program, times: Mapping[str, LayerTime], errors: Sequence[LayerError]) -> Iterable[LayerCost]:
     """Yield what is known of each weighted layer, in execution order; nothing where nothing was measured."""
-    levels, paths = {error.name: error.sqnr_db for error in errors}, layer_paths(program)
+    levels, paths = {error.name: error.sqnr_db for error in errors}, layer_paths(program.graph)
     for node in calls(program.graph, *WEIGHTED):
         time = times.get(node.name)
         if time is not None or node.name in levels:
@@ -225,22 +218,15 @@ def calibration(program: Program) -> Iterable[Sequence[torch.Tensor]]:
     return FlatBatches(program, sources[-1]) if sources else [program.inputs]
 
 
-def _without(candidate: Candidate, reasons: Mapping[str, str], folder: Path, recipe: Recipe) -> Candidate:
-    """Return the candidate with layers given back, its file written to a folder under the same name."""
-    program, target = give_back(candidate.program, reasons), recipe.target(candidate.artifact.target)
-    artifact = target.export(program, folder / candidate.artifact.path.name)
-    return Candidate(program, artifact, notes=candidate.notes)
+def _noted(export: Export, note: str) -> Export:
+    return replace(export, notes=(*export.notes, note))
 
 
-def _noted(candidate: Candidate, note: str) -> Candidate:
-    return replace(candidate, notes=(*candidate.notes, note))
-
-
-def _moved(candidate: Candidate, folder: Path) -> Candidate:
-    """Move the candidate's files to a folder."""
-    for file in candidate.artifact.path.parent.iterdir():
+def _moved(export: Export, folder: Path) -> Export:
+    """Move the files of an export to a folder."""
+    for file in export.made.path.parent.iterdir():
         file.replace(folder / file.name)
-    return replace(candidate, artifact=replace(candidate.artifact, path=folder / candidate.artifact.path.name))
+    return replace(export, artifact=replace(export.made, path=folder / export.made.path.name))
 
 
 def _certain(gain: Speedup | None) -> float:

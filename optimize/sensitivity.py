@@ -19,7 +19,7 @@ from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target
 from optimize.report.sensitivity import LayerSensitivity, Sensitivity
-from optimize.search import Candidate, calibration, one_sample, time_layers
+from optimize.search import calibration, one_sample, time_layers
 from optimize.workflow import calibration_data, transform
 
 
@@ -39,7 +39,7 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     (target,) = job.recipe.targets
     require_layer_times(target)
     subject = open_program(job, progress)
-    datasets = open_datasets(job.recipe, subject.program, preprocessing=job.preprocessing)
+    datasets = open_datasets(job.recipe, subject.program)
     passes = job.passes(calibration_data(job, subject.program, datasets, progress))
     plain, *quantized = transform(subject.program, passes, progress)
     if not quantized:
@@ -80,7 +80,7 @@ def _times(
             for variant in (plain, quantized)
         )
         inputs = one_sample(quantized.program)
-        return time_layers(Candidate(quantized.program, integer), real, inputs, threads=threads, progress=progress)
+        return time_layers(quantized.program, integer, real, inputs, threads=threads, progress=progress)
 
 
 def _layers(program: Program, errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimize import registry
+from optimize import registry, replay
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed
+from optimize.files import write_text
 from optimize.job import Export, Job, Variant
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
@@ -27,12 +29,12 @@ from optimize.program import Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
-from optimize.report import FILES
+from optimize.report import FILES, RECIPE
 from optimize.report.assemble import assemble
 from optimize.report.files import save
 from optimize.report.model import Report
 from optimize.report.run import tell_run
-from optimize.search import Search
+from optimize.search import Search, as_decided
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import check, staging
@@ -85,7 +87,7 @@ def optimize(
     names = (targets,) if isinstance(targets, str) else tuple(targets)
     asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
     options = {name: dict(entry) for name, entry in (target_options or {}).items()}
-    content = {"targets": names, "target_options": options, "threads": threads, **asked}
+    content = {"targets": names, "target_options": options, "threads": threads, "dynamic_size": dynamic_size, **asked}
     recipe = parse(content, source="optimize.optimize")
     given = Job(
         model,
@@ -94,7 +96,6 @@ def optimize(
         Path(out),
         factory=factory,
         trust=trust,
-        dynamic_size=dynamic_size,
         given_passes=tuple(passes),
         evaluate=evaluate,
     )
@@ -121,34 +122,55 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     tell = progress or silent
     for target in job.recipe.targets:
         registry.find_target(target)
-    check(job.out, FILES)
+    check(job.out, (*FILES, RECIPE))
     subject = open_program(job, tell)
     datasets = open_datasets(
         job.recipe,
         subject.program,
         evaluate=job.evaluate,
         calibrate=job.given_calibration,
-        preprocessing=job.preprocessing,
     )
     calibration = calibration_data(job, subject.program, datasets, tell)
     variants = transform(subject.program, job.passes(calibration), tell)
-    with staging(job.out, FILES) as folder:
-        stem = _stem(job.source)
-        exports = [
-            _export(variant, target, folder / f"{stem}.{variant.precision}{target.suffix}", tell)
-            for target in map(job.recipe.target, job.recipe.targets)
-            for variant in variants
-        ]
+    with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(subject.program, folder / "baseline.eager.pt2")
-        exports = Search(job, subject.program, baseline, datasets, tell).refine(variants, exports)
+        search = Search(job, subject.program, baseline, datasets, tell)
+        exports = write_files(job, variants, search, folder, tell)
+        recipe = replay.recipe_of(job, variants, exports)
         machine = environment.current()
         timings, qualities = _measure(job, baseline, exports, subject.program, datasets, tell)
         baseline.path.unlink()
-        report = assemble(job, subject, variants, baseline, exports, machine, timings, qualities, datasets.warnings)
+        report = assemble(
+            job, subject, variants, baseline, exports, recipe, machine, timings, qualities, datasets.warnings
+        )
         _drop_failed(exports, report)
         for name in FILES:
             save(folder / name, tell_run(report), report)
+        write_text(folder / RECIPE, replay.written(job, recipe))
     return report
+
+
+def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: Path, tell: Progress) -> list[Export]:
+    """Write every variant for every target; layers of static INT8 go back to float until the file is as it should be.
+
+    What the recipe has decided about a file stands; else it is measured.
+    """
+    exports = []
+    for target in map(job.recipe.target, job.recipe.targets):
+        plain: Artifact | None = None
+        for variant in variants:
+            path = folder / f"{_stem(job.source)}.{variant.precision}{target.suffix}"
+            decided = job.recipe.decided.get(f"{target.name} {variant.precision}")
+            program = variant.program if decided is None else as_decided(variant.program, decided)
+            export = _export(program, variant.precision, target, path, tell)
+            plain = export.artifact if variant.precision == "float32" else plain
+            if decided is None and export.can_be_refined:
+                # A file that cannot run or be judged has that in its own row; what was found before it stands.
+                with suppress(Refused, TargetUnavailable, VerificationFailed):
+                    export = search.give_back_slow(export, plain)
+                    export = search.give_back_for_bound(export)
+            exports.append(export)
+    return exports
 
 
 def transform(program: Program, passes: Sequence[Pass], progress: Progress | None = None) -> list[Variant]:
@@ -222,16 +244,15 @@ def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progr
     return synthesize(program, progress=tell)
 
 
-def _export(variant: Variant, target: Target, path: Path, tell: Progress) -> Export:
+def _export(program: Program, precision: str, target: Target, path: Path, tell: Progress) -> Export:
     """Write one artifact; what goes wrong with it does not stop the others."""
-    phase = f"export {target.name} {variant.precision}"
+    phase = f"export {target.name} {precision}"
     tell(phase, 0.0)
     try:
         with heard_by(lambda _, share: tell(phase, share)):
-            artifact = target.export(variant.program, path)
+            return Export(target.name, precision, program, target.export(program, path))
     except (Refused, TargetUnavailable, VerificationFailed) as error:
-        return Export(target.name, variant.precision, error=error)
-    return Export(target.name, variant.precision, artifact)
+        return Export(target.name, precision, program, error=error)
 
 
 def _measure(

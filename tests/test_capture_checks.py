@@ -112,4 +112,4 @@ def test_a_file_that_holds_a_graph_is_refused(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(net, (torch.rand(2, 3, 8, 8),)), tmp_path / "net.pt2")
     recipe = parse({"targets": ["onnx"]})
     with pytest.raises(UsageError, match="left free in eager modules only"):
-        open_program(Job(tmp_path / "net.pt2", recipe, dynamic_size=True))
+        open_program(Job(tmp_path / "net.pt2", recipe.model_copy(update={"dynamic_size": True})))

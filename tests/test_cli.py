@@ -88,7 +88,7 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
         "QuantizeStatic",
     ]
     listed = {path.name for path in out.iterdir()}
-    assert {"report.json", "report.md", "report.html"} < listed and len(listed) == 7
+    assert {"report.json", "report.md", "report.html", "recipe.yaml"} < listed and len(listed) == 8
     assert str(out / "report.html") in done.stdout.replace("\n", "")
 
 

@@ -32,7 +32,7 @@ ROOMS = {
     "gate": ("gate",),
     "explain": ("profile", "advise", "ranking"),
     "report": ("report",),
-    "line": ("recipe", "job", "datasets", "opening", "search", "sensitivity", "workflow"),
+    "line": ("recipe", "replay", "job", "datasets", "opening", "search", "sensitivity", "workflow"),
     "door": ("cli", "__main__", "__init__"),
 }  # fmt: skip
 
@@ -72,7 +72,6 @@ FORBIDDEN_TODAY = frozenset(
         "gate.models: opening",
         "gate.models: recipe",
         "gate.wording: report.format",
-        "measure.feed: datasets",
         "measure.modules: targets.torch_runner",
         "measure.openers: targets.packaging",
         "measure.subjects: datasets",

@@ -55,6 +55,7 @@ def test_the_fragile_layer_alone_goes_back_on_every_target(tmp_path: Path) -> No
         "report.json",
         "report.md",
         "report.html",
+        "recipe.yaml",
     }
 
 

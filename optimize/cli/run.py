@@ -71,6 +71,11 @@ if TYPE_CHECKING:
 @options.half_policy
 @options.half_io
 @click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
+@click.option(
+    "--keep",
+    metavar="NAME[,NAME...]",
+    help="Modules that stay in float, whatever is quantized or cast: paths such as head,stages.0,*.gate.",
+)
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
 @click.option(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
@@ -97,7 +102,6 @@ def run(model: str, **given: Any) -> None:
     from optimize.workflow import run_job
 
     recipe = _recipe(given)
-    preprocessing = options.preprocessing(given)
     with Phases(quiet=given["quiet"]) as phases:
         report = run_job(
             Job(
@@ -106,9 +110,6 @@ def run(model: str, **given: Any) -> None:
                 out=given["out"],
                 factory=given["factory"],
                 trust=given["trust"],
-                static_batch=given["static_batch"],
-                dynamic_size=given["dynamic_size"],
-                preprocessing=preprocessing,
                 command=options.command_line(),
             ),
             progress=phases.update,
@@ -133,21 +134,18 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
-    overrides = {
-        "targets": _targets(given),
-        "calib": given["calib"],
-        "eval": given["evaluate"],
-        "input_shape": given["input_shape"],
-        "threads": given["threads"],
-        "max_drop": given["max_drop"],
-        "min_sqnr": given["min_sqnr"],
-    }
+    same = ("calib", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "dynamic_size", "mean", "std")
+    overrides = {"targets": _targets(given), "eval": given["evaluate"], **{name: given[name] for name in same}}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:
         if flags:
             raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
         content = read(given["recipe_file"], trust=given["trust"]).model_dump(exclude_defaults=True)
-    chosen = {key: value for key, value in overrides.items() if value or value == 0}
+    chosen = {key: value for key, value in overrides.items() if value or (value == 0 and value is not False)}
+    if given["keep"]:
+        chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
+    if not {"keep", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # what was decided was decided for something else
+        content.pop("decided", None)
     timing = {} if given["layer_timing"] else {"layer_timing": False}
     target_options = _target_options(given["target_options"], content.get("target_options", {}))
     recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")

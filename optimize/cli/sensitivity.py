@@ -48,13 +48,13 @@ def sensitivity(model: str, **given: Any) -> None:
         "targets": [given["target"]],
         "threads": given["threads"],
         **data,
+        **options.preprocessing(given),
     }
     job = Job(
         source=model,
         recipe=parse({key: value for key, value in content.items() if value}, source="options"),
         factory=given["factory"],
         trust=given["trust"],
-        preprocessing=options.preprocessing(given),
         command=options.command_line(),
     )
     with Phases(quiet=given["quiet"]) as phases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,18 @@ class ImagePreprocessing:
     crop: float = 0.875
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> ImagePreprocessing:
+        """Read ``mean`` and ``std`` such as ``0.5,0.5,0.5``.
+
+        Raises:
+            UsageError: They are not numbers.
+        """
+        try:
+            return cls(**{name: tuple(float(part) for part in text.split(",")) for name, text in given.items()})  # type: ignore[arg-type]
+        except ValueError as error:
+            raise UsageError(f"--mean and --std take numbers such as 0.5,0.5,0.5: {error}.") from error
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from optimize.errors import OptimizeError, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import PairSamples, digest, open_model, open_pair
+from optimize.gate.models import Asked, digest, open_model, open_pair
 from optimize.gate.quality import Quality, judge
 from optimize.gate.record import CaseRecord, Finding
 from optimize.gate.rounds import SIDES, SideName, Trace, measure, plan_of, start_fleet, to_json
@@ -84,7 +84,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         _against_numbers(state, stored, opening)
         return
     state.pair = open_case(case, opening)
-    samples = PairSamples(state.pair, case.batch, case.data, case.eval)
+    samples = Asked(state.pair, case.batch, case.data, case.eval)
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     state.warnings += _warnings_before(case)
@@ -140,7 +140,7 @@ def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
     stored.require_same_machine(environment.current())
     lone = case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
     state.pair, state.sides = open_case(lone, opening), ("candidate",)
-    samples = PairSamples(state.pair, case.batch, case.data, case.eval)
+    samples = Asked(state.pair, case.batch, case.data, case.eval)
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     stored.require_same_run(case, state.input_digest)

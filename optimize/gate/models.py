@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from optimize.errors import Refused, TargetUnavailable
-from optimize.measure.feed import noise, open_for, read_whole
+from optimize.measure.feed import Arrays, open_samples, read
 from optimize.measure.openers import Opening
 from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair
 from optimize.registry import find_target
@@ -72,7 +73,7 @@ def _unavailable(artifact: Artifact) -> str:
 
 
 @dataclass(frozen=True)
-class PairSamples:
+class Asked:
     """What is put through both sides.
 
     Attributes:
@@ -97,32 +98,24 @@ class PairSamples:
         if fixed is not None and self.batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {self.batch}.")
         size = fixed or self.batch
-        arrays = next(self._unlabelled(size), None)
-        if arrays is None or len(arrays[0]) != size:
+        first = next(self._read(self.data or self.labelled, size, labelled=self.data is None), None)
+        if first is None or len(first[0][0]) != size:
             raise Refused(f"'{self.data}' has fewer samples than a batch of {size}.")
-        return arrays
+        return first[0]
 
-    def judged(self) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
+    def judged(self) -> Iterator[Arrays]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on."""
-        fixed, seen = self.pair.fixed_batch, 0
+        fixed = self.pair.fixed_batch
         if self.labelled is not None:
-            yield from self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True)
-            return
-        for arrays in self._unlabelled(fixed or 1):
-            yield arrays, None
-            seen += len(arrays[0])
-            if seen >= DATA_SAMPLES:
-                return
+            return self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True, most=sys.maxsize)
+        return ((arrays, None) for arrays, _ in self._read(self.data, fixed or 1))
 
-    def _unlabelled(self, size: int) -> Iterator[list[np.ndarray]]:
-        source = self.data or self.labelled
-        if source is None:
-            return noise(self.pair.specs, size, NOISE_SAMPLES)
-        return (arrays for arrays, _ in self._read(source, size, labelled=self.data is None))
-
-    def _read(self, source: str, size: int, *, labelled: bool) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-        opened = open_for(self.pair.specs, source, labelled=labelled)
-        return read_whole(opened, size, rest=self.pair.fixed_batch is None)
+    def _read(
+        self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
+    ) -> Iterator[Arrays]:
+        labelled = labelled and source is not None
+        samples = open_samples(self.pair.specs, source, labelled=labelled, batch=size, count=NOISE_SAMPLES)
+        return read(samples, size, most, whole=self.pair.fixed_batch is not None)
 
 
 def digest(arrays: Sequence[np.ndarray]) -> str:

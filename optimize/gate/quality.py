@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from optimize.errors import VerificationFailed
-from optimize.gate.models import PairSamples, digest
+from optimize.gate.models import Asked, digest
 from optimize.gate.rounds import SIDES, SideName
 from optimize.measure.accuracy import Accuracy, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
@@ -30,7 +30,7 @@ class Quality:
     digests: dict[SideName, str] | None = None
 
 
-def judge(samples: PairSamples, fleet: Fleet, *, seconds: float) -> Quality:
+def judge(samples: Asked, fleet: Fleet, *, seconds: float) -> Quality:
     """Compare what both sides of a fleet answer, the base first.
 
     Args:

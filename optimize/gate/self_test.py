@@ -14,7 +14,7 @@ from optimize.gate import suite
 from optimize.gate.case import open_case, plan_for, rule_of
 from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import PairSamples
+from optimize.gate.models import Asked
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
 from optimize.gate.rounds import FIRST_LOOK, Trace, measure
 from optimize.gate.verdict import Outcome, Rule, choose_clock, decide, is_decided
@@ -77,7 +77,7 @@ def run(
     traces = []
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         pair = open_case(alone, Opening(Path(folder), trust=trust))
-        inputs = PairSamples(pair, case.batch, case.data, case.eval).timed()
+        inputs = Asked(pair, case.batch, case.data, case.eval).timed()
         rule = rule_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
             traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, rule)))

@@ -2,83 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimize.errors import Refused, UsageError
+from optimize.errors import UsageError
 from optimize.measure.subjects import FLOATS
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
 
 if TYPE_CHECKING:
-    from optimize.data import Samples
+    from optimize.data import Batch, Samples
 
 #: Random samples, where no data is given.
 NOISE_SAMPLES = 32
 #: Tokens that an integer input may name where no file gives a limit.
 _TOKENS = 2
+#: Flat inputs of a batch, and its labels where there are some.
+Arrays = tuple[list[np.ndarray], np.ndarray | None]
 
 
-@dataclass(frozen=True)
-class Feed:
-    """Samples that can be read again and again, one at a time where the files leave the batch free.
-
-    Attributes:
-        name: What to say in a report.
-        synthetic: Whether they are noise.
-    """
-
-    name: str
-    synthetic: bool
-    _read: Callable[[], Iterator[list[np.ndarray]]] = dataclasses.field(repr=False)
-
-    def batches(self, samples: int) -> Iterator[list[np.ndarray]]:
-        """Yield flat inputs until there were this many samples."""
-        seen = 0
-        for arrays in self._read():
-            yield arrays
-            seen += len(arrays[0])
-            if seen >= samples:
-                return
-
-
-def open_feed(
-    specs: Sequence[TensorSpec], *, data: str | None = None, preprocessing: Mapping[str, str] | None = None
-) -> Feed:
-    """Return samples for files that agree on their inputs: the data, or noise where none is given.
+def open_samples(
+    specs: Sequence[TensorSpec],
+    source: str | None = None,
+    *,
+    labelled: bool = False,
+    preprocessing: Mapping[str, str] | None = None,
+    batch: int = 1,
+    count: int = NOISE_SAMPLES,
+) -> Samples:
+    """Return the samples a user names, in the shapes that files take, or noise; real numbers are float32.
 
     Args:
         specs: What the files take; the batch is a number where a file fixes it.
-        data: A file, a folder or ``package.module:callable``, as ``--calib`` takes it.
+        source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
+        labelled: Whether they must have labels.
         preprocessing: ``mean`` and ``std`` of image folders, as text.
+        batch: Samples that noise is drawn in at once.
+        count: Samples of noise.
 
     Raises:
         OptimizeError: The data does not fit.
     """
-    size = next((spec.shape[0] for spec in specs if isinstance(spec.shape[0], int)), 1)
-    if data is None:
-        return Feed("noise", True, lambda: noise(specs, size, NOISE_SAMPLES))
-    opened = open_for(specs, data, preprocessing=preprocessing)
-    if opened.count is not None and opened.count < size:
-        raise Refused(f"'{opened.name}' has {opened.count} samples; the files take a batch of {size}.")
-    return Feed(opened.name, False, lambda: (arrays for arrays, _ in read_whole(opened, size)))
+    from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 
-
-def open_for(
-    specs: Sequence[TensorSpec], source: str, *, labelled: bool = False, preprocessing: Mapping[str, str] | None = None
-) -> Samples:
-    """Return the data a user names, in the shapes that files take; real numbers are float32, whatever the files take.
-
-    Raises:
-        OptimizeError: It does not fit.
-    """
-    from optimize.data import InputSpec, open_data
-    from optimize.datasets import image_preprocessing
-
+    if source is None:
+        return Samples("noise", lambda: _noise(specs, batch, count), synthetic=True)
     wanted = [
         InputSpec(
             spec.name,
@@ -87,23 +57,35 @@ def open_for(
         )
         for spec in specs
     ]
-    return open_data(source, inputs=wanted, labelled=labelled, image=image_preprocessing(preprocessing or {}))
+    return open_data(source, inputs=wanted, labelled=labelled, image=ImagePreprocessing.read(preprocessing or {}))
 
 
-def read_whole(
-    opened: Samples, size: int, *, rest: bool = False
-) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-    """Yield the inputs and the labels, where there are some, of whole batches, and with ``rest`` of the last one."""
-    for batch in opened.batches(size):
-        if rest or len(batch) == size:
+def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Iterator[Arrays]:
+    """Yield flat inputs and labels, None where there are none, until there were so many samples.
+
+    Args:
+        samples: What is read.
+        size: Samples a batch.
+        most: Samples.
+        whole: Leave out a smaller batch, such as the last one: the files fix theirs.
+    """
+    seen = 0
+    for batch in samples.batches(size):
+        if len(batch) == size or not whole:
             yield [to_array(tensor) for tensor in batch.inputs], None if batch.labels is None else batch.labels.numpy()
+        seen += len(batch)
+        if seen >= most:
+            return
 
 
-def noise(specs: Sequence[TensorSpec], batch: int, samples: int) -> Iterator[list[np.ndarray]]:
-    """Yield batches of noise until there are this many samples."""
+def _noise(specs: Sequence[TensorSpec], batch: int, samples: int) -> Iterator[Batch]:
+    import torch
+
+    from optimize.data import Batch
+
     generator = np.random.default_rng(0)
     for _ in range(-(-samples // batch)):
-        yield [drawn(spec, batch, generator) for spec in specs]
+        yield Batch(tuple(torch.from_numpy(drawn(spec, batch, generator)) for spec in specs))
 
 
 def drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.ndarray:

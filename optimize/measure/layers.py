@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from optimize.distances import CAP_DB
 from optimize.errors import Refused
 from optimize.measure.agreement import is_logits
 from optimize.measure.distance import Distance, DistanceMeter
-from optimize.measure.feed import Feed
+from optimize.measure.feed import read
 from optimize.measure.openers import Side
 from optimize.measure.subjects import MODULE
 from optimize.progress import Progress, silent
 from optimize.registry import find_target
 from optimize.targets.values import Basis, FileValues, Shared
+
+if TYPE_CHECKING:
+    from optimize.data import Samples
 
 #: Below this a value holds more than a hundredth of its power in errors.
 THRESHOLD_DB = 20.0
@@ -134,7 +137,7 @@ class Distances:
 def compare(
     first: Side,
     second: Side,
-    feed: Feed,
+    given: Samples,
     *,
     layers: bool = False,
     threshold_db: float = THRESHOLD_DB,
@@ -145,7 +148,7 @@ def compare(
     Args:
         first: An opened file.
         second: Another one, its inputs aligned with the first one's.
-        feed: Samples.
+        given: What both are asked, one at a time where the files leave the batch free.
         layers: Compare every value both compute, too.
         threshold_db: SQNR below which a value goes wrong.
         progress: Told how far it is.
@@ -154,17 +157,17 @@ def compare(
         Refused: The files are not of one model, cannot be run, or ``layers`` is asked of other files than ONNX.
     """
     values = [_values(side) for side in (first, second)] if layers else []
-    outputs, top1, samples = _outputs(first, second, feed, progress)
+    outputs, top1, samples = _outputs(first, second, given, progress)
     if not layers:
         return Distances(outputs, top1, samples, threshold_db)
-    pairs, distances, others, read = _between((first, second), values, feed, progress)
+    pairs, distances, others, seen = _between((first, second), values, given, progress)
     tensors = _tensors(values[1], pairs, distances, threshold_db)
     notes = [_EMULATED, *_fused_note(outputs, tensors, threshold_db)]
     if others:
         notes.append(f"Not compared, because the shapes differ: {', '.join(others)}.")
     if any(tensor.basis == "position" for tensor in tensors):
         notes.append("No name is the same in both files: layers were matched by their place among the weighted ones.")
-    return Distances(outputs, top1, samples, threshold_db, tensors, read, tuple(notes))
+    return Distances(outputs, top1, samples, threshold_db, tensors, seen, tuple(notes))
 
 
 def _values(side: Side) -> FileValues:
@@ -184,12 +187,14 @@ def _values(side: Side) -> FileValues:
     return found
 
 
-def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple[tuple[Output, ...], float | None, int]:
+def _outputs(
+    first: Side, second: Side, given: Samples, progress: Progress
+) -> tuple[tuple[Output, ...], float | None, int]:
     """Compare the outputs of the unmodified files; return them with the top-1 agreement and the number of samples."""
     meters: list[DistanceMeter] = []
     same, samples, ranked = 0, 0, False
     paths = [side.subject.artifact.path for side in (first, second)]
-    for arrays in feed.batches(OUTPUT_SAMPLES):
+    for arrays, _ in read(given, first.subject.fixed_batch or second.subject.fixed_batch or 1, OUTPUT_SAMPLES):
         want, got = first.run(arrays), second.run(arrays)
         _check_outputs(paths, want, got)
         meters = meters or [DistanceMeter() for _ in want]
@@ -206,7 +211,7 @@ def _outputs(first: Side, second: Side, feed: Feed, progress: Progress) -> tuple
         samples += len(arrays[0])
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
     if not samples:
-        raise Refused(f"'{feed.name}' gives no samples.")
+        raise Refused(f"'{given.name}' gives no samples.")
     names = [spec.name for spec in first.subject.artifact.outputs] or [
         f"output_{index}" for index in range(len(meters))
     ]
@@ -229,7 +234,7 @@ def _check_outputs(paths: Sequence[Path], want: Sequence[np.ndarray], got: Seque
 
 
 def _between(
-    sides: Sequence[Side], values: Sequence[FileValues], feed: Feed, progress: Progress
+    sides: Sequence[Side], values: Sequence[FileValues], given: Samples, progress: Progress
 ) -> tuple[list[Shared], list[Distance], list[str], int]:
     """Read every shared value, a chunk at a time.
 
@@ -240,7 +245,7 @@ def _between(
     meters = [DistanceMeter() for _ in pairs]
     for start in range(0, len(pairs), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        samples = sum(_read(sides, values, pairs[chunk], meters[chunk], feed))
+        samples = sum(_read(sides, values, pairs[chunk], meters[chunk], given))
         progress("compare layers", min(1.0, (start + _CHUNK) / len(pairs)))
     kept = [index for index, meter in enumerate(meters) if meter.fits]
     others = [pair.name for pair, meter in zip(pairs, meters, strict=True) if not meter.fits]
@@ -259,12 +264,13 @@ def _read(
     values: Sequence[FileValues],
     pairs: Sequence[Shared],
     meters: Sequence[DistanceMeter],
-    feed: Feed,
+    given: Samples,
 ) -> Iterator[int]:
     """Put the samples through both files and update the meters; yield the number of samples of each batch."""
-    read = values[0].reader([pair.first for pair in pairs]), values[1].reader([pair.second for pair in pairs])
-    for arrays in feed.batches(LAYER_SAMPLES):
-        one, other = (side.guarded(run, arrays) for side, run in zip(sides, read, strict=True))
+    readers = values[0].reader([pair.first for pair in pairs]), values[1].reader([pair.second for pair in pairs])
+    size = next((side.subject.fixed_batch for side in sides if side.subject.fixed_batch), 1)
+    for arrays, _ in read(given, size, LAYER_SAMPLES):
+        one, other = (side.guarded(run, arrays) for side, run in zip(sides, readers, strict=True))
         for meter, want, got in zip(meters, one, other, strict=True):
             meter.update(want, got)
         yield len(arrays[0])

@@ -161,7 +161,7 @@ def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, .
     from optimize.datasets import example_inputs
     from optimize.recipe import parse
 
-    examples = example_inputs(parse({"input_shape": input_shape}, source="options"), 2, {})
+    examples = example_inputs(parse({"input_shape": input_shape}, source="options"))
     names = [spec.name for spec in known] or [f"input_{index}" for index in range(len(examples))]
     dtypes = [spec.dtype for spec in known] or [str(tensor.dtype).removeprefix("torch.") for tensor in examples]
     if len(names) != len(examples):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import ClassVar
 
+from torch import fx
+
+from optimize import graph
 from optimize.data import Given
 from optimize.program import Program
 from optimize.records import Rewrite, Skip
@@ -114,3 +117,31 @@ class Pass(ABC):
     def summary(cls) -> str:
         """Return the first line of the pass's documentation."""
         return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class PrecisionPass(Pass):
+    """Base of the passes that choose what computes in fewer bits; what the user names stays in float.
+
+    Attributes:
+        keep: Modules that stay in float, each with all within it, by path: ``("head", "stages.0", "*.gate")``; ``*``
+            stands for any letters. This comes before whatever the pass would choose by itself.
+    """
+
+    stage: ClassVar[Stage] = Stage.PRECISION
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+
+    keep: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        words = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
+        object.__setattr__(self, "keep", words)
+
+    def kept(self, program: Program) -> dict[fx.Node, str]:
+        """Return the calls that the user keeps in float, with the reason.
+
+        Raises:
+            UsageError: A word names no module of the program; the nearest is named.
+        """
+        found = graph.named(program.graph, self.keep, option="keep")
+        return {node: f"you keep '{word}' in float" for node, word in found.items()}

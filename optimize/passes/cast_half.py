@@ -13,7 +13,7 @@ from torch import fx
 from optimize import graph
 from optimize.data import Given
 from optimize.errors import Refused, UsageError
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Exactness, Outcome, PrecisionPass, Rewrite, Skip
 from optimize.precision.casting import is_concerned
 from optimize.precision.constants import makes_float32
 from optimize.precision.emulation import Emulation
@@ -39,7 +39,7 @@ Kept = dict[fx.Node, str]
 
 
 @dataclass(frozen=True)
-class _CastHalf(Pass):
+class _CastHalf(PrecisionPass):
     """Cast a program to a 16-bit float type, keeping float32 where 16 bits do not hold the values.
 
     Attributes:
@@ -54,7 +54,6 @@ class _CastHalf(Pass):
             stays in float32 and the quantization plan carries the rest (``HalfPlan``), for targets to lower.
     """
 
-    stage: ClassVar[Stage] = Stage.PRECISION
     exactness: ClassVar[Exactness] = Exactness.ROUNDING
     dtype: ClassVar[torch.dtype]
     #: Largest error of an output over its largest magnitude that measuring allows.
@@ -69,6 +68,7 @@ class _CastHalf(Pass):
     mixed: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.policy not in get_args(Policy):
             raise UsageError(f"There is no policy '{self.policy}'.", hint=f"One of {get_args(Policy)}.")
         if self.io not in ("float32", "half"):
@@ -95,8 +95,10 @@ class _CastHalf(Pass):
         concerned = [node for node in program.graph.nodes if is_concerned(node)]
         calls = [node for node in concerned if node.op == "call_function"]
         integers = {node: "it makes float32 of integers" for node in calls if makes_float32(node)}
-        kept, notes = self._kept(program, [node for node in calls if node not in integers])
-        kept = integers | kept
+        asked = self.kept(program)
+        asked = integers | {node: asked[node] for node in calls if node in asked}
+        kept, notes = self._kept(program, [node for node in calls if node not in asked])
+        kept = asked | kept
         plan = self._plan(concerned, kept)
         halves = in_half(program, plan)
         computing = [node for node in calls if node in halves]

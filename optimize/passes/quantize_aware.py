@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import torch
 
 from optimize import named
 from optimize.data import Given
 from optimize.errors import Refused, UsageError
-from optimize.passes.base import Exactness, Outcome, Pass, Stage
+from optimize.passes.base import Outcome, PrecisionPass
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
 from optimize.quantization.aware import QuantizedModule, Steps, clip_weights
@@ -27,7 +27,7 @@ _FEW_BITS = 3
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeAware(Pass):
+class QuantizeAware(PrecisionPass):
     """Train the program with its INT8 rounding in the forward pass, then quantize it as ``QuantizeStatic`` does.
 
     The training loop is the user's: ``train(module)`` gets a module that takes and returns what the captured one did,
@@ -62,15 +62,13 @@ class QuantizeAware(Pass):
     1902.08153.
     """
 
-    stage: ClassVar[Stage] = Stage.PRECISION
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-
     train: Callable[[Any], Any] | str = field(compare=False)
     calibration: Given = field(repr=False, compare=False)
     steps: Steps = "learned"
     bits: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.steps not in get_args(Steps):
             raise UsageError(f"steps='{self.steps}': steps are 'learned' or 'frozen'.")
         if not callable(self.train) and not named.is_named(str(self.train)):
@@ -93,7 +91,7 @@ class QuantizeAware(Pass):
         """
         train = self.train if callable(self.train) else named.find(self.train)
         if program.quantization is None and self.bits <= _FEW_BITS:
-            clip_weights(program, [layer.name for layer in choose_layers(program)[0]], self.bits)
+            clip_weights(program, [layer.name for layer in choose_layers(program, self.kept(program))[0]], self.bits)
         outcome = self._calibrated().rewrite(program)
         if not outcome.rewrites:
             return outcome
@@ -109,7 +107,7 @@ class QuantizeAware(Pass):
         return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
 
     def _calibrated(self) -> QuantizeStatic:
-        return QuantizeStatic(self.calibration, bits=self.bits, spare=0)
+        return QuantizeStatic(self.calibration, bits=self.bits, spare=0, keep=self.keep)
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""

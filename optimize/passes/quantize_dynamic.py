@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
 from optimize.registry import register_pass
@@ -17,7 +16,7 @@ from optimize.registry import register_pass
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeDynamic(Pass):
+class QuantizeDynamic(PrecisionPass):
     """Choose dynamic INT8 for every linear and recurrent layer; needs no calibration data.
 
     Each target stores the weights of these layers as int8 and quantizes their inputs at run time with the range of the
@@ -37,17 +36,13 @@ class QuantizeDynamic(Pass):
     arXiv 1806.08342.
     """
 
-    stage: ClassVar[Stage] = Stage.PRECISION
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-
     def rewrite(self, program: Program) -> Outcome:
         """Write the quantization plan onto the program."""
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
-        layers, skips, left = [], [], {}
+        kept, layers, skips, left = self.kept(program), [], [], {}
         for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-            reason = _reason_to_skip(program, node)
-            if reason:
+            if reason := kept.get(node) or _reason_to_skip(program, node):
                 skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
                 left[node.name] = reason
             else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, get_args
+from types import MappingProxyType
+from typing import get_args
 
 import torch
 from torch import fx
@@ -14,7 +16,7 @@ from torch import fx
 from optimize import graph
 from optimize.data import Given
 from optimize.errors import UsageError
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
 from optimize.program import Program
 from optimize.progress import tell
 from optimize.quantization import cache
@@ -32,11 +34,12 @@ from optimize.registry import find_target, register_pass
 
 #: Samples that tell which layers err most.
 _SPARING_SAMPLES = 8
+Chosen = tuple[list[fx.Node], list[Skip]]
 
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeStatic(Pass):
+class QuantizeStatic(PrecisionPass):
     """Choose INT8 for every weighted layer and learn the range of every activation.
 
     The program itself stays in float: ranges and layers are written onto it, and each target places its own
@@ -80,9 +83,6 @@ class QuantizeStatic(Pass):
     inference: A whitepaper", 2018, arXiv 1806.08342.
     """
 
-    stage: ClassVar[Stage] = Stage.PRECISION
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-
     calibration: Given = field(repr=False, compare=False)
     target: str = ""
     calibrator: Calibrator = "auto"
@@ -93,6 +93,7 @@ class QuantizeStatic(Pass):
     spare: float = 0.06
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_batches(self.calibration)
         if self.calibrator not in get_args(Calibrator):
             raise UsageError(f"There is no calibrator '{self.calibrator}'.", hint=f"One of {get_args(Calibrator)}.")
@@ -111,7 +112,8 @@ class QuantizeStatic(Pass):
         """Write the quantization plan onto the program."""
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
-        layers, skips = choose_layers(program)
+        kept = self.kept(program)
+        layers, skips = choose_layers(program, kept)
         if not layers:
             return Outcome(skips=tuple(skips), notes=("No layer was found that static INT8 is for.",))
         batches = FlatBatches(program, self.calibration)
@@ -128,6 +130,7 @@ class QuantizeStatic(Pass):
                 calibrator=self.calibrator,
                 synthetic=batches.samples.synthetic,
             ),
+            left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *graph.WEIGHTED)},
             bits=self.bits,
         )
         program.quantization = self._spared(program, batches)
@@ -184,21 +187,26 @@ class QuantizeStatic(Pass):
         return form if self.bits == 8 else dataclasses.replace(form, bits=self.bits)
 
 
-def choose_layers(program: Program) -> tuple[list[fx.Node], list[Skip]]:
-    """Return the weighted layers that static INT8 is for, and what is left alone with the reason."""
+def choose_layers(program: Program, kept: Mapping[fx.Node, str] = MappingProxyType({})) -> Chosen:
+    """Return the weighted layers that static INT8 is for, and what is left alone with the reason.
+
+    Args:
+        program: The program.
+        kept: What the user keeps in float, with the reason.
+    """
     layers, skips = [], []
-    for node in program.graph.nodes:
-        if graph.is_call(node, *graph.WEIGHTED):
-            weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
-            if weight is None:
-                skips.append(Skip(graph.origin(node), graph.op_name(node), "its weight is computed at run time"))
-            elif weight.dtype is not torch.float32:
-                skips.append(
-                    Skip(graph.origin(node), graph.op_name(node), f"its weight is {weight.dtype}, not float32")
-                )
-            else:
-                layers.append(node)
-        elif graph.is_call(node, *graph.RECURRENT):
-            reason = "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
+    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+        if reason := kept.get(node) or _reason_to_skip(program, node):
             skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
+        else:
+            layers.append(node)
     return layers, skips
+
+
+def _reason_to_skip(program: Program, node: fx.Node) -> str:
+    if graph.is_call(node, *graph.RECURRENT):
+        return "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
+    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
+    if weight is None:
+        return "its weight is computed at run time"
+    return "" if weight.dtype is torch.float32 else f"its weight is {weight.dtype}, not float32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -12,7 +12,7 @@ from torch import fx
 from optimize import graph
 from optimize.errors import UsageError
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
 from optimize.program import Program, tensor_value
 from optimize.quantization.blocks import round_to_blocks
 from optimize.quantization.plan import Quantization
@@ -30,7 +30,7 @@ _WITHOUT_KERNEL: dict[Any, str] = {
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeWeights(Pass):
+class QuantizeWeights(PrecisionPass):
     """Round the weights of large linear layers and embeddings to 8 or 4 bits; activations stay in float.
 
     Each block of ``group`` neighbours in a row of ``weight [C_out, C_in]`` (or of an embedding ``[rows, width]``)
@@ -63,14 +63,12 @@ class QuantizeWeights(Pass):
     arXiv 2212.09720 (blocks, and 4 bits as the size to choose).
     """
 
-    stage: ClassVar[Stage] = Stage.PRECISION
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-
     bits: Literal[8, 4] = 8
     group: Literal[0, 32, 64, 128] | None = None
     smallest: int = 2**16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.bits not in (8, 4):
             raise UsageError(f"QuantizeWeights: bits must be 8 or 4; got {self.bits!r}.")
         if self.group not in (None, 0, 32, 64, 128):
@@ -83,7 +81,8 @@ class QuantizeWeights(Pass):
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
         group = self.group if self.group is not None else (0 if self.bits == 8 else 64)
-        left = {node: reason for node in _candidates(program, self.smallest) if (reason := self._reason(program, node))}
+        kept, candidates = self.kept(program), _candidates(program, self.smallest)
+        left = {node: reason for node in candidates if (reason := kept.get(node) or self._reason(program, node))}
         layers = [node for node in graph.calls(program.graph, *_COVERED) if node not in left]
         for node in layers:
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))

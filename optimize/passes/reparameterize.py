@@ -102,15 +102,11 @@ class Reparameterize(Pass):
         """
         left = {home for merging in merges for home in merging.left}
         for path in self.leave:
-            if not any(_is_within(home, path) for home in left):
+            if not any(graph.is_within(home, path) for home in left):
                 known = sorted({*merged, *left})
                 raise UsageError(
                     f"Reparameterize(leave=...): no block of branches is at '{path}'.", hint=nearest(path, known)
                 )
-
-
-def _is_within(home: str, path: str) -> bool:
-    return home == path or home.startswith(f"{path}.")
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ class _Merging:
 
     def _is_left(self, term: Term, node: fx.Node) -> bool:
         home = _home(term) or graph.origin(node)
-        is_left = any(_is_within(home, path) for path in self.leave)
+        is_left = any(graph.is_within(home, path) for path in self.leave)
         if is_left:
             self.left.append(home)
             self._skip(node, "left unmerged, as asked")

@@ -7,7 +7,6 @@ of their sum is about what giving it back to float removes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +69,7 @@ def layer_errors(
     """
     plan = program.quantization
     assert plan is not None
-    paths, originals = layer_paths(program), _originals(program)
+    paths, originals = graph.layer_paths(program.graph), _originals(program)
     wanted_layers = plan.layers if only is None else plan.layers & set(only)
     layers = [node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in wanted_layers]
     reference = _Partly(program, plan, (), originals)
@@ -92,17 +91,6 @@ def layer_errors(
         LayerError(layer.name, paths[layer.name], graph.op_name(layer), power)
         for layer, power in zip(layers, relative, strict=True)
     )
-
-
-def layer_paths(program: Program) -> dict[str, str]:
-    """Return the path of each weighted node by its name, numbered like the targets' where a module is called again."""
-    taken: Counter[str] = Counter()
-    paths = {}
-    for node in graph.calls(program.graph, *graph.WEIGHTED):
-        path = graph.origin(node)
-        paths[node.name] = f"{path}_{taken[path]}" if taken[path] else path
-        taken[path] += 1
-    return paths
 
 
 class _Partly(Simulation):

@@ -2,3 +2,5 @@
 
 #: What a run writes beside its artifacts.
 FILES = ("report.json", "report.md", "report.html")
+#: What makes the same files again, with what was decided by measuring.
+RECIPE = "recipe.yaml"

@@ -25,10 +25,12 @@ from optimize.report.model import (
     TraceStep,
 )
 from optimize.report.operations import compare
+from optimize.search import layer_costs
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
     from optimize.job import Export, Job, Subject, Variant
+    from optimize.recipe import Recipe
 
 #: Ratios closer to 1 than this lie within what differs between restarts of one process.
 NOTABLY_SLOWER = 1.03
@@ -40,6 +42,7 @@ def assemble(
     variants: Sequence[Variant],
     baseline: Artifact,
     exports: Sequence[Export],
+    recipe: Recipe,
     machine: Environment,
     timings: MeasureResult,
     qualities: Sequence[Quality],
@@ -53,6 +56,7 @@ def assemble(
         variants: The programs that were exported, the float one first.
         baseline: The eager artifact, which is not kept.
         exports: What became of each file, in the order of the rows.
+        recipe: What makes the same files again.
         machine: What it was measured on, read before measuring.
         timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
         qualities: Likewise.
@@ -65,7 +69,7 @@ def assemble(
     about = (*subject.warnings, *subject.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         command=job.command or "optimize.optimize(...)",
-        recipe=job.recipe.yaml() if job.recipe.passes else None,
+        recipe=recipe.yaml() if recipe.passes else None,
         model=_model(subject, baseline, change.before.stats),
         calibration=_calibration(variants),
         environment=machine,
@@ -95,11 +99,12 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
         status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
         return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
     available = registry.find_target(entry.target).available()
+    artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if available.run:
         timing, quality = next(measured)
-        row = Row.measured(entry.artifact, timing, quality).model_copy(update={"bound": _checked(job, entry, quality)})
+        row = Row.measured(artifact, timing, quality).model_copy(update={"bound": _checked(job, entry, quality)})
     else:
-        row = Row.not_run(entry.artifact, f"not run: {available.reason}")
+        row = Row.not_run(artifact, f"not run: {available.reason}")
     if row.status == "failed":  # a file that does not run is not kept
         return row.model_copy(update={"path": None})
     return row.model_copy(update={"path": str((job.out / entry.artifact.path.name).resolve())})
@@ -108,7 +113,7 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
 def _layers(exports: Sequence[Export]) -> Iterator[LayerFigures]:
     """Yield what the layers of each INT8 file cost."""
     for entry in exports:
-        for cost in entry.layers:
+        for cost in layer_costs(entry.program, entry.times, entry.errors):
             yield LayerFigures(row=f"{entry.target} {entry.precision}", **dataclasses.asdict(cost))
 
 

@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimize import sandbox
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
-from optimize.measure.feed import Feed, open_feed
+from optimize.measure.feed import open_samples
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import AgreedPair, agreed_pair
@@ -22,6 +22,9 @@ from optimize.report.charts import Axis, Mark, Plot, linear_axis
 from optimize.report.files import check_ending
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
+
+if TYPE_CHECKING:
+    from optimize.data import Samples
 
 #: Processor time for two files and their samples; large networks on real data take minutes.
 _COMPARING_S = 3600.0
@@ -67,7 +70,7 @@ class FileComparison(SavedRecord):
     found: Distances
 
     @classmethod
-    def of(cls, pair: AgreedPair, feed: Feed, found: Distances, command: str) -> FileComparison:
+    def of(cls, pair: AgreedPair, given: Samples, found: Distances, command: str) -> FileComparison:
         """Return the record of a comparison."""
         files = [
             ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
@@ -78,8 +81,8 @@ class FileComparison(SavedRecord):
             command=command,
             first=files[0],
             second=files[1],
-            data=feed.name,
-            synthetic=feed.synthetic,
+            data=given.name,
+            synthetic=given.synthetic,
             first_wrong=None if wrong is None else wrong.name,
             found=found,
         )
@@ -143,9 +146,12 @@ def compare_here(folder: Path, tell: Progress, asked: dict[str, Any]) -> dict[st
     first, second = (open_side(source, trust=given.trust) for source in (given.first, given.second))
     pair = agreed_pair(first.subject, second.subject, given.input_shape)
     sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
-    feed = open_feed(pair.specs, data=given.data, preprocessing=given.preprocessing)
-    found = layers.compare(*sides, feed, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
-    return FileComparison.of(pair, feed, found, given.command).model_dump(mode="json")
+    size = pair.fixed_batch or 1
+    samples = open_samples(pair.specs, given.data, preprocessing=given.preprocessing, batch=size)
+    if samples.count is not None and samples.count < size:
+        raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
+    found = layers.compare(*sides, samples, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
+    return FileComparison.of(pair, samples, found, given.command).model_dump(mode="json")
 
 
 def check_name(path: Path, *, layers: bool) -> None:

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize.measure.feed import open_feed
+from optimize.measure.feed import open_samples
 from optimize.measure.layers import Distances, compare
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair
@@ -80,7 +80,9 @@ def compared_sides(
     """Compares two opened files."""
     pair = agreed_pair(first.subject, second.subject, input_shape)
     sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
-    return compare(*sides, open_feed(pair.specs, data=data), layers=layers, threshold_db=threshold_db)
+    return compare(
+        *sides, open_samples(pair.specs, data, batch=pair.fixed_batch or 1), layers=layers, threshold_db=threshold_db
+    )
 
 
 def save_onnx(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> Path:

@@ -10,9 +10,9 @@ from onnx import helper
 import optimize
 from models import REFERENCES
 from optimize.errors import UsageError
+from optimize.graph import layer_paths
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
 from optimize.program import Program
-from optimize.quantization.sensitivity import layer_paths
 from optimize.targets.onnx.probe import owners_of
 
 
@@ -32,7 +32,7 @@ def test_every_layer_of_a_reference_network_has_its_times(name: str, tmp_path: P
     files = [
         optimize.export(entry, "onnx", tmp_path / f"{index}.onnx") for index, entry in enumerate((program, quantized))
     ]
-    paths = list(layer_paths(quantized).values())
+    paths = list(layer_paths(quantized.graph).values())
     told: list[tuple[str, float]] = []
     inputs = [REFERENCES[name].inputs(1).numpy()]
     times = layer_times(files[0], files[1], paths, inputs, progress=lambda phase, share: told.append((phase, share)))

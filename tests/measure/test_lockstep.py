@@ -10,9 +10,9 @@ import pytest
 
 from optimize.gate.rounds import plan_of
 from optimize.measure import lockstep as engine
-from optimize.measure.fleet import Progress, silent
 from optimize.measure.lockstep import RUNS, SINGLE, Plan, lockstep, runs_in_block, take_turns
 from optimize.measure.runs import Runs, Scenario, Track
+from optimize.progress import Progress, silent
 
 
 class Machine:

@@ -11,7 +11,7 @@ from models import REFERENCES
 from optimize import graph
 from optimize.program import Program
 from optimize.quantization.mixed import give_back
-from optimize.quantization.sensitivity import layer_errors, layer_paths
+from optimize.quantization.sensitivity import layer_errors
 from optimize.quantization.simulation import simulated_db
 from tests.nets import INPUT, SharedConv
 
@@ -77,7 +77,7 @@ def test_the_cut_of_the_data_does_not_matter_and_the_samples_are_bounded() -> No
 
 def test_a_layer_given_back_has_the_weights_it_had() -> None:
     plain, program = quantized(fragile(), images())
-    (name,) = [name for name, path in layer_paths(program).items() if path == "fragile"]
+    (name,) = [name for name, path in graph.layer_paths(program.graph).items() if path == "fragile"]
     changed = give_back(program, {name: "it is fragile"})
     assert changed.quantization is not None
     assert changed.quantization.left_float == {name: "it is fragile"} and name not in changed.quantization.layers
@@ -98,11 +98,11 @@ def test_a_layer_given_back_has_the_weights_it_had() -> None:
 def test_all_layers_given_back_are_the_float_program_and_the_given_one_is_untouched() -> None:
     plain, program = quantized(fragile(), images())
     before = program.text()
-    changed = give_back(program, dict.fromkeys(layer_paths(program), "all"))
+    changed = give_back(program, dict.fromkeys(graph.layer_paths(program.graph), "all"))
     assert torch.equal(changed.run(plain.inputs)[0], plain.run(plain.inputs)[0])
     assert program.text() == before
 
 
 def test_a_module_called_twice_has_numbered_paths() -> None:
     program = optimize.capture(SharedConv().eval(), (torch.rand(2, *INPUT),))
-    assert list(layer_paths(program).values()) == ["conv", "conv_1", "left", "right"]
+    assert list(graph.layer_paths(program.graph).values()) == ["conv", "conv_1", "left", "right"]

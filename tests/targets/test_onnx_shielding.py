@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import optimize
+from optimize.graph import layer_paths
 from optimize.quantization.mixed import give_back
-from optimize.quantization.sensitivity import layer_paths
 
 
 def middles() -> dict[str, nn.Module]:
@@ -27,7 +27,7 @@ def test_a_float_layer_between_integer_ones_has_no_integer_kernel(name: str, tmp
     data = torch.rand(16, 4, 10, 10)
     program = optimize.capture(net, (data[:2],))
     quantized, _ = optimize.QuantizeStatic(calibration=[data], rounding="nearest").apply(program)
-    layer, path = list(layer_paths(quantized).items())[1]
+    layer, path = list(layer_paths(quantized.graph).items())[1]
     artifact = optimize.export(give_back(quantized, {layer: "it is asked"}), "onnx", tmp_path / "net.onnx")
     assert artifact.coverage is not None
     assert artifact.coverage.kernels["QLinearConv"] == 2

@@ -61,7 +61,8 @@ class TorchScript(Target):
             with fresh_engine():
                 scripted, coverage = _compile_int8(program)
                 notes = _int8_notes(program, program.quantization)
-        _save(scripted, path)
+        with files.whole(path) as temporary:
+            temporary.write_bytes(_saved(scripted))
         return packaging.describe(self, program, path, coverage=coverage, notes=tuple(notes))
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
@@ -89,7 +90,7 @@ def _compile(program: Program) -> torch.jit.ScriptModule:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.freeze(program.compiled or compile_program(program), optimize_numerics=False)
+        return torch.jit.freeze(_alone(program.compiled or compile_program(program)), optimize_numerics=False)
 
 
 def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
@@ -102,7 +103,8 @@ def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
         warnings.simplefilter("ignore")
         lowered = lower(program)
         kept = list(lowered.packed_at_load)
-        scripted = torch.jit.freeze(compile_graph(lowered.module), preserved_attrs=kept, optimize_numerics=False)
+        alone = _alone(compile_graph(lowered.module))
+        scripted = torch.jit.freeze(alone, preserved_attrs=kept, optimize_numerics=False)
     return scripted, coverage(lowered, scripted)
 
 
@@ -129,13 +131,21 @@ def _int8_notes(program: Program, plan: Quantization) -> list[str]:
     return notes
 
 
-def _save(scripted: torch.jit.ScriptModule, path: Path) -> None:
-    """Write the file through memory: saving to a path would write that path's name into the file."""
+def _alone(scripted: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """Return a module apart from what else this process has compiled, which would number the names in its file."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.load(io.BytesIO(_saved(scripted)), map_location="cpu")
+
+
+def _saved(scripted: torch.jit.ScriptModule) -> bytes:
+    """Return a file, made in memory: saving to a path would write that path's name into it."""
     import torch
 
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(scripted, buffer)
-    with files.whole(path) as temporary:
-        temporary.write_bytes(buffer.getvalue())
+    return buffer.getvalue()

@@ -12,6 +12,7 @@ Nothing is run, so nothing can abort the process; what the language lacks is ref
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import warnings
@@ -85,7 +86,10 @@ def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
         else:
             copy = _translated if node.op == "call_function" else _copied
             copies[node] = copy(node, plain, copies)
-    return fx.GraphModule(module, plain, class_name="Program")
+    # The compiler writes both names into the file: by default they tell how much this process has compiled before.
+    name = f"Program_{hashlib.sha256(plain.python_code('self').src.encode()).hexdigest()[:12]}"
+    plain._co_fields = {"co_filename": f"<fx>.{name}"}
+    return fx.GraphModule(module, plain, class_name=name)
 
 
 def _copied(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:
