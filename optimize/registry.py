@@ -1,10 +1,16 @@
-"""Names to passes and targets: one decorator each, filled when their modules are imported."""
+"""Names to passes and targets: one decorator each, filled when their modules are imported.
+
+Other packages add theirs by entry points of the groups ``optimize.passes`` and ``optimize.targets``, which name the
+modules that register them.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +43,7 @@ def register_target(cls: _T) -> _T:
 def passes() -> Mapping[str, type[Pass]]:
     """Return every registered pass by class name."""
     importlib.import_module("optimize.passes")
+    _import_others("optimize.passes")
     return MappingProxyType(_passes)
 
 
@@ -45,7 +52,26 @@ def targets() -> Mapping[str, Target]:
     for module in pkgutil.iter_modules(importlib.import_module("optimize.targets").__path__):
         if module.ispkg:
             importlib.import_module(f"optimize.targets.{module.name}")
+    _import_others("optimize.targets")
     return MappingProxyType(_targets)
+
+
+@functools.cache
+def _import_others(group: str) -> str:
+    """Import what other packages register, once; return what cannot be imported and why, as sentences."""
+    failures = []
+    for entry in importlib.metadata.entry_points(group=group):
+        try:
+            entry.load()
+        except Exception as error:  # another package's defect is no reason to do nothing at all
+            owner = entry.dist.name if entry.dist else "another package"
+            failures.append(f"'{entry.name}' of {owner} cannot be imported: {type(error).__name__}: {error}.")
+    return " ".join(failures)
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    failures = _import_others(f"optimize.{kind}{'es' if kind == 'pass' else 's'}")
+    return UsageError(f"There is no {kind} '{name}'.", hint=f"{nearest(name, known)} {failures}".rstrip())
 
 
 def target_of(path: Path) -> Target | None:
@@ -60,7 +86,7 @@ def find_pass(name: str) -> type[Pass]:
         UsageError: There is none; the message names the nearest.
     """
     if name not in passes():
-        raise UsageError(f"There is no pass '{name}'.", hint=nearest(name, passes()))
+        raise _unknown("pass", name, passes())
     return passes()[name]
 
 
@@ -71,5 +97,5 @@ def find_target(name: str) -> Target:
         UsageError: There is none; the message names the nearest.
     """
     if name not in _targets and name not in targets():
-        raise UsageError(f"There is no target '{name}'.", hint=nearest(name, targets()))
+        raise _unknown("target", name, targets())
     return _targets[name]

@@ -102,7 +102,8 @@ SHARED_TODAY = frozenset(
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 47_400, 349, 397
+#: 150 lines more than before for what the user keeps, recipes that replay, and entry points.
+MOST_LINES, MOST_FILES, MOST_CLASSES = 47_550, 349, 397
 
 
 def _modules() -> dict[str, ast.Module]:
