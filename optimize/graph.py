@@ -7,6 +7,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ def is_within(path: str, word: str) -> bool:
     >>> is_within("stages.0.conv", "stages.0"), is_within("stages.0.conv", "*.conv"), is_within("stages.01", "stages.0")
     (True, True, False)
     """
-    pattern = re.escape(word).replace(r"\*", ".*")
-    return any(re.fullmatch(pattern, whole) for whole in _modules_of(path))
+    pattern = word.replace("[", "[[]").replace("?", "[?]")  # a star alone is special
+    return any(fnmatchcase(whole, pattern) for whole in _modules_of(path))
 
 
 def named(graph: fx.Graph, words: Sequence[str], *, option: str) -> dict[fx.Node, str]:

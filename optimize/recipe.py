@@ -221,7 +221,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
     for entry in recipe.passes:
         check_options(entry, source=source)
-    if recipe.keep and recipe.passes and not any(entry.keeps for entry in recipe.passes):
+    if recipe.keep and not any(entry.keeps for entry in recipe.passes):
         raise UsageError(
             f"{source}: keep says what stays in float, and no pass quantizes or casts.",
             hint="Add --int8, or leave it out.",

@@ -89,6 +89,7 @@ def test_a_layer_that_is_not_there_is_refused(first: Path, tmp_path: Path, typed
     ("words", "message"),
     [
         (("--keep", "head", "--fuse"), "no pass quantizes or casts"),
+        (("--keep", "head"), "no pass quantizes or casts"),
         (("--keep", "fragil", "--int8"), "Did you mean 'fragile'?"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_call_of_a_shared_module_is_named_as_reports_number_it() -> None:
     assert both.quantization is not None and len(both.quantization.left_float) == 2
 
 
-@pytest.mark.parametrize("word", ["haed", "head.7", "", "stem.weight"])
+@pytest.mark.parametrize("word", ["haed", "head.7", "", "stem.weight", "hea?", "[h]ead", "*a" * 40 + "*b"])
 def test_a_name_that_misses_is_refused_with_the_nearest(word: str) -> None:
     with pytest.raises(UsageError, match="the program has no such module") as caught:
         QuantizeStatic(calibration=[DATA], keep=(word,)).apply(captured())
@@ -137,3 +137,11 @@ def test_the_deployed_file_computes_it_in_float(target: str, tmp_path: Path) -> 
         "head": "you keep 'head' in float",
     }
     assert set(coverage.quantized).isdisjoint(left) and len(coverage.quantized) == 6
+
+
+def test_a_runtime_that_has_one_float_type_says_what_it_does_to_it(tmp_path: Path) -> None:
+    if not registry.find_target("openvino").available().export:
+        pytest.skip("openvino is not installed")
+    cast, _ = CastBF16(keep=("head",)).apply(captured())
+    notes = optimize.export(cast, "openvino", tmp_path / "net.xml").notes
+    assert "2 layers kept in float32 run in bfloat16: the file has one float type." in notes

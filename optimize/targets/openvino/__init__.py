@@ -212,6 +212,10 @@ def _float_precision(program: Program) -> str:
 
 def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     """Return what the file does otherwise than the program says."""
+    import torch
+
+    from optimize import graph
+
     found = [_NARROW] if wide else []
     plan = program.quantization
     half = plan.half if plan is not None else None
@@ -223,6 +227,11 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
             found.append(f"{half.dtype} has no kernels in OpenVINO on CPU: float operators run in float32.")
         elif kept:
             found.append(f"{len(kept)} operators planned for float32 run in bfloat16: the file has one float type.")
+    elif plan is None and asked == "bf16":
+        layers = [graph.argument(node, "weight") for node in graph.calls(program.graph, *graph.WEIGHTED)]
+        weights = [graph.constant(program.graph_module, weight) for weight in layers]
+        if wider := sum(weight is not None and weight.dtype is torch.float32 for weight in weights):
+            found.append(f"{wider} layers kept in float32 run in bfloat16: the file has one float type.")
     return found
 
 
