@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from optimize import wording as form
 from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
 from optimize.quantization.sensitivity import LayerError
-from optimize.report import format as form
 
 #: A layer that saves less counts as saving this much: shorter times are not told apart.
 LEAST_SAVED_S = 1e-6

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from optimize import wording as form
 from optimize.costs import program_costs
 from optimize.datasets import Datasets
 from optimize.errors import UsageError, nearest
@@ -33,7 +34,6 @@ from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.ranking import explain, fewest, rank, slow_choices
 from optimize.records import LayerCost
 from optimize.registry import find_target
-from optimize.report import format as form
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "optimize"
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
     "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry", "named", "progress",
-        "distances", "records"),
+        "distances", "records", "wording"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
@@ -65,20 +65,16 @@ ARROWS = {
 #: Arrows of today that the table forbids, as ``importing module: imported module``.
 FORBIDDEN_TODAY = frozenset(
     {
-        "branches.insertion: passes.base",
         "branches.merging: passes.reparameterize",
-        "gate.findings: report.format",
         "gate.models: job",
         "gate.models: opening",
         "gate.models: recipe",
-        "gate.wording: report.format",
         "measure.modules: targets.torch_runner",
         "measure.openers: targets.packaging",
         "measure.subjects: datasets",
         "measure.subjects: recipe",
         "passes.script: targets.torchscript.script",
         "program: quantization.plan",
-        "ranking: report.format",
         "registry: passes.base",
         "registry: targets.base",
         "targets.ways: targets.eager",
@@ -103,7 +99,7 @@ SHARED_TODAY = frozenset(
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
 #: 150 lines more than before for what the user keeps, recipes that replay, and entry points.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 47_550, 349, 397
+MOST_LINES, MOST_FILES, MOST_CLASSES = 47_560, 349, 395
 
 
 def _modules() -> dict[str, ast.Module]:

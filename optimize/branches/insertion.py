@@ -12,8 +12,8 @@ from torch import nn
 from optimize.branches import kinds
 from optimize.branches.layers import CONVOLUTIONS, Branches, Conv
 from optimize.errors import Refused
-from optimize.passes.base import Skip
 from optimize.preparation import private_copy
+from optimize.records import Skip
 
 _TRANSPOSED: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from optimize import wording as form
 from optimize.gate.baseline import Baseline
 from optimize.gate.limits import Case, Growth
 from optimize.gate.quality import Quality
@@ -11,7 +12,6 @@ from optimize.gate.record import Finding
 from optimize.gate.rounds import SideName, Trace
 from optimize.gate.verdict import Decision, Outcome, Rule
 from optimize.measure.runs import Clock
-from optimize.report import format as form
 
 #: What is asked of the outputs where nobody says: dB without labels, points of accuracy with them.
 MIN_SQNR_DB, MAX_DROP = 20.0, 1.0

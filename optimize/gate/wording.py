@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from optimize import wording as form
+from optimize.escaping import plain
 from optimize.gate.record import CaseRecord, RatioRecord, Record, SelfTestRecord, SideRecord
 from optimize.gate.verdict import Outcome
-from optimize.report import format as form
 
 COLUMNS = ("Case", "Base", "Candidate", "Ratio [95 %]", "Verdict", "Rounds", "Clock")
 
@@ -29,7 +30,7 @@ def cells(case: CaseRecord) -> tuple[str, ...]:
     """Return one case as the cells of ``COLUMNS``."""
     time = case.time
     return (
-        form.plain(case.name),
+        plain(case.name),
         median(case.base),
         median(case.candidate),
         ratio(time.ratio) if time else form.MISSING,
@@ -68,7 +69,7 @@ def percent(found: RatioRecord) -> str:
 
 def explanation(case: CaseRecord) -> str:
     """Return why a case got its verdict, as a sentence."""
-    return form.plain(f"{case.reason[:1].upper()}{case.reason[1:]}.") if case.reason else ""
+    return plain(f"{case.reason[:1].upper()}{case.reason[1:]}.") if case.reason else ""
 
 
 def message(case: CaseRecord) -> str:
@@ -78,7 +79,7 @@ def message(case: CaseRecord) -> str:
     if time is not None and case.verdict is Outcome.FAIL and failing == ["time"]:
         limit = 100 * time.max_regression
         return f"{percent(time.ratio)} vs limit {limit:g} % (fails where more than {limit / 2:g} % is beyond doubt)"
-    return form.plain(case.reason)
+    return plain(case.reason)
 
 
 def details(case: CaseRecord) -> list[str]:
@@ -89,7 +90,7 @@ def details(case: CaseRecord) -> list[str]:
     for name, side in (("base", case.base), ("candidate", case.candidate)):
         if side is not None and side.median_s is not None:
             lines.append(f"{name}: {_tail(side)}; {_cold(side)}")
-    return [form.plain(line) for line in lines]
+    return [plain(line) for line in lines]
 
 
 def how_sure(record: Record) -> str:

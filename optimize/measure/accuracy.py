@@ -10,11 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from optimize.errors import Refused
+from optimize.wording import is_share
 
 #: A user's own metric: (flat outputs of a batch, its labels) -> (sum of scores, how many were scored).
 Metric = Callable[[Sequence[np.ndarray], np.ndarray], tuple[float, int]]
-#: Metrics that are shares of one: their points are hundredths.
-SHARES = ("top1", "pixel_accuracy")
 _Z = 1.959963984540054  # standard normal quantile of a two-sided 95 % interval
 
 
@@ -41,7 +40,7 @@ class Accuracy:
     @property
     def drop(self) -> float:
         """What the artifact lost, in points: hundredths of a share, the unit of a user's metric (more is better)."""
-        return (100 if self.metric in SHARES else 1) * (self.baseline - self.value)
+        return (100 if is_share(self.metric) else 1) * (self.baseline - self.value)
 
 
 class AccuracyMeter(Protocol):

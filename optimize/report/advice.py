@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optimize import wording as form
 from optimize.advise.advising import Advised
 from optimize.advise.base import Advice
 from optimize.measure.environment import Environment
-from optimize.report import format as form
 from optimize.report.document import Cell, Document, Item, Items, Span, Text, grid, some
 from optimize.report.model import SavedRecord
 

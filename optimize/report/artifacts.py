@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from optimize import wording as form
 from optimize.measure.latency import Latency, Speedup
-from optimize.report import format as form
 from optimize.report.charts import Mark, Plot, Timed, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
 from optimize.report.model import DISAGREES_DB, Report, Row, file_name

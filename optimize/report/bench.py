@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optimize import wording as form
 from optimize.bench.figures import Figures
 from optimize.measure.runs import Scenario
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import document as doc
-from optimize.report import format as form
 from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
 from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.charts import Axis, Mark, Plot, Timed, distributions, linear_axis, short_count

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from optimize import wording as form
 from optimize.records import WIDE_SPREAD, MergeOutlook, Skip
-from optimize.report import format as form
 from optimize.report.document import (
     Cell,
     Chart,

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.report import format as form
+from optimize import wording as form
+from optimize.escaping import plain
 
 #: Units of the view box on a screen and on a phone, and of a chart that is scrolled.
 WIDE, NARROW, LARGE = 480, 300, 960
@@ -132,7 +133,7 @@ class Drawn:
         ends = [mark.label for mark in plot.marks if mark.kind == "line"]
         self.plot, self.width, self.height = plot, width, plot.height
         self.left = _LEFT if plot.y.ticks else 12
-        self.right = width - _RIGHT - max((round(_LETTER * len(form.plain(label))) for label in ends), default=0)
+        self.right = width - _RIGHT - max((round(_LETTER * len(plain(label))) for label in ends), default=0)
         self.top, self.bottom = (_TOP, plot.height - _BOTTOM) if plot.y.ticks else (4, plot.height - 28)
         self._x = Scale(plot.x.low, plot.x.high, self.left, self.right)
         self._y = Scale(plot.y.low, plot.y.high, self.bottom, self.top if plot.y.ticks else 0)
@@ -145,8 +146,8 @@ class Drawn:
     def _shape(self, mark: Mark) -> Shape:
         places = [(self._x(x), self._y(y)) for x, y in mark.points]
         x, y = places[-1]
-        label = form.plain(mark.label)
-        shape = Shape(mark.kind, mark.hue % 8, form.plain(mark.title), _path(mark.kind, places), x, y, mark.size, label)
+        label = plain(mark.label)
+        shape = Shape(mark.kind, mark.hue % 8, plain(mark.title), _path(mark.kind, places), x, y, mark.size, label)
         if mark.kind == "line":
             return replace(shape, label_x=x + 6, label_y=y + 4)
         if mark.kind == "limit":

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optimize.report import format as form
+from optimize import wording as form
 from optimize.report.alignment import LARGEST_BLOCK, ModuleBlocks
 from optimize.report.model import Comparison, Family, Graph, Operation
 

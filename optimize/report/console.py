@@ -15,9 +15,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from optimize.escaping import plain, plain_lines
 from optimize.report import document as told
 from optimize.report.document import Cards, Cell, Document, Facts, Grid, Items, Line, Listing, Section, parts
-from optimize.report.format import plain, plain_lines
 
 _STYLES = {
     "name": "cyan",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from optimize.report.format import MISSING
+from optimize.wording import MISSING
 
 if TYPE_CHECKING:
     from rich.text import Text as ConsoleText

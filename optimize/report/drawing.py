@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from optimize.report import format as form
+from optimize import wording as form
+from optimize.escaping import plain
 from optimize.report.alignment import ModuleBlocks, OperationGroup, sections
 from optimize.report.condense import Condensed, condense
 from optimize.report.model import Comparison, Family, Operation
@@ -251,7 +252,7 @@ class _Layout:
                 x=round(x + self._lefts[self._lanes[index]], 1),
                 y=_y(self._rows[index]),
                 label=_cut(entry.label, _LONGEST),
-                title=" · ".join(filter(None, map(form.plain, (entry.where, entry.label, entry.shape)))),
+                title=" · ".join(filter(None, map(plain, (entry.where, entry.label, entry.shape)))),
                 family=entry.family,
                 fate=self._fates[index],
                 parts=self._parts(index, x),
@@ -333,5 +334,5 @@ def _bend(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _cut(text: str, letters: int) -> str:
-    plain = form.plain(text)
-    return plain if len(plain) <= letters else f"{plain[: letters - 1]}…"
+    shown = plain(text)
+    return shown if len(shown) <= letters else f"{shown[: letters - 1]}…"

@@ -8,8 +8,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from optimize import escaping
 from optimize.report import document as documents
-from optimize.report import drawing, format
+from optimize.report import drawing
 from optimize.report.charts import LARGE, WIDE, Drawn, Plot
 from optimize.report.document import Document
 
@@ -54,7 +55,7 @@ def _template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(looks=_looks, parts=documents.parts, plain=format.plain, kind=_kind)
+    environment.globals.update(looks=_looks, parts=documents.parts, plain=escaping.plain, kind=_kind)
     return environment.get_template(name)
 
 
@@ -64,7 +65,7 @@ def _kind(found: object) -> str:
 
 def _visible(value: Any) -> Any:
     """Return what a template shows with its control characters written out: an SVG with one in it is no XML."""
-    return format.plain_lines(value) if type(value) is str else value
+    return escaping.plain_lines(value) if type(value) is str else value
 
 
 def _in_script(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimize import sandbox
+from optimize import wording as form
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
 from optimize.measure.feed import open_samples
@@ -17,7 +18,6 @@ from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import AgreedPair, agreed_pair
 from optimize.progress import Progress
 from optimize.report import document as doc
-from optimize.report import format as form
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
 from optimize.report.files import check_ending
 from optimize.report.model import SavedRecord, StrictRecord

@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Iterator
 
+from optimize.escaping import plain, plain_lines
 from optimize.report.document import Cards, Cell, Code, Document, Facts, Grid, Item, Items, Line, Section, Text, parts
-from optimize.report.format import plain, plain_lines
 
 #: What Markdown reads: its marks, a list or heading at the start, and what GitHub makes links of by itself.
 _SYNTAX = re.compile(r"[\\`*_~\[\]|]|^#|^[+-](?=\s)|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from optimize import wording as form
 from optimize.measure.environment import Environment
 from optimize.profile.machine import Limits
 from optimize.profile.result import KernelProfile, Profile
 from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
-from optimize.report import format as form
 from optimize.report.charts import Axis, Mark, Plot, short_count
 from optimize.report.document import Cards, Cell, Chart, Charts, Document, Grid, Section, Text, grid, only, some
 from optimize.report.model import SavedRecord

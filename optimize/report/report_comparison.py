@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from optimize import wording as form
 from optimize.errors import UsageError
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
-from optimize.report import format as form
 from optimize.report.artifacts import ratio_cell
 from optimize.report.bench_model import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some

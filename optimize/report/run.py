@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from optimize import wording as form
 from optimize.measure.environment import Environment
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import changes
 from optimize.report import document as doc
-from optimize.report import format as form
 from optimize.report.artifacts import artifacts, cards, charts, status_text, timed_rows
 from optimize.report.model import LayerFigures, Report, Row, TraceStep
 from optimize.report.sensitivity import layer_bars

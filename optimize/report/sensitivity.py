@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from optimize import wording as form
 from optimize.measure.environment import Environment
 from optimize.records import LayerCost
-from optimize.report import format as form
 from optimize.report.charts import bars
 from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
 from optimize.report.model import SavedRecord

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from optimize.report import format as form
+from optimize import wording as form
+from optimize.escaping import plain
 from optimize.report.alignment import BlockSection, OperationGroup, sections
 from optimize.report.model import Comparison, Operation
 
@@ -170,7 +171,7 @@ def _side(operation: Operation, block: str) -> _Side:
     path = operation.where
     if block and (path == block or path.startswith(f"{block}.")):
         path = path[len(block) + 1 :]
-    return _Side(form.plain(operation.label), form.plain(path))
+    return _Side(plain(operation.label), plain(path))
 
 
 def _drawn(lines: Sequence[_Line], width: int, *, both: bool) -> Iterator[Text]:
@@ -180,7 +181,7 @@ def _drawn(lines: Sequence[_Line], width: int, *, both: bool) -> Iterator[Text]:
         yield Text(f"{left:<{sum(widths[:2]) + 1 + _INDENT + _GUTTER}}{right}", style="bold")
     for line in lines:
         if line.heading:
-            heading = " " * _INDENT * line.indented + form.plain(line.heading)
+            heading = " " * _INDENT * line.indented + plain(line.heading)
             yield Text(_cut(heading, width), style="dim" if line.is_remark else "bold")
         else:
             yield _sides(line, widths, both)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from optimize.report import format as form
+from optimize import wording as form
 from optimize.report import html
 from optimize.report.artifacts import timed, tradeoff
 from optimize.report.charts import distributions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimize.report import format as form
+from optimize import wording as form
 from optimize.report import html
 from optimize.report.bench import tell_bench
 from optimize.report.model import Report, StrictRecord

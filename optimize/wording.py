@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 
-from optimize.escaping import plain as plain
-from optimize.escaping import plain_lines as plain_lines
-from optimize.measure.accuracy import SHARES
-
 MISSING = "–"
+#: Metrics that are shares of one: their points are hundredths.
+SHARES = ("top1", "pixel_accuracy")
 EQUAL_DB = 200.0
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
