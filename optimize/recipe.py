@@ -48,9 +48,9 @@ class PassEntry(BaseModel):
     def of(cls, made: Pass) -> PassEntry:
         """Return the entry that makes a pass again, its data left out.
 
-        >>> from optimize.passes import PruneWeights
-        >>> PassEntry.of(PruneWeights(sparsity=0.5))
-        PassEntry(name='PruneWeights', options={'sparsity': 0.5})
+        >>> from optimize.passes import QuantizeDynamic
+        >>> PassEntry.of(QuantizeDynamic(keep=("head",)))
+        PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
         given = {field.name: (getattr(made, field.name), field.default) for field in dataclasses.fields(made)}
         options = {
@@ -206,7 +206,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     >>> parse({"pases": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe: unknown key 'pases'.
-    Did you mean 'passes'? Known: calib, eval, input_shape, layer_timing, ..., threads.
+    Did you mean 'passes'? Known: calib, decided, dynamic_size, ..., threads.
     """
     if not isinstance(content, Mapping):
         raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")

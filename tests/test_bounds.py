@@ -43,12 +43,12 @@ def test_recipes_and_configurations_are_bounded(number: int) -> None:
 )
 def test_shapes_are_bounded(shape: str, words: str) -> None:
     with pytest.raises(UsageError, match="is not a shape") as refusal:
-        example_inputs(Recipe(input_shape=shape), None, {})
+        example_inputs(Recipe(input_shape=shape))
     assert words in refusal.value.what
 
 
 def test_a_fixed_batch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAX_VALUES", 100)
-    assert example_inputs(Recipe(input_shape="10"), 10, {})[0].shape == (10, 10)
+    assert example_inputs(Recipe(input_shape="10", static_batch=10))[0].shape == (10, 10)
     with pytest.raises(UsageError, match="11 x 10 is more than the 100 values"):
-        example_inputs(Recipe(input_shape="10"), 11, {})
+        example_inputs(Recipe(input_shape="10", static_batch=11))

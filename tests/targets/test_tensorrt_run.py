@@ -36,7 +36,7 @@ def test_an_operator_tensorrt_lacks_does_not_stop_the_other_target(tmp_path: Pat
     assert "Det '" in engine.reason and "TensorRT has no Det" in engine.reason
     assert "What to do: write the layer with other operators" in engine.reason
     assert exit_code(report) == 1
-    assert {path.suffix for path in tmp_path.iterdir()} == {".onnx", ".json", ".md", ".html"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".onnx", ".json", ".md", ".html", ".yaml"}
 
 
 def test_a_missing_package_does_not_stop_the_other_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
