@@ -53,9 +53,9 @@ class Defect(OptimizeError):
     exit_code = 70
 
 
-#: How native libraries say that they got no memory.
 #: Names in a hint; of more, the first few are enough.
 _LISTED = 24
+#: How native libraries say that they got no memory.
 _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",

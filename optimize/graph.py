@@ -23,8 +23,6 @@ RECURRENT = (aten.lstm.input, aten.gru.input)
 #: Ops whose weight is a constant matrix or kernel: what quantization and pruning are about.
 WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, aten.linear.default)
 
-#: What torch.export writes for the module of a call that it made up itself.
-_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 SYMBOLIC_ARITHMETIC = (
     operator.add,
     operator.sub,
@@ -35,6 +33,10 @@ SYMBOLIC_ARITHMETIC = (
     operator.truediv,
     operator.pow,
 )
+
+
+#: What torch.export writes for the module of a call that it made up itself.
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 
 
 def calls(graph: fx.Graph, *targets: Any) -> Iterator[fx.Node]:

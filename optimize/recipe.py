@@ -63,9 +63,8 @@ class PassEntry(BaseModel):
     def build(self, calibration: Any, keep: Sequence[str] = ()) -> Pass:
         """Return the pass, with the run's calibration data and what it keeps in float, where it takes them."""
         cls = registry.find_pass(self.name)
-        given: dict[str, Any] = dict.fromkeys(_DATA_FIELDS, calibration)
-        if "keep" in _fields(cls):
-            given["keep"] = tuple(dict.fromkeys((*_words(self.options.get("keep", ())), *keep)))
+        kept = tuple(dict.fromkeys((*_words(self.options.get("keep", ())), *keep)))
+        given = {**dict.fromkeys(_DATA_FIELDS, calibration), "keep": kept}
         return cls(**{**self.options, **{name: value for name, value in given.items() if name in _fields(cls)}})
 
     @property

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from optimize.passes.base import Pass
     from optimize.targets.base import Target
 
+#: Groups of entry points, called like the packages of our own.
+_PASSES, _TARGETS = "optimize.passes", "optimize.targets"
 _passes: dict[str, type[Pass]] = {}
 _targets: dict[str, Target] = {}
 _P = TypeVar("_P", bound="type[Pass]")
@@ -42,17 +44,17 @@ def register_target(cls: _T) -> _T:
 
 def passes() -> Mapping[str, type[Pass]]:
     """Return every registered pass by class name."""
-    importlib.import_module("optimize.passes")
-    _import_others("optimize.passes")
+    importlib.import_module(_PASSES)
+    _import_others(_PASSES)
     return MappingProxyType(_passes)
 
 
 def targets() -> Mapping[str, Target]:
     """Return every registered target by name."""
-    for module in pkgutil.iter_modules(importlib.import_module("optimize.targets").__path__):
+    for module in pkgutil.iter_modules(importlib.import_module(_TARGETS).__path__):
         if module.ispkg:
             importlib.import_module(f"optimize.targets.{module.name}")
-    _import_others("optimize.targets")
+    _import_others(_TARGETS)
     return MappingProxyType(_targets)
 
 
@@ -69,9 +71,9 @@ def _import_others(group: str) -> str:
     return " ".join(failures)
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    failures = _import_others(f"optimize.{kind}{'es' if kind == 'pass' else 's'}")
-    return UsageError(f"There is no {kind} '{name}'.", hint=f"{nearest(name, known)} {failures}".rstrip())
+def _unknown(what: str, name: str, known: Iterable[str], group: str) -> UsageError:
+    hint = f"{nearest(name, known)} {_import_others(group)}".rstrip()
+    return UsageError(f"There is no {what} '{name}'.", hint=hint)
 
 
 def target_of(path: Path) -> Target | None:
@@ -86,7 +88,7 @@ def find_pass(name: str) -> type[Pass]:
         UsageError: There is none; the message names the nearest.
     """
     if name not in passes():
-        raise _unknown("pass", name, passes())
+        raise _unknown("pass", name, passes(), _PASSES)
     return passes()[name]
 
 
@@ -97,5 +99,5 @@ def find_target(name: str) -> Target:
         UsageError: There is none; the message names the nearest.
     """
     if name not in _targets and name not in targets():
-        raise _unknown("target", name, targets())
+        raise _unknown("target", name, targets(), _TARGETS)
     return _targets[name]

@@ -72,14 +72,8 @@ class Search:
         """
         if not self.job.recipe.layer_timing or plain is None or not find_target(export.target).times_layers:
             return export
-        times = time_layers(
-            export.program,
-            export.made,
-            plain,
-            one_sample(self.program),
-            threads=self.job.recipe.threads,
-            progress=self.progress,
-        )
+        inputs, threads = one_sample(self.program), self.job.recipe.threads
+        times = time_layers(export.program, export.made, plain, inputs, threads=threads, progress=self.progress)
         export = replace(export, times=times)
         choices = [names for names in slow_choices(times) if export.plan.layers - set(names)]
         gains = self._gains(export, choices) if choices else []
@@ -160,8 +154,8 @@ def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
     Raises:
         UsageError: The program has no such layer, or not in INT8; the nearest is named.
     """
-    assert program.quantization is not None
-    names = {path: name for name, path in layer_paths(program.graph).items() if name in program.quantization.layers}
+    integer = program.quantization.layers if program.quantization is not None else frozenset()
+    names = {path: name for name, path in layer_paths(program.graph).items() if name in integer}
     for path in layers:
         if path not in names:
             raise UsageError(f"decided '{path}': the program has no such layer in INT8.", hint=nearest(path, names))

@@ -68,7 +68,7 @@ def optimize(
         targets: Name or names of targets.
         target_options: Options of targets, such as ``{"tensorrt": {"max_batch": 16}}``.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
-        out: Folder for the artifacts, ``report.json``, ``report.md`` and ``report.html``.
+        out: Folder for the artifacts, ``report.json``, ``report.md``, ``report.html`` and ``recipe.yaml``.
         max_drop: Points of the metric on ``evaluate`` that an INT8 file may lose: layers are given back to float until
             it keeps that. ``"30dB"`` is ``min_sqnr=30``.
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
@@ -85,9 +85,9 @@ def optimize(
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
     names = (targets,) if isinstance(targets, str) else tuple(targets)
-    asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
+    asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing, "dynamic_size": dynamic_size}
     options = {name: dict(entry) for name, entry in (target_options or {}).items()}
-    content = {"targets": names, "target_options": options, "threads": threads, "dynamic_size": dynamic_size, **asked}
+    content = {"targets": names, "target_options": options, "threads": threads, **asked}
     recipe = parse(content, source="optimize.optimize")
     given = Job(
         model,

@@ -83,6 +83,8 @@ def test_a_layer_that_is_not_there_is_refused(first: Path, tmp_path: Path, typed
     assert as_decided(program, {}) is program
     with pytest.raises(UsageError, match="no such layer"):
         as_decided(program, {"nowhere": "never"})
+    with pytest.raises(UsageError, match="no such layer in INT8"):
+        as_decided(optimize.capture(fragile(), (images(2),)), {"fragile": "a float file has none"})
 
 
 @pytest.mark.parametrize(

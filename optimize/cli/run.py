@@ -134,14 +134,15 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
-    same = ("calib", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "dynamic_size", "mean", "std")
-    overrides = {"targets": _targets(given), "eval": given["evaluate"], **{name: given[name] for name in same}}
+    same = ("calib", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "mean", "std")
+    overrides = {"targets": _targets(given), "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
+    overrides |= {name: given[name] for name in same}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:
         if flags:
             raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
         content = read(given["recipe_file"], trust=given["trust"]).model_dump(exclude_defaults=True)
-    chosen = {key: value for key, value in overrides.items() if value or (value == 0 and value is not False)}
+    chosen = {key: value for key, value in overrides.items() if value or value == 0}
     if given["keep"]:
         chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
     if not {"keep", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # what was decided was decided for something else

@@ -113,7 +113,6 @@ class Asked:
     def _read(
         self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
     ) -> Iterator[Arrays]:
-        labelled = labelled and source is not None
         samples = open_samples(self.pair.specs, source, labelled=labelled, batch=size, count=NOISE_SAMPLES)
         return read(samples, size, most, whole=self.pair.fixed_batch is not None)
 

@@ -194,7 +194,7 @@ def _outputs(
     meters: list[DistanceMeter] = []
     same, samples, ranked = 0, 0, False
     paths = [side.subject.artifact.path for side in (first, second)]
-    for arrays, _ in read(given, first.subject.fixed_batch or second.subject.fixed_batch or 1, OUTPUT_SAMPLES):
+    for arrays in _inputs((first, second), given, OUTPUT_SAMPLES):
         want, got = first.run(arrays), second.run(arrays)
         _check_outputs(paths, want, got)
         meters = meters or [DistanceMeter() for _ in want]
@@ -217,6 +217,12 @@ def _outputs(
     ]
     outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
     return tuple(outputs), same / samples if ranked else None, samples
+
+
+def _inputs(sides: Sequence[Side], given: Samples, most: int) -> Iterator[list[np.ndarray]]:
+    """Yield flat inputs in the batch that the files fix, else one sample at a time."""
+    size = next((side.subject.fixed_batch for side in sides if side.subject.fixed_batch), 1)
+    return (arrays for arrays, _ in read(given, size, most))
 
 
 def _named(output: object) -> str:
@@ -268,8 +274,7 @@ def _read(
 ) -> Iterator[int]:
     """Put the samples through both files and update the meters; yield the number of samples of each batch."""
     readers = values[0].reader([pair.first for pair in pairs]), values[1].reader([pair.second for pair in pairs])
-    size = next((side.subject.fixed_batch for side in sides if side.subject.fixed_batch), 1)
-    for arrays, _ in read(given, size, LAYER_SAMPLES):
+    for arrays in _inputs(sides, given, LAYER_SAMPLES):
         one, other = (side.guarded(run, arrays) for side, run in zip(sides, readers, strict=True))
         for meter, want, got in zip(meters, one, other, strict=True):
             meter.update(want, got)

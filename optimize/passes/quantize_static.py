@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import get_args
 
 import torch
@@ -34,7 +33,6 @@ from optimize.registry import find_target, register_pass
 
 #: Samples that tell which layers err most.
 _SPARING_SAMPLES = 8
-Chosen = tuple[list[fx.Node], list[Skip]]
 
 
 @register_pass
@@ -187,7 +185,7 @@ class QuantizeStatic(PrecisionPass):
         return form if self.bits == 8 else dataclasses.replace(form, bits=self.bits)
 
 
-def choose_layers(program: Program, kept: Mapping[fx.Node, str] = MappingProxyType({})) -> Chosen:
+def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -> tuple[list[fx.Node], list[Skip]]:
     """Return the weighted layers that static INT8 is for, and what is left alone with the reason.
 
     Args:
@@ -196,7 +194,7 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] = MappingProxyTy
     """
     layers, skips = [], []
     for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-        if reason := kept.get(node) or _reason_to_skip(program, node):
+        if reason := (kept or {}).get(node) or _reason_to_skip(program, node):
             skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
         else:
             layers.append(node)
