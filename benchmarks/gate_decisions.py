@@ -47,7 +47,7 @@ from torch import nn
 import optimize
 from optimize.gate import case as cases
 from optimize.gate.limits import Case, Settings
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import SINGLE, WARM_UP
 from optimize.measure.openers import Opening
@@ -63,7 +63,7 @@ EVERY, APART_EVERY = {"A/A": 1, "+5 %": 2, "+10 %": 3}, 5
 LIMIT, ASV_P = 1.05, 0.002
 GOALS = {"A/A": 0.005, "+5 %": 0.99, "+10 %": 1.0}
 GOAL_S = 3.0
-Rule = Callable[[np.ndarray, np.ndarray], bool]
+Demand = Callable[[np.ndarray, np.ndarray], bool]
 
 
 @dataclass
@@ -165,8 +165,8 @@ def sequential(artifact: Artifact, inputs: list[np.ndarray]) -> np.ndarray:
         return np.array(session.block(SINGLE, runs=SEQUENTIAL_RUNS)["samples_s"])
 
 
-def asv(factor: float) -> Rule:
-    """Return asv's rule: the medians differ by the factor, and the Mann-Whitney test says that they differ."""
+def asv(factor: float) -> Demand:
+    """Return asv's demand: the medians differ by the factor, and the Mann-Whitney test says that they differ."""
 
     def slower(base: np.ndarray, candidate: np.ndarray) -> bool:
         if np.median(candidate) <= factor * np.median(base):
@@ -176,7 +176,7 @@ def asv(factor: float) -> Rule:
     return slower
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Demand] = {
     "pytest-benchmark mean:5%": lambda base, candidate: bool(candidate.mean() > LIMIT * base.mean()),
     "pytest-benchmark min:5%": lambda base, candidate: bool(candidate.min() > LIMIT * base.min()),
     "asv, factor 1.1": asv(1.1),
@@ -199,21 +199,21 @@ class Arena:
         case = Case(base=str(base.path), candidate=str(candidate.path))
         found = cases.check(case, Settings(cases=(case,)), Opening(folder))
         tally = self._tally(GATE, truth)
-        tally.add(found.verdict is Outcome.FAIL)
-        tally.inconclusive += found.verdict is Outcome.INCONCLUSIVE
+        tally.add(found.verdict is Verdict.FAIL)
+        tally.inconclusive += found.verdict is Verdict.INCONCLUSIVE
         tally.seconds.append(found.seconds)
         if found.time is None:
             raise SystemExit(f"{truth}: {found.reason}")
         tally.ratios.append(found.time.ratio.value)
-        if found.verdict is not (Outcome.FAIL if TRUTHS[truth] else Outcome.PASS):
+        if found.verdict is not (Verdict.FAIL if TRUTHS[truth] else Verdict.PASS):
             tally.wrong.append(found.model_dump(mode="json"))
         trace = found.trace()
         traces = {"gate's trace": (trace.samples("base"), trace.samples("candidate"))}
         if apart:
             traces["sequential"] = (sequential(base, self.inputs), sequential(candidate, self.inputs))
-        for name, rule in RULES.items():
+        for name, demand in RULES.items():
             for kind, samples in traces.items():
-                self._tally(f"{name}, {kind}", truth).add(rule(*samples))
+                self._tally(f"{name}, {kind}", truth).add(demand(*samples))
 
     def _tally(self, procedure: str, truth: str) -> Tally:
         return self.tallies.setdefault((procedure, truth), Tally())

@@ -90,7 +90,7 @@ def _is_synthetic(data: Given) -> bool:
 
 
 @dataclass(frozen=True)
-class Subject:
+class CapturedModel:
     """The captured model and where it came from."""
 
     program: Program

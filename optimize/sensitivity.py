@@ -38,17 +38,17 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     """
     (target,) = job.recipe.targets
     require_layer_times(target)
-    subject = open_program(job, progress)
-    datasets = open_datasets(job.recipe, subject.program)
-    passes = job.passes(calibration_data(job, subject.program, datasets, progress))
-    plain, *quantized = transform(subject.program, passes, progress)
+    model = open_program(job, progress)
+    datasets = open_datasets(job.recipe, model.program)
+    passes = job.passes(calibration_data(job, model.program, datasets, progress))
+    plain, *quantized = transform(model.program, passes, progress)
     if not quantized:
         raise Refused("The model has no layer that static INT8 is for.")
     errors, source = _errors(quantized[-1], datasets, progress)
     times = _times(plain, quantized[-1], target, job.recipe.threads, progress)
     return Sensitivity(
         command=job.command,
-        source=subject.source,
+        source=model.source,
         target=target,
         data=source,
         threads=job.recipe.threads,

@@ -123,25 +123,25 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     for target in job.recipe.targets:
         registry.find_target(target)
     check(job.out, (*FILES, RECIPE))
-    subject = open_program(job, tell)
+    model = open_program(job, tell)
     datasets = open_datasets(
         job.recipe,
-        subject.program,
+        model.program,
         evaluate=job.evaluate,
         calibrate=job.given_calibration,
     )
-    calibration = calibration_data(job, subject.program, datasets, tell)
-    variants = transform(subject.program, job.passes(calibration), tell)
+    calibration = calibration_data(job, model.program, datasets, tell)
+    variants = transform(model.program, job.passes(calibration), tell)
     with staging(job.out, (*FILES, RECIPE)) as folder:
-        baseline = registry.find_target("eager").export(subject.program, folder / "baseline.eager.pt2")
-        search = Search(job, subject.program, baseline, datasets, tell)
+        baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
+        search = Search(job, model.program, baseline, datasets, tell)
         exports = write_files(job, variants, search, folder, tell)
         recipe = replay.recipe_of(job, variants, exports)
         machine = environment.current()
-        timings, qualities = _measure(job, baseline, exports, subject.program, datasets, tell)
+        timings, qualities = _measure(job, baseline, exports, model.program, datasets, tell)
         baseline.path.unlink()
         report = assemble(
-            job, subject, variants, baseline, exports, recipe, machine, timings, qualities, datasets.warnings
+            job, model, variants, baseline, exports, recipe, machine, timings, qualities, datasets.warnings
         )
         _drop_failed(exports, report)
         for name in FILES:

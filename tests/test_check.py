@@ -16,7 +16,7 @@ from torch import nn
 
 import optimize
 from optimize.gate.record import Record
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.measure.lockstep import MAX_RUNS_PER_BLOCK
 from optimize.registry import find_target
 from tests.test_cli import ROOT, Typed, command
@@ -48,7 +48,7 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     record = Record.model_validate_json((out / "c.json").read_text())
     (case,) = record.cases
-    assert record.exit_code == 0 and case.verdict is Outcome.PASS
+    assert record.exit_code == 0 and case.verdict is Verdict.PASS
     assert case.sqnr_db == 200.0 and case.time is not None and case.base and case.candidate
     assert case.base.sha256 == case.candidate.sha256 and case.base.output_digest == case.candidate.output_digest
     trace = case.trace()

@@ -85,16 +85,8 @@ SHARED_TODAY = frozenset(
     {
         "Case",
         "Channels",
-        "Finding",
-        "Group",
         "Limits",
-        "Outcome",
-        "Pad",
-        "Quality",
-        "Rule",
         "Step",
-        "Subject",
-        "Trace",
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.

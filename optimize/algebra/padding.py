@@ -18,7 +18,7 @@ OPERATORS = (*ops.PADS, aten.slice_scatter.default)
 
 
 @dataclass(frozen=True)
-class Pad:
+class Padding:
     """A padding call of a value ``[N, C, *S]``.
 
     Attributes:
@@ -34,7 +34,7 @@ class Pad:
     value: torch.Tensor
 
 
-def read(module: fx.GraphModule, node: fx.Node) -> Pad | None:
+def read(module: fx.GraphModule, node: fx.Node) -> Padding | None:
     """Return what a call pads, or None when it does something else.
 
     A zero pad whose border is then overwritten side by side with one constant a channel (Diverse Branch Block's
@@ -54,10 +54,10 @@ def read(module: fx.GraphModule, node: fx.Node) -> Pad | None:
     widths = tuple(reversed(pairs + [(0, 0)] * (dims - len(pairs))))
     mode: Mode = graph.argument(node, "mode") if graph.is_call(node, aten.pad.default) else "constant"
     held = graph.argument(node, "value") or 0.0
-    return Pad(source, widths, mode, torch.tensor(float(held), dtype=torch.float64))
+    return Padding(source, widths, mode, torch.tensor(float(held), dtype=torch.float64))
 
 
-def _read_framed(module: fx.GraphModule, node: fx.Node) -> Pad | None:
+def _read_framed(module: fx.GraphModule, node: fx.Node) -> Padding | None:
     """Read a zero pad whose border is then overwritten, side by side, with one constant a channel."""
     sides: dict[tuple[int, bool], int] = {}
     held: torch.Tensor | None = None

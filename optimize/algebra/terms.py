@@ -101,7 +101,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Group:
+class Joined:
     """Terms that became one.
 
     Attributes:
@@ -113,7 +113,7 @@ class Group:
     members: tuple[Term, ...]
 
 
-def join(terms: Iterable[Term], layout: Layout) -> tuple[list[Group], list[tuple[Term, str]]]:
+def join(terms: Iterable[Term], layout: Layout) -> tuple[list[Joined], list[tuple[Term, str]]]:
     """Add up the terms of each source as far as one convolution costs no more than its parts.
 
     Args:
@@ -123,26 +123,26 @@ def join(terms: Iterable[Term], layout: Layout) -> tuple[list[Group], list[tuple
     Returns:
         What is left to add, and each term that stayed apart from another of its source with the reason.
     """
-    groups: list[Group] = []
+    groups: list[Joined] = []
     apart: list[tuple[Term, str]] = []
     for term in sorted(terms, key=lambda term: (not term.pays and term.leaves > 0, -term.operator.cost)):
         reason = ""
         for index, group in enumerate(groups):
             total = _try_add(group.term, term, layout)
             if isinstance(total, Term):
-                groups[index] = Group(total, (*group.members, term))
+                groups[index] = Joined(total, (*group.members, term))
                 break
             reason = total or reason
         else:
-            groups.append(Group(term, (term,)))
+            groups.append(Joined(term, (term,)))
             if reason:
                 apart.append((term, reason))
-    settled: list[Group] = []
+    settled: list[Joined] = []
     for group in groups:
         if len(group.members) > 1 and not group.term.pays:
             if group.term.weighted:
                 apart.append((group.members[0], group.term.why_not))
-            settled += [Group(term, (term,)) for term in group.members]
+            settled += [Joined(term, (term,)) for term in group.members]
         else:
             settled.append(group)
     return settled, apart

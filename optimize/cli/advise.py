@@ -41,10 +41,10 @@ def advise(model: str, **given: Any) -> None:
     recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
     job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
     with Phases(quiet=given["quiet"]) as phases:
-        machine, subject = environment.current(), open_program(job, phases.update)
+        machine, captured = environment.current(), open_program(job, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
-        found = advise_on(subject.program, **settings, progress=phases.update)
-    record = AdviceRecord(command=options.command_line(), source=subject.source, environment=machine, found=found)
+        found = advise_on(captured.program, **settings, progress=phases.update)
+    record = AdviceRecord(command=options.command_line(), source=captured.source, environment=machine, found=found)
     told = tell_advice(record)
     show(told)
     if given["out"]:

@@ -90,6 +90,6 @@ def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any,
     shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
     recipe = parse({"passes": entries, **shape}, source="options")
     job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
-    subject = open_program(job, progress)
-    (variant,) = transform(subject.program, job.passes(), progress)
-    return variant.program, subject.source
+    captured = open_program(job, progress)
+    (variant,) = transform(captured.program, job.passes(), progress)
+    return variant.program, captured.source

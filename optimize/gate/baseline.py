@@ -19,7 +19,7 @@ from optimize import files, texts
 from optimize.errors import Refused, UsageError
 from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.measure import environment
 from optimize.measure.environment import Environment
 
@@ -77,7 +77,7 @@ class Baseline(BaseModel):
     cpu_median_s: float | None
     peak_memory_bytes: int | None
     fingerprint: Mapping[str, str]
-    verdict: Outcome
+    verdict: Verdict
     time: TimeRecord | None
     raw: Any
     created: str
@@ -187,7 +187,7 @@ def of(case: CaseRecord, machine: Environment, folder: Path, created: str) -> Ba
         Refused: It failed, or was not timed.
     """
     side = case.candidate
-    if case.verdict is Outcome.FAIL or side is None or side.median_s is None or case.input_digest is None:
+    if case.verdict is Verdict.FAIL or side is None or side.median_s is None or case.input_digest is None:
         raise Refused(f"'{case.name}' is not stored as a baseline: {case.reason}.")
     if not side.sha256:
         raise UsageError(f"'{side.source}' is no file; a baseline is one.")

@@ -14,18 +14,19 @@ from optimize.errors import OptimizeError, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import Asked, digest, open_model, open_pair
-from optimize.gate.quality import Quality, judge
-from optimize.gate.record import CaseRecord, Finding
-from optimize.gate.rounds import SIDES, SideName, Trace, measure, plan_of, start_fleet, to_json
-from optimize.gate.verdict import Decision, Outcome, Rule, decide, is_decided
+from optimize.gate.models import Asked, open_model, open_pair
+from optimize.gate.record import CaseRecord, FindingRecord
+from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, start_fleet, to_json
+from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
 from optimize.measure import environment
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
+from optimize.measure.quality import Quality, judge
 from optimize.measure.runs import Clock
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.progress import Progress
+from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
 
 #: The share of the time after which no further unlabelled sample is compared: long runs, few samples.
@@ -39,11 +40,11 @@ class _State:
     case: Case
     began: float = field(default_factory=time.monotonic)
     pair: AgreedPair | None = None
-    quality: Quality = field(default_factory=Quality)
-    trace: Trace = field(default_factory=Trace)
+    qualities: tuple[Quality, ...] = ()
+    trace: GateTrace = field(default_factory=GateTrace)
     decision: Decision | None = None
-    rule: Rule = field(default_factory=Rule)
-    findings: list[Finding] = field(default_factory=list)
+    demand: Demand = field(default_factory=Demand)
+    findings: list[FindingRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     input_digest: str | None = None
     sides: tuple[SideName, ...] = SIDES
@@ -69,10 +70,10 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
     except WorkerFailed as error:
         side = SIDES[error.place]
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
-        verdict = Outcome.FAIL if side == "candidate" else Outcome.NOT_COMPARABLE
+        verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
         return _record(state, verdict, f"the {side} does not run: {error}".rstrip("."))
     except OptimizeError as error:
-        return _record(state, Outcome.NOT_COMPARABLE, error.what.rstrip("."))
+        return _record(state, Verdict.NOT_COMPARABLE, error.what.rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
     return _record(state, verdict, "; ".join(_reasons(state.findings, verdict)))
 
@@ -94,16 +95,19 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     with start_fleet(state.pair.models, plan) as fleet:
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
-        state.quality = judge(samples, fleet, seconds=JUDGED_SHARE * case.max_seconds)
-        state.findings += findings.of_outputs(case, state.quality)
+        batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
+        state.qualities = judge(fleet, batches, subjects=state.pair.models, compare_only=True)
+        if ended := next((session for session in fleet if session.failure), None):
+            raise WorkerFailed(str(ended.failure), ended.place)
+        state.findings += findings.of_outputs(case, state.qualities[1])
         state.findings += findings.of_size(case, *(model.artifact.size_bytes for model in state.pair.models))
-        if any(entry.verdict is Outcome.FAIL and entry.metric != "size" for entry in state.findings):
+        if any(entry.verdict is Verdict.FAIL and entry.metric != "size" for entry in state.findings):
             return  # the time of a wrong answer says nothing
-        state.rule = rule_of(case, settings, [model.artifact for model in state.pair.models])
+        state.demand = demand_of(case, settings, [model.artifact for model in state.pair.models])
         tell = (lambda _, done: progress(f"{case.title}: measure", done)) if progress else None
-        state.trace = measure(state.pair, inputs, plan, lambda trace: is_decided(trace, state.rule), tell, fleet)
-    state.decision = decide(state.trace, state.rule)
-    state.findings += findings.of_time(case, state.decision, state.trace, state.rule, batch=len(inputs[0]))
+        state.trace = measure(state.pair, inputs, plan, lambda trace: is_decided(trace, state.demand), tell, fleet)
+    state.decision = decide(state.trace, state.demand)
+    state.findings += findings.of_time(case, state.decision, state.trace, state.demand, batch=len(inputs[0]))
     state.findings += findings.of_memory(case, state.trace)
     state.warnings += _warnings_after(state.decision, case.max_regression)
 
@@ -157,10 +161,10 @@ def plan_for(case: Case) -> Plan:
     return plan_of(threads=case.threads, affinity=case.cpus, max_seconds=case.max_seconds)
 
 
-def rule_of(case: Case, settings: Settings, artifacts: Sequence[Artifact]) -> Rule:
+def demand_of(case: Case, settings: Settings, artifacts: Sequence[Artifact]) -> Demand:
     """Return what is asked of the time, alpha shared by everything in the suite that can fail for its time."""
     asked = sum(1 + (latency_limit(entry) is not None) for entry in settings.cases)
-    return Rule(
+    return Demand(
         max_regression=case.max_regression,
         alpha=settings.alpha,
         beta=settings.beta,
@@ -176,10 +180,10 @@ def latency_limit(case: Case) -> float | None:
     return case.batch / case.min_throughput if case.min_throughput else case.max_latency
 
 
-def _reasons(found: Sequence[Finding], verdict: Outcome) -> list[str]:
+def _reasons(found: Sequence[FindingRecord], verdict: Verdict) -> list[str]:
     """Return why: the reasons of everything that has the verdict, of the time alone where all is well."""
     deciding = [entry for entry in found if entry.verdict is verdict]
-    if verdict is Outcome.PASS:
+    if verdict is Verdict.PASS:
         deciding = [entry for entry in deciding if entry.metric == "time"]
     return [entry.reason for entry in deciding]
 
@@ -204,13 +208,12 @@ def _warnings_after(decision: Decision, max_regression: float) -> list[str]:
     return found
 
 
-def _record(state: _State, verdict: Outcome, reason: str) -> CaseRecord:
-    pair, case, found = state.pair, state.case, state.quality
-    agreement, digests = found.agreement, found.digests or {}
-    models = dict(zip(SIDES, pair.models, strict=True)) if pair else {}
+def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
+    pair, case, (base, found) = state.pair, state.case, state.qualities or (Quality(), Quality())
+    agreement, models = found.agreement, zip(SIDES, pair.models, (base, found), strict=True) if pair else ()
     sides = {
-        side: record.side_record(model, state.trace, side, digests.get(side))
-        for side, model in models.items()
+        side: record.side_record(model, state.trace, side, quality.digest)
+        for side, model, quality in models
         if side in state.sides
     }
     return CaseRecord(
@@ -218,7 +221,7 @@ def _record(state: _State, verdict: Outcome, reason: str) -> CaseRecord:
         verdict=verdict,
         reason=reason,
         **sides,
-        time=record.time_record(state.trace, state.decision, state.rule) if state.decision else None,
+        time=record.time_record(state.trace, state.decision, state.demand) if state.decision else None,
         sqnr_db=agreement.sqnr_db if agreement else None,
         max_abs_error=agreement.max_abs_error if agreement else None,
         accuracy=record.AccuracyRecord.model_validate(found.accuracy) if found.accuracy else None,

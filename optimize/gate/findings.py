@@ -7,68 +7,69 @@ import numpy as np
 from optimize import wording as form
 from optimize.gate.baseline import Baseline
 from optimize.gate.limits import Case, Growth
-from optimize.gate.quality import Quality
-from optimize.gate.record import Finding
-from optimize.gate.rounds import SideName, Trace
-from optimize.gate.verdict import Decision, Outcome, Rule
+from optimize.gate.record import FindingRecord
+from optimize.gate.rounds import GateTrace, SideName
+from optimize.gate.verdict import Decision, Demand, Verdict
+from optimize.measure.quality import Quality
 from optimize.measure.runs import Clock
 
 #: What is asked of the outputs where nobody says: dB without labels, points of accuracy with them.
 MIN_SQNR_DB, MAX_DROP = 20.0, 1.0
 
 
-def of_outputs(case: Case, found: Quality) -> list[Finding]:
+def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     """Return what follows from the outputs and the accuracy."""
     if found.failure is not None:
-        return [_finding("outputs", Outcome.FAIL, "the base's outputs", "others", f"wrong outputs: {found.failure}")]
+        reason = f"wrong outputs: {found.failure.rstrip('.')}"
+        return [_finding("outputs", Verdict.FAIL, "the base's outputs", "others", reason)]
     checks = []
     least = case.min_sqnr if case.min_sqnr is not None or found.accuracy else MIN_SQNR_DB
     if found.agreement is not None and least is not None:
         level, limit = found.agreement.sqnr_db, f"at least {least:g} dB"
-        verdict = Outcome.PASS if level >= least else Outcome.FAIL
+        verdict = Verdict.PASS if level >= least else Verdict.FAIL
         reason = f"the outputs agree to {form.decibels(level)}; {least:g} dB are asked for"
         checks.append(_finding("outputs", verdict, limit, form.decibels(level), reason))
     if found.accuracy is not None:
         most = MAX_DROP if case.max_drop is None else case.max_drop
         drop = found.accuracy.drop
         # Shares are quotients: 0.5 points may be 0.50000000001.
-        verdict = Outcome.PASS if drop <= most + 1e-9 else Outcome.FAIL
+        verdict = Verdict.PASS if drop <= most + 1e-9 else Verdict.FAIL
         reason = f"{found.accuracy.metric} falls by {drop:.2f} points; {most:g} are allowed"
         checks.append(_finding("accuracy", verdict, f"at most {most:g} points lost", f"{drop:.2f} points", reason))
     return checks
 
 
-def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[Finding]:
+def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[FindingRecord]:
     """Return what follows from the sizes of the files."""
     return _grown("size", "the file", case.max_size, base_bytes, candidate_bytes)
 
 
-def of_memory(case: Case, trace: Trace) -> list[Finding]:
+def of_memory(case: Case, trace: GateTrace) -> list[FindingRecord]:
     """Return what follows from the largest resident memory of the processes, the median over restarts."""
     base, candidate = (_peak(trace, side) for side in ("base", "candidate"))
     if case.max_memory is not None and (base is None or candidate is None):
         reason = "this system does not tell the memory of a process"
-        return [_finding("memory", Outcome.INCONCLUSIVE, _allowed(case.max_memory), form.MISSING, reason)]
+        return [_finding("memory", Verdict.INCONCLUSIVE, _allowed(case.max_memory), form.MISSING, reason)]
     return _grown("memory", "its process", case.max_memory, base or 0, candidate or 0)
 
 
-def of_time(case: Case, decision: Decision, trace: Trace, rule: Rule, *, batch: int) -> list[Finding]:
+def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *, batch: int) -> list[FindingRecord]:
     """Return what follows from the rounds: the ratio, and the latency or throughput that is asked for.
 
     Args:
         case: What is asked.
         decision: The verdict on the rounds.
         trace: The rounds.
-        rule: What the verdict was held against.
+        demand: What the verdict was held against.
         batch: Samples in a run.
     """
     ratio = decision.ratios.get(decision.clock.clock)
     found = f"{100 * (ratio.value - 1):+.1f} %" if ratio else form.MISSING
     limit = f"at most {100 * case.max_regression:g} % more"
     checks = [_finding("time", decision.outcome, limit, found, decision.reason)]
-    if decision.absolute is None or rule.max_latency_s is None:
+    if decision.absolute is None or demand.max_latency_s is None:
         return checks
-    verdict = rule.outcome(*decision.absolute)
+    verdict = demand.outcome(*decision.absolute)
     median_s = float(np.median(trace.medians("candidate", Clock.WALL)))
     if case.max_latency is not None:
         checks.append(_latency(verdict, case.max_latency, median_s))
@@ -79,22 +80,22 @@ def of_time(case: Case, decision: Decision, trace: Trace, rule: Rule, *, batch: 
     return checks
 
 
-def of_numbers(stored: Baseline, trace: Trace, max_regression: float) -> Finding:
+def of_numbers(stored: Baseline, trace: GateTrace, max_regression: float) -> FindingRecord:
     """Return what stored numbers say of the candidate: a warning, whatever they are."""
     change = 100 * (float(np.median(trace.samples("candidate"))) / stored.median_s - 1)
     reason = f"{change:+.1f} % against a median that was stored, which is no verdict"
-    return _finding("time", Outcome.WARN, f"at most {100 * max_regression:g} % more", f"{change:+.1f} %", reason)
+    return _finding("time", Verdict.WARN, f"at most {100 * max_regression:g} % more", f"{change:+.1f} %", reason)
 
 
-def _latency(verdict: Outcome, limit_s: float, median_s: float) -> Finding:
+def _latency(verdict: Verdict, limit_s: float, median_s: float) -> FindingRecord:
     shown, limit = form.seconds(median_s), form.seconds(limit_s)
     return _finding("latency", verdict, f"at most {limit}", shown, f"a run takes {shown}; {limit} are allowed")
 
 
-def _grown(metric: str, noun: str, limit: Growth | None, base: float, candidate: float) -> list[Finding]:
+def _grown(metric: str, noun: str, limit: Growth | None, base: float, candidate: float) -> list[FindingRecord]:
     if limit is None:
         return []
-    verdict = Outcome.PASS if candidate <= limit.allowed_bytes(base) else Outcome.FAIL
+    verdict = Verdict.PASS if candidate <= limit.allowed_bytes(base) else Verdict.FAIL
     found, most = form.size(int(candidate)), form.size(int(limit.allowed_bytes(base)))
     return [_finding(metric, verdict, _allowed(limit), found, f"{noun} takes {found}; {most} are allowed")]
 
@@ -105,10 +106,10 @@ def _allowed(limit: Growth) -> str:
     return f"at most {100 * (limit.share or 0.0):g} % more"
 
 
-def _peak(trace: Trace, side: SideName) -> float | None:
+def _peak(trace: GateTrace, side: SideName) -> float | None:
     found = [start.peak_memory_bytes for start in trace.starts(side) if start.peak_memory_bytes is not None]
     return float(np.median(found)) if found else None
 
 
-def _finding(metric: str, verdict: Outcome, limit: str, found: str, reason: str) -> Finding:
-    return Finding(metric=metric, verdict=verdict, limit=limit, found=found, reason=reason)
+def _finding(metric: str, verdict: Verdict, limit: str, found: str, reason: str) -> FindingRecord:
+    return FindingRecord(metric=metric, verdict=verdict, limit=limit, found=found, reason=reason)

@@ -9,10 +9,10 @@ from optimize import files
 from optimize.escaping import plain, plain_lines
 from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 
 #: The element that says what became of a test case; none for one that passed.
-_ELEMENTS = {Outcome.FAIL: "failure", Outcome.NOT_COMPARABLE: "error", Outcome.INCONCLUSIVE: "skipped"}
+_ELEMENTS = {Verdict.FAIL: "failure", Verdict.NOT_COMPARABLE: "error", Verdict.INCONCLUSIVE: "skipped"}
 
 
 def text(record: Record) -> str:
@@ -22,9 +22,9 @@ def text(record: Record) -> str:
         "testsuite",
         name="optimize check",
         tests=str(len(verdicts)),
-        failures=str(verdicts.count(Outcome.FAIL)),
-        errors=str(verdicts.count(Outcome.NOT_COMPARABLE)),
-        skipped=str(verdicts.count(Outcome.INCONCLUSIVE)),
+        failures=str(verdicts.count(Verdict.FAIL)),
+        errors=str(verdicts.count(Verdict.NOT_COMPARABLE)),
+        skipped=str(verdicts.count(Verdict.INCONCLUSIVE)),
         time=f"{sum(case.seconds for case in record.cases):.3f}",
         timestamp=record.created,
     )
@@ -57,7 +57,7 @@ def _add(suite: ElementTree.Element, case: CaseRecord) -> None:
         ElementTree.SubElement(properties, "property", name=name, value=value)
     element = _ELEMENTS.get(case.verdict)
     if element is not None:
-        inconclusive = "inconclusive: " if case.verdict is Outcome.INCONCLUSIVE else ""
+        inconclusive = "inconclusive: " if case.verdict is Verdict.INCONCLUSIVE else ""
         ElementTree.SubElement(entry, element, message=inconclusive + wording.message(case))
     ElementTree.SubElement(entry, "system-out").text = "\n".join([*wording.details(case), *map(plain, case.warnings)])
 

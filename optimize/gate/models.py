@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,28 +104,23 @@ class Asked:
             raise Refused(f"'{self.data}' has fewer samples than a batch of {size}.")
         return first[0]
 
-    def judged(self) -> Iterator[Arrays]:
-        """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on."""
-        fixed = self.pair.fixed_batch
+    def judged(self, *, seconds: float) -> Iterator[Arrays]:
+        """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
+
+        Args:
+            seconds: After which there is no further unlabelled sample.
+        """
+        fixed, end = self.pair.fixed_batch, time.monotonic() + seconds
         if self.labelled is not None:
-            return self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True, most=sys.maxsize)
-        return ((arrays, None) for arrays, _ in self._read(self.data, fixed or 1))
+            yield from self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True, most=sys.maxsize)
+            return
+        for arrays, _ in self._read(self.data, fixed or 1):
+            yield arrays, None
+            if time.monotonic() > end:
+                return
 
     def _read(
         self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
     ) -> Iterator[Arrays]:
         samples = open_samples(self.pair.specs, source, labelled=labelled, batch=size, count=NOISE_SAMPLES)
         return read(samples, size, most, whole=self.pair.fixed_batch is not None)
-
-
-def digest(arrays: Sequence[np.ndarray]) -> str:
-    """Return the SHA-256 of arrays with their shapes and types, hexadecimal.
-
-    >>> digest([np.zeros(2)])[:8] == digest([np.zeros(2, np.float32)])[:8]
-    False
-    """
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()

@@ -51,16 +51,16 @@ def _conclude(record: Record, test: pytest.Item) -> None:
     """Write down the verdict, and end the test with it."""
     from optimize.escaping import plain
     from optimize.gate import wording
-    from optimize.gate.verdict import Outcome
+    from optimize.gate.verdict import Verdict
 
     case = record.cases[0]
     test.user_properties.append(("verdict", case.verdict.value))
     if case.time is not None:
         test.user_properties.append(("ratio", wording.ratio(case.time.ratio)))
     text = f"{plain(case.name)}: {wording.verdict(case.verdict)}: {wording.message(case)}"
-    if case.verdict is Outcome.INCONCLUSIVE and record.on_inconclusive == "keep":
+    if case.verdict is Verdict.INCONCLUSIVE and record.on_inconclusive == "keep":
         pytest.skip(text)
     if record.exit_code:
         pytest.fail("\n".join([text, *wording.details(case)]), pytrace=False)
-    if case.verdict is Outcome.WARN:
+    if case.verdict is Verdict.WARN:
         warnings.warn(text, stacklevel=3)

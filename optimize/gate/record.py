@@ -11,8 +11,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
-from optimize.gate.rounds import SideName, Trace
-from optimize.gate.verdict import Decision, Outcome, Ratio, Rule
+from optimize.gate.rounds import GateTrace, SideName
+from optimize.gate.verdict import Decision, Demand, Ratio, Verdict
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
@@ -20,14 +20,14 @@ from optimize.measure.subjects import Subject
 SCHEMA_VERSION = 1
 #: Exit codes; what an inconclusive check ends as can be chosen.
 EXIT_CODES = {
-    Outcome.PASS: 0,
-    Outcome.WARN: 0,
-    Outcome.FAIL: 1,
-    Outcome.INCONCLUSIVE: 3,
-    Outcome.NOT_COMPARABLE: 4,
+    Verdict.PASS: 0,
+    Verdict.WARN: 0,
+    Verdict.FAIL: 1,
+    Verdict.INCONCLUSIVE: 3,
+    Verdict.NOT_COMPARABLE: 4,
 }
 #: What several verdicts amount to: the first of these that is among them.
-_PRECEDENCE = (Outcome.FAIL, Outcome.NOT_COMPARABLE, Outcome.INCONCLUSIVE, Outcome.WARN)
+_PRECEDENCE = (Verdict.FAIL, Verdict.NOT_COMPARABLE, Verdict.INCONCLUSIVE, Verdict.WARN)
 
 
 class _Record(BaseModel):
@@ -85,7 +85,7 @@ class RatioRecord(_Record):
 
 
 class TimeRecord(_Record):
-    """The verdict on time and what it rests on; see ``verdict.Decision`` and ``verdict.Rule``."""
+    """The verdict on time and what it rests on; see ``verdict.Decision`` and ``verdict.Demand``."""
 
     max_regression: float
     clock: Clock
@@ -118,7 +118,7 @@ class AccuracyRecord(_Record):
     difference_high: float | None
 
 
-class Finding(_Record):
+class FindingRecord(_Record):
     """One thing that was asked.
 
     Attributes:
@@ -130,7 +130,7 @@ class Finding(_Record):
     """
 
     metric: str
-    verdict: Outcome
+    verdict: Verdict
     limit: str
     found: str
     reason: str
@@ -161,7 +161,7 @@ class CaseRecord(_Record):
     """
 
     name: str
-    verdict: Outcome
+    verdict: Verdict
     reason: str
     base: SideRecord | None = None
     candidate: SideRecord | None = None
@@ -169,7 +169,7 @@ class CaseRecord(_Record):
     sqnr_db: float | None = None
     max_abs_error: float | None = None
     accuracy: AccuracyRecord | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FindingRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     input_digest: str | None = None
     inputs: tuple[str, ...] = ()
@@ -179,9 +179,9 @@ class CaseRecord(_Record):
     seconds: float = 0.0
     raw: Any = None
 
-    def trace(self) -> Trace:
+    def trace(self) -> GateTrace:
         """Return what was measured; empty where nothing was."""
-        return rounds.from_json(self.raw) if self.raw else Trace()
+        return rounds.from_json(self.raw) if self.raw else GateTrace()
 
 
 class SelfTestRecord(_Record):
@@ -224,7 +224,7 @@ class Record(_Record):
     """
 
     schema_version: int = SCHEMA_VERSION
-    verdict: Outcome
+    verdict: Verdict
     exit_code: int
     alpha: float
     beta: float
@@ -236,28 +236,28 @@ class Record(_Record):
     created: str
 
 
-def overall(verdicts: Iterable[Outcome]) -> Outcome:
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """Return what several verdicts amount to.
 
-    >>> overall([Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.FAIL]).value, overall([]).value
+    >>> overall([Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]).value, overall([]).value
     ('fail', 'pass')
     """
     found = set(verdicts)
-    return next((entry for entry in _PRECEDENCE if entry in found), Outcome.PASS)
+    return next((entry for entry in _PRECEDENCE if entry in found), Verdict.PASS)
 
 
-def exit_code(verdict: Outcome, on_inconclusive: OnInconclusive) -> int:
+def exit_code(verdict: Verdict, on_inconclusive: OnInconclusive) -> int:
     """Return what the command ends with.
 
-    >>> [exit_code(Outcome.INCONCLUSIVE, choice) for choice in ("keep", "pass", "fail")]
+    >>> [exit_code(Verdict.INCONCLUSIVE, choice) for choice in ("keep", "pass", "fail")]
     [3, 0, 1]
     """
-    if verdict is Outcome.INCONCLUSIVE and on_inconclusive != "keep":
+    if verdict is Verdict.INCONCLUSIVE and on_inconclusive != "keep":
         return 0 if on_inconclusive == "pass" else 1
     return EXIT_CODES[verdict]
 
 
-def side_record(model: Subject, trace: Trace, side: SideName, output_digest: str | None) -> SideRecord:
+def side_record(model: Subject, trace: GateTrace, side: SideName, output_digest: str | None) -> SideRecord:
     """Return what is known of one side."""
     artifact = model.artifact
     return SideRecord(
@@ -271,7 +271,7 @@ def side_record(model: Subject, trace: Trace, side: SideName, output_digest: str
     )
 
 
-def _figures(trace: Trace, side: SideName) -> dict[str, Any]:
+def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
     """Return what the rounds say of one side; nothing where there are none."""
     if not trace.rounds:
         return {}
@@ -293,13 +293,13 @@ def _figures(trace: Trace, side: SideName) -> dict[str, Any]:
     }
 
 
-def time_record(trace: Trace, decision: Decision, rule: Rule) -> TimeRecord:
+def time_record(trace: GateTrace, decision: Decision, demand: Demand) -> TimeRecord:
     """Return the verdict on time and what it rests on."""
     ratios = {clock: _ratio(decision.ratios.get(clock)) for clock in Clock}
     decided = ratios[decision.clock.clock]
     assert decided is not None
     return TimeRecord(
-        max_regression=rule.max_regression,
+        max_regression=demand.max_regression,
         clock=decision.clock.clock,
         clock_reason=decision.clock.reason,
         ratio=decided,
@@ -307,8 +307,8 @@ def time_record(trace: Trace, decision: Decision, rule: Rule) -> TimeRecord:
         cpu=ratios[Clock.CPU],
         e_fail=decision.e_fail,
         e_pass=decision.e_pass,
-        fail_at=rule.fail_at,
-        pass_at=rule.pass_at,
+        fail_at=demand.fail_at,
+        pass_at=demand.pass_at,
         rounds=len(trace.rounds),
         restarts=len(decision.restart_ratios),
         restart_ratios=decision.restart_ratios,

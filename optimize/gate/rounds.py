@@ -50,7 +50,7 @@ class Restart:
 
 
 @dataclass
-class Trace:
+class GateTrace:
     """Everything a comparison was decided on.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trace:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, runs: Runs[Subject]) -> Trace:
+    def of(cls, runs: Runs[Subject]) -> GateTrace:
         """Return the rounds of a base and a candidate, the base first."""
         first, second = runs.tracks
         restarts = [Restart(*starts) for starts in zip(first.starts, second.starts, strict=True)]
@@ -150,10 +150,10 @@ def measure(
     pair: AgreedPair,
     inputs: Sequence[np.ndarray],
     plan: Plan,
-    decided: Callable[[Trace], bool],
+    decided: Callable[[GateTrace], bool],
     progress: Progress | None = None,
     opened: Fleet | None = None,
-) -> Trace:
+) -> GateTrace:
     """Measure until a decision, the last restart or the end of the time.
 
     Args:
@@ -177,13 +177,13 @@ def measure(
         plan,
         start=start,
         feed=lambda model, _: model.arranged(inputs),
-        decided=lambda found: found.restarts > FIRST_LOOK and decided(Trace.of(found)),
+        decided=lambda found: found.restarts > FIRST_LOOK and decided(GateTrace.of(found)),
         progress=progress or silent,
     )
-    return Trace.of(runs)
+    return GateTrace.of(runs)
 
 
-def to_json(trace: Trace) -> Any:
+def to_json(trace: GateTrace) -> Any:
     """Return a trace as JSON values, every sample kept."""
 
     def sides(entry: Round | Restart, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def to_json(trace: Trace) -> Any:
     return {"restarts": restarts, "seconds": trace.seconds}
 
 
-def from_json(content: Any) -> Trace:
+def from_json(content: Any) -> GateTrace:
     """Return the trace that ``to_json`` wrote.
 
     Raises:
@@ -216,7 +216,7 @@ def from_json(content: Any) -> Trace:
             for at, entry in enumerate(restart["rounds"])
         ]
         restarts.append(Restart(base, candidate, rounds))
-    return Trace(restarts, content["seconds"])
+    return GateTrace(restarts, content["seconds"])
 
 
 def _start_json(start: Start) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import numpy as np
 
 from optimize.errors import Refused
 from optimize.gate import suite
-from optimize.gate.case import open_case, plan_for, rule_of
+from optimize.gate.case import demand_of, open_case, plan_for
 from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
 from optimize.gate.models import Asked
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
-from optimize.gate.rounds import FIRST_LOOK, Trace, measure
-from optimize.gate.verdict import Outcome, Rule, choose_clock, decide, is_decided
+from optimize.gate.rounds import FIRST_LOOK, GateTrace, measure
+from optimize.gate.verdict import Demand, Verdict, choose_clock, decide, is_decided
 from optimize.measure import environment
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
@@ -51,7 +51,7 @@ def check(settings: Settings, *, trust: bool = False, command: str = "", progres
         found = run(case, settings, trust=trust, progress=progress)
     except WorkerFailed as error:
         raise Refused(f"'{case.base}' does not run: {error}.") from error
-    verdict = Outcome.PASS if found.fit else Outcome.NOT_COMPARABLE
+    verdict = Verdict.PASS if found.fit else Verdict.NOT_COMPARABLE
     reason = f"this runner is {'' if found.fit else 'not '}fit to gate at {100 * case.max_regression:g} %"
     entry = CaseRecord(name=f"{case.title} against itself", verdict=verdict, reason=reason)
     return suite.of(settings, (entry,), machine, command=command, self_test=found)
@@ -78,31 +78,31 @@ def run(
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         pair = open_case(alone, Opening(Path(folder), trust=trust))
         inputs = Asked(pair, case.batch, case.data, case.eval).timed()
-        rule = rule_of(alone, settings, [model.artifact for model in pair.models])
+        demand = demand_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
-            traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, rule)))
+            traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))
             if progress:
                 progress("compare the model with itself", (number + 1) / decisions)
-    return summarize(traces, rule, plan_for(case))
+    return summarize(traces, demand, plan_for(case))
 
 
-def summarize(traces: Sequence[Trace], rule: Rule, how: Plan) -> SelfTestRecord:
+def summarize(traces: Sequence[GateTrace], demand: Demand, how: Plan) -> SelfTestRecord:
     """Return what comparisons of a model with itself say."""
-    outcomes = [decide(trace, rule).outcome for trace in traces]
-    false_alarms, open_ones = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.INCONCLUSIVE)
-    logs = [trace.log_ratios(choose_clock(trace, rule).clock) for trace in traces]
+    outcomes = [decide(trace, demand).outcome for trace in traces]
+    false_alarms, open_ones = outcomes.count(Verdict.FAIL), outcomes.count(Verdict.INCONCLUSIVE)
+    logs = [trace.log_ratios(choose_clock(trace, demand).clock) for trace in traces]
     return SelfTestRecord(
         decisions=len(traces),
         false_alarms=false_alarms,
         inconclusive=open_ones,
         median_s=float(np.median([trace.seconds for trace in traces])),
         spread=_spread(np.concatenate(logs)),
-        smallest_regression=smallest_regression(traces, rule, how),
+        smallest_regression=smallest_regression(traces, demand, how),
         fit=false_alarms == 0 and open_ones <= MOST_INCONCLUSIVE * len(traces),
     )
 
 
-def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Plan) -> float | None:
+def smallest_regression(traces: Sequence[GateTrace], demand: Demand, how: Plan) -> float | None:
     """Return the smallest slowdown that can be gated in the time, as a share; None where none of ``SIZES`` can.
 
     Comparisons are drawn from the recorded restarts, whole restarts with replacement, as many as the time allows, each
@@ -110,17 +110,17 @@ def smallest_regression(traces: Sequence[Trace], rule: Rule, how: Plan) -> float
     as they are, and 95 % fail once the slowdown is added.
     """
     generator = np.random.default_rng(0)
-    restarts = [values for trace in traces for values in _restarts(trace, choose_clock(trace, rule).clock)]
+    restarts = [values for trace in traces for values in _restarts(trace, choose_clock(trace, demand).clock)]
     rounds = _affordable_rounds(traces, how)
     streams = np.stack([_stream(restarts, rounds, generator) for _ in range(RESAMPLES)])
     first = min(FIRST_LOOK * (how.rounds or 1), rounds - 1)
-    return next((size for size in SIZES if _gates(streams, first, size, rule)), None)
+    return next((size for size in SIZES if _gates(streams, first, size, demand)), None)
 
 
-def _gates(streams: np.ndarray, first: int, size: float, rule: Rule) -> bool:
+def _gates(streams: np.ndarray, first: int, size: float, demand: Demand) -> bool:
     """Say whether enough comparisons ``[streams, rounds]`` pass as they are and fail with the slowdown added."""
-    passes = _reaches(streams < math.log1p(size), first, rule.pass_at)
-    fails = _reaches(streams + math.log1p(size) > math.log1p(size / 2), first, rule.fail_at)
+    passes = _reaches(streams < math.log1p(size), first, demand.pass_at)
+    fails = _reaches(streams + math.log1p(size) > math.log1p(size / 2), first, demand.fail_at)
     return min(passes, fails) >= POWER
 
 
@@ -138,13 +138,13 @@ def _stream(restarts: Sequence[np.ndarray], rounds: int, generator: np.random.Ge
     return np.concatenate(drawn)[:rounds]
 
 
-def _affordable_rounds(traces: Sequence[Trace], how: Plan) -> int:
+def _affordable_rounds(traces: Sequence[GateTrace], how: Plan) -> int:
     """Return the rounds that fit into the time of one comparison, at the pace of the recorded ones."""
     pace_s = sum(trace.seconds for trace in traces) / sum(len(trace.rounds) for trace in traces)
     return max(min(int((how.budget_s or 0.0) / max(pace_s, 1e-9)), how.restarts * (how.rounds or 1)), 2)
 
 
-def _restarts(trace: Trace, clock: Clock) -> list[np.ndarray]:
+def _restarts(trace: GateTrace, clock: Clock) -> list[np.ndarray]:
     values = ([entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts)
     return [np.array(entry) for entry in values if len(entry) > 1]
 

@@ -20,7 +20,7 @@ import numpy as np
 from optimize.gate import clock as clocks
 from optimize.gate.clock import Choice
 from optimize.gate.evidence import e_value
-from optimize.gate.rounds import FIRST_LOOK, SIDES, Trace
+from optimize.gate.rounds import FIRST_LOOK, SIDES, GateTrace
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import order_interval
 
@@ -30,7 +30,7 @@ BIMODAL_RESTARTS, SAY = 5, 6
 TICKS = 200
 
 
-class Outcome(StrEnum):
+class Verdict(StrEnum):
     """What is said of a comparison; ``warn`` says that stored numbers differ, which fails nothing."""
 
     PASS = "pass"  # noqa: S105
@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class Demand:
     """What is asked of the candidate's time, and how surely it is to be answered.
 
     Attributes:
@@ -72,11 +72,11 @@ class Rule:
         """The evidence that passes."""
         return 1 / self.beta
 
-    def outcome(self, e_fail: float, e_pass: float) -> Outcome:
+    def outcome(self, e_fail: float, e_pass: float) -> Verdict:
         """Return what the evidence says."""
         if e_fail >= self.fail_at:
-            return Outcome.FAIL
-        return Outcome.PASS if e_pass >= self.pass_at else Outcome.INCONCLUSIVE
+            return Verdict.FAIL
+        return Verdict.PASS if e_pass >= self.pass_at else Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Decision:
         absolute: The evidence above and below ``max_latency_s``; None where nothing was asked.
     """
 
-    outcome: Outcome
+    outcome: Verdict
     reason: str
     clock: Choice
     ratios: dict[Clock, Ratio]
@@ -124,29 +124,29 @@ class Decision:
     absolute: tuple[float, float] | None = None
 
 
-def decide(trace: Trace, rule: Rule) -> Decision:
+def decide(trace: GateTrace, demand: Demand) -> Decision:
     """Return the verdict on what was measured so far, which must be a round at least."""
-    choice = choose_clock(trace, rule)
+    choice = choose_clock(trace, demand)
     ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if _ticks(trace, clock)}
-    e_fail, e_pass = evidence(trace.log_ratios(choice.clock), rule.max_regression)
+    e_fail, e_pass = evidence(trace.log_ratios(choice.clock), demand.max_regression)
     restart_ratios = tuple(_restart_medians(trace, choice.clock))
-    bimodal = is_bimodal(trace, choice.clock, rule.max_regression)
-    outcome, reason = rule.outcome(e_fail, e_pass), ""
+    bimodal = is_bimodal(trace, choice.clock, demand.max_regression)
+    outcome, reason = demand.outcome(e_fail, e_pass), ""
     doubt = _doubt(trace, choice.clock, bimodal)
-    if doubt or outcome is Outcome.INCONCLUSIVE:
-        outcome, reason = Outcome.INCONCLUSIVE, doubt or _undecided(e_fail, e_pass, rule)
+    if doubt or outcome is Verdict.INCONCLUSIVE:
+        outcome, reason = Verdict.INCONCLUSIVE, doubt or _undecided(e_fail, e_pass, demand)
     absolute = None
-    if rule.max_latency_s is not None:
-        absolute = _absolute(trace, rule.max_latency_s)
-    reason = reason or _found(outcome, ratios[choice.clock], rule)
+    if demand.max_latency_s is not None:
+        absolute = _absolute(trace, demand.max_latency_s)
+    reason = reason or _found(outcome, ratios[choice.clock], demand)
     return Decision(outcome, reason, choice, ratios, e_fail, e_pass, restart_ratios, bimodal, absolute)
 
 
-def is_decided(trace: Trace, rule: Rule) -> bool:
+def is_decided(trace: GateTrace, demand: Demand) -> bool:
     """Say whether measuring can stop: a failure is known, or everything that was asked is."""
-    found = decide(trace, rule)
-    outcomes = [found.outcome] + ([rule.outcome(*found.absolute)] if found.absolute else [])
-    return Outcome.FAIL in outcomes or Outcome.INCONCLUSIVE not in outcomes
+    found = decide(trace, demand)
+    outcomes = [found.outcome] + ([demand.outcome(*found.absolute)] if found.absolute else [])
+    return Verdict.FAIL in outcomes or Verdict.INCONCLUSIVE not in outcomes
 
 
 def evidence(log_ratios: np.ndarray, max_regression: float) -> tuple[float, float]:
@@ -156,16 +156,16 @@ def evidence(log_ratios: np.ndarray, max_regression: float) -> tuple[float, floa
     return float(e_value(slower, len(log_ratios))), float(e_value(faster, len(log_ratios)))
 
 
-def choose_clock(trace: Trace, rule: Rule) -> Choice:
+def choose_clock(trace: GateTrace, demand: Demand) -> Choice:
     """Return the clock that decides, from the restarts before the first look."""
     early = [entry for restart in trace.restarts[:FIRST_LOOK] for entry in restart.rounds]
-    choice = clocks.choose(early, threads=rule.threads, targets=rule.targets)
+    choice = clocks.choose(early, threads=demand.threads, targets=demand.targets)
     if choice.clock is Clock.CPU and not _ticks(trace, Clock.CPU):
         return Choice(Clock.WALL, "this system's processor clock is too coarse for so short a run")
     return choice
 
 
-def is_bimodal(trace: Trace, clock: Clock, max_regression: float) -> bool:
+def is_bimodal(trace: GateTrace, clock: Clock, max_regression: float) -> bool:
     """Say whether restarts disagree: medians further apart than half of what is allowed, intervals that do not meet."""
     found = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts]
     known = [(np.median(values), order_interval(values)) for values in found if len(values) >= SAY]
@@ -177,12 +177,12 @@ def is_bimodal(trace: Trace, clock: Clock, max_regression: float) -> bool:
     return apart and max(medians) - min(medians) > max_regression / 2
 
 
-def _restart_medians(trace: Trace, clock: Clock) -> list[float]:
+def _restart_medians(trace: GateTrace, clock: Clock) -> list[float]:
     logs = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts if restart.rounds]
     return [math.exp(float(np.median(values))) for values in logs]
 
 
-def _doubt(trace: Trace, clock: Clock, bimodal: bool) -> str:
+def _doubt(trace: GateTrace, clock: Clock, bimodal: bool) -> str:
     """Return why no verdict may be given whatever the evidence; empty where nothing speaks against it."""
     restarts = sum(bool(restart.rounds) for restart in trace.restarts)
     if not _ticks(trace, clock):
@@ -194,27 +194,27 @@ def _doubt(trace: Trace, clock: Clock, bimodal: bool) -> str:
     return ""
 
 
-def _ticks(trace: Trace, clock: Clock) -> bool:
+def _ticks(trace: GateTrace, clock: Clock) -> bool:
     """Say whether a run lasts long enough for the resolution of a clock."""
     info = time.get_clock_info("perf_counter" if clock is Clock.WALL else "process_time")
     return min(float(np.median(trace.medians(side, clock))) for side in SIDES) >= TICKS * info.resolution
 
 
-def _absolute(trace: Trace, limit_s: float) -> tuple[float, float]:
+def _absolute(trace: GateTrace, limit_s: float) -> tuple[float, float]:
     medians = trace.medians("candidate", Clock.WALL)
     above, below = int((medians > limit_s).sum()), int((medians < limit_s).sum())
     return float(e_value(above, len(medians))), float(e_value(below, len(medians)))
 
 
-def _undecided(e_fail: float, e_pass: float, rule: Rule) -> str:
+def _undecided(e_fail: float, e_pass: float, demand: Demand) -> str:
     return (
-        f"the evidence does not suffice: {e_fail:.3g} of {rule.fail_at:g} that it is slower, "
-        f"{e_pass:.3g} of {rule.pass_at:g} that it is not"
+        f"the evidence does not suffice: {e_fail:.3g} of {demand.fail_at:g} that it is slower, "
+        f"{e_pass:.3g} of {demand.pass_at:g} that it is not"
     )
 
 
-def _found(outcome: Outcome, ratio: Ratio, rule: Rule) -> str:
-    change, limit = f"{100 * (ratio.value - 1):+.1f} % time", f"{100 * rule.max_regression:g} %"
-    if outcome is not Outcome.FAIL:
+def _found(outcome: Verdict, ratio: Ratio, demand: Demand) -> str:
+    change, limit = f"{100 * (ratio.value - 1):+.1f} % time", f"{100 * demand.max_regression:g} %"
+    if outcome is not Verdict.FAIL:
         return f"{change}, less than {limit} beyond doubt"
     return f"{change}, more than half of the {limit} allowed beyond doubt"

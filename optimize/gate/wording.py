@@ -5,15 +5,15 @@ from __future__ import annotations
 from optimize import wording as form
 from optimize.escaping import plain
 from optimize.gate.record import CaseRecord, RatioRecord, Record, SelfTestRecord, SideRecord
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 
 COLUMNS = ("Case", "Base", "Candidate", "Ratio [95 %]", "Verdict", "Rounds", "Clock")
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: Verdict) -> str:
     """Return a verdict as a reader sees it.
 
-    >>> verdict(Outcome.NOT_COMPARABLE)
+    >>> verdict(Verdict.NOT_COMPARABLE)
     'NOT COMPARABLE'
     """
     return outcome.value.upper()
@@ -21,7 +21,7 @@ def verdict(outcome: Outcome) -> str:
 
 def headline(record: Record) -> str:
     """Return the verdict over all cases in one line."""
-    counts = [(outcome, sum(case.verdict is outcome for case in record.cases)) for outcome in Outcome]
+    counts = [(outcome, sum(case.verdict is outcome for case in record.cases)) for outcome in Verdict]
     several = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
     return verdict(record.verdict) + (f": {several}" if len(record.cases) > 1 else "")
 
@@ -76,7 +76,7 @@ def message(case: CaseRecord) -> str:
     """Return the verdict of one case in a line: the time where that decided, the reason else."""
     time = case.time
     failing = [finding.metric for finding in case.findings if finding.verdict is case.verdict]
-    if time is not None and case.verdict is Outcome.FAIL and failing == ["time"]:
+    if time is not None and case.verdict is Verdict.FAIL and failing == ["time"]:
         limit = 100 * time.max_regression
         return f"{percent(time.ratio)} vs limit {limit:g} % (fails where more than {limit / 2:g} % is beyond doubt)"
     return plain(case.reason)

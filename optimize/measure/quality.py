@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from optimize.errors import VerificationFailed
 from optimize.measure.accuracy import Accuracy, AccuracyMeter, Metric, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Session, WorkerFailed
+from optimize.measure.subjects import Subject
+from optimize.targets.arrays import digest
 
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
@@ -24,25 +27,34 @@ class Quality:
         agreement: With the first artifact of the fleet; None for that one, or without data.
         accuracy: On the labelled batches; None without labels.
         failure: Why it could not be judged; None when it was.
+        digest: Of the outputs of the first batch, hexadecimal; None where there were none.
     """
 
     agreement: Agreement | None = None
     accuracy: Accuracy | None = None
     failure: str | None = None
+    digest: str | None = None
 
 
 @dataclass
 class _Judge:
     session: Session
+    subject: Subject | None
     accuracy: AccuracyMeter
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
     failure: str | None = None
+    digest: str | None = None
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = self.session.outputs(self.subject.arranged(inputs) if self.subject else inputs)
+        self.digest = self.digest or digest(found)
+        return found
 
     def update(self, expected: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: np.ndarray | None) -> None:
         if self.failure is not None:
             return
         try:
-            found = self.session.outputs(inputs)
+            found = self.outputs(inputs)
             self.agreement.update(expected, found)
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
@@ -52,34 +64,44 @@ class _Judge:
 
     def result(self) -> Quality:
         if self.failure is not None:
-            return Quality(failure=self.failure)
-        return Quality(self.agreement.result(), self.accuracy.result())
+            return Quality(failure=self.failure, digest=self.digest)
+        return Quality(self.agreement.result(), self.accuracy.result(), digest=self.digest)
 
 
-def judge(fleet: Iterable[Session], batches: Iterable[Batch], *, metric: Metric | None = None) -> tuple[Quality, ...]:
+def judge(
+    fleet: Iterable[Session],
+    batches: Iterable[Batch],
+    *,
+    subjects: Sequence[Subject] = (),
+    metric: Metric | None = None,
+    compare_only: bool = False,
+) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
 
     Args:
         fleet: The sessions of the loaded artifacts, the baseline first.
         batches: Flat inputs and labels; read once.
+        subjects: What takes the inputs in an order and types of its own, one a session; none where all take them alike.
         metric: The user's own metric in place of accuracy.
+        compare_only: Read no further once nobody is left to compare with the first.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
     """
-    baseline, *others = fleet
-    reference = accuracy_meter(metric)
-    judges = [_Judge(session, accuracy_meter(metric), failure=session.failure) for session in others]
+    pairs = itertools.zip_longest(fleet, subjects)
+    baseline, *others = (_Judge(*pair, accuracy_meter(metric), failure=pair[0].failure) for pair in pairs)
     for inputs, labels in batches:
         try:
             expected = baseline.outputs(inputs)
         except WorkerFailed as error:
             return _without_baseline(str(error), len(others))
         if labels is not None:
-            reference.update(expected, expected, labels)
-        for entry in judges:
+            baseline.accuracy.update(expected, expected, labels)
+        for entry in others:
             entry.update(expected, inputs, labels)
-    return (Quality(accuracy=reference.result()), *(entry.result() for entry in judges))
+        if compare_only and all(entry.failure for entry in others):
+            break
+    return (baseline.result(), *(entry.result() for entry in others))
 
 
 def _without_baseline(reason: str, others: int) -> tuple[Quality, ...]:

@@ -29,7 +29,7 @@ from optimize.search import layer_costs
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
-    from optimize.job import Export, Job, Subject, Variant
+    from optimize.job import CapturedModel, Export, Job, Variant
     from optimize.recipe import Recipe
 
 #: Ratios closer to 1 than this lie within what differs between restarts of one process.
@@ -38,7 +38,7 @@ NOTABLY_SLOWER = 1.03
 
 def assemble(
     job: Job,
-    subject: Subject,
+    model: CapturedModel,
     variants: Sequence[Variant],
     baseline: Artifact,
     exports: Sequence[Export],
@@ -52,7 +52,7 @@ def assemble(
 
     Args:
         job: What was asked.
-        subject: The captured model.
+        model: The captured model.
         variants: The programs that were exported, the float one first.
         baseline: The eager artifact, which is not kept.
         exports: What became of each file, in the order of the rows.
@@ -65,12 +65,12 @@ def assemble(
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
     rows = tuple(_row(entry, measured, job) for entry in exports)
-    change = compare(subject.program, variants[0].program)
-    about = (*subject.warnings, *subject.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
+    change = compare(model.program, variants[0].program)
+    about = (*model.warnings, *model.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         command=job.command or "optimize.optimize(...)",
         recipe=recipe.yaml() if recipe.passes else None,
-        model=_model(subject, baseline, change.before.stats),
+        model=_model(model, baseline, change.before.stats),
         calibration=_calibration(variants),
         environment=machine,
         baseline=eager,
@@ -83,10 +83,10 @@ def assemble(
     )
 
 
-def _model(subject: Subject, baseline: Artifact, stats: Stats) -> ModelRecord:
+def _model(model: CapturedModel, baseline: Artifact, stats: Stats) -> ModelRecord:
     return ModelRecord(
-        source=subject.source,
-        sha256=subject.sha256,
+        source=model.source,
+        sha256=model.sha256,
         parameters=stats.parameters,
         macs=stats.macs,
         inputs=tuple(_describe(spec) for spec in baseline.inputs),

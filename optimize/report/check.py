@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from optimize.escaping import plain
 from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.report.document import PAGES, Cell, Document, Grid, GridLine, Item, Items, Span, Text, Tone, only, some
 
-_TONES: dict[Outcome, Tone] = {
-    Outcome.PASS: "good",
-    Outcome.FAIL: "bad",
-    Outcome.INCONCLUSIVE: "warn",
-    Outcome.NOT_COMPARABLE: "bad",
-    Outcome.WARN: "warn",
+_TONES: dict[Verdict, Tone] = {
+    Verdict.PASS: "good",
+    Verdict.FAIL: "bad",
+    Verdict.INCONCLUSIVE: "warn",
+    Verdict.NOT_COMPARABLE: "bad",
+    Verdict.WARN: "warn",
 }
 #: Where GitHub wants the summary of a step, which is the document with headings from the second level on.
 VARIABLE, LEVEL = "GITHUB_STEP_SUMMARY", 2
 _ANNOTATIONS = {
-    Outcome.FAIL: "error",
-    Outcome.NOT_COMPARABLE: "error",
-    Outcome.INCONCLUSIVE: "warning",
-    Outcome.WARN: "warning",
+    Verdict.FAIL: "error",
+    Verdict.NOT_COMPARABLE: "error",
+    Verdict.INCONCLUSIVE: "warning",
+    Verdict.WARN: "warning",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +51,19 @@ def as_reals(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise TypeError(f"{array.dtype} holds no numbers")
     return array.astype(np.float64)
+
+
+def digest(arrays: Sequence[np.ndarray]) -> str:
+    """Return the SHA-256 of arrays with their shapes and types, hexadecimal.
+
+    >>> digest([np.zeros(2)])[:8] == digest([np.zeros(2, np.float32)])[:8]
+    False
+    """
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:

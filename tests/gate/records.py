@@ -3,14 +3,14 @@
 from optimize.gate.record import (
     AccuracyRecord,
     CaseRecord,
-    Finding,
+    FindingRecord,
     RatioRecord,
     Record,
     SelfTestRecord,
     SideRecord,
     TimeRecord,
 )
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.measure.runs import Clock
 
 
@@ -53,8 +53,8 @@ def time(ratio: float, e_fail: float, e_pass: float) -> TimeRecord:
     )
 
 
-def finding(verdict: Outcome, found: str, reason: str) -> Finding:
-    return Finding(metric="time", verdict=verdict, limit="5 % more", found=found, reason=reason)
+def finding(verdict: Verdict, found: str, reason: str) -> FindingRecord:
+    return FindingRecord(metric="time", verdict=verdict, limit="5 % more", found=found, reason=reason)
 
 
 SLOWER = "+6.8 % time, more than half of the 5 % allowed beyond doubt"
@@ -62,7 +62,7 @@ OPEN = "the evidence does not suffice: 3.1 of 400 that it is slower, 0.2 of 20 t
 CASES = (
     CaseRecord(
         name="resnet",
-        verdict=Outcome.PASS,
+        verdict=Verdict.PASS,
         reason="+0.2 % time, less than 5 % beyond doubt",
         base=side(0.00145),
         candidate=side(0.001453),
@@ -71,34 +71,34 @@ CASES = (
         accuracy=AccuracyRecord(
             metric="top1", value=0.9, base=0.902, samples=1000, drop=0.2, difference_low=-0.01, difference_high=0.006
         ),
-        findings=(finding(Outcome.PASS, "+0.2 %", "+0.2 % time, less than 5 % beyond doubt"),),
+        findings=(finding(Verdict.PASS, "+0.2 %", "+0.2 % time, less than 5 % beyond doubt"),),
         warnings=("The machine was busy before measuring began: load 3.1 on 2 cores. Ratios hold.",),
         seconds=2.0,
     ),
     CaseRecord(
         name="repvgg | int8",
-        verdict=Outcome.FAIL,
+        verdict=Verdict.FAIL,
         reason=SLOWER,
         base=side(0.002),
         candidate=side(0.002136, runs=40),
         time=time(1.068, 15800.0, 0.01),
-        findings=(finding(Outcome.FAIL, "+6.8 %", SLOWER),),
+        findings=(finding(Verdict.FAIL, "+6.8 %", SLOWER),),
         seconds=3.0,
     ),
     CaseRecord(
         name="vit",
-        verdict=Outcome.INCONCLUSIVE,
+        verdict=Verdict.INCONCLUSIVE,
         reason=OPEN,
         base=side(0.02),
         candidate=side(0.0207),
         time=time(1.0375, 3.1, 0.2),
-        findings=(finding(Outcome.INCONCLUSIVE, "+3.8 %", OPEN),),
+        findings=(finding(Verdict.INCONCLUSIVE, "+3.8 %", OPEN),),
         seconds=120.0,
     ),
-    CaseRecord(name="<lost>", verdict=Outcome.NOT_COMPARABLE, reason="There is no file 'lost.onnx'", seconds=0.1),
+    CaseRecord(name="<lost>", verdict=Verdict.NOT_COMPARABLE, reason="There is no file 'lost.onnx'", seconds=0.1),
 )
 RECORD = Record(
-    verdict=Outcome.FAIL,
+    verdict=Verdict.FAIL,
     exit_code=1,
     alpha=0.01,
     beta=0.05,

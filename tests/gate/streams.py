@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from optimize.gate.rounds import Restart, Round, Trace
+from optimize.gate.rounds import GateTrace, Restart, Round
 from optimize.measure.runs import Block, Start
 
 
@@ -20,7 +20,7 @@ def draw(
     waiting_s: tuple[float, float] = (0.0, 0.0),
     threads: int = 1,
     seed: int = 0,
-) -> Trace:
+) -> GateTrace:
     """Return a trace.
 
     Args:
@@ -52,4 +52,4 @@ def draw(
         start = Start(0, 0.03, {}, 5e-8, 70_000_000, 0.005)
         return Restart(start, start, found)
 
-    return Trace([restart() for _ in range(restarts)], seconds=1.5)
+    return GateTrace([restart() for _ in range(restarts)], seconds=1.5)

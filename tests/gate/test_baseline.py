@@ -12,7 +12,7 @@ from optimize.gate import baseline, suite
 from optimize.gate import case as cases
 from optimize.gate.limits import Case, Settings
 from optimize.gate.record import CaseRecord, Record
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.measure import environment
 from optimize.measure.openers import Opening
 from tests.gate.records import RECORD
@@ -48,7 +48,7 @@ def test_what_is_stored(judged: Record, tmp_path: Path) -> None:
     assert judged.cases[0].candidate is not None
     assert (path.parent / stored.path).resolve() == Path(judged.cases[0].candidate.source).resolve()
     assert stored.sha256 == judged.cases[0].candidate.sha256 and stored.input_digest == judged.cases[0].input_digest
-    assert len(stored.raw["restarts"]) == 3 and stored.verdict is Outcome.PASS
+    assert len(stored.raw["restarts"]) == 3 and stored.verdict is Verdict.PASS
     assert stored.fingerprint == baseline.fingerprint(environment.current())
 
 
@@ -57,7 +57,7 @@ def test_numbers_of_this_machine_warn_and_never_fail(judged: Record, tmp_path: P
     stored = baseline.save(judged, path)
     for median_s in (stored.median_s / 10, stored.median_s):
         found = against(edited(path, path="gone.onnx", median_s=median_s))
-        assert found.verdict is Outcome.WARN and "no verdict" in found.reason
+        assert found.verdict is Verdict.WARN and "no verdict" in found.reason
         assert any("is gone" in warning for warning in found.warnings)
         assert found.base is None and found.candidate is not None and found.time is None
     assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 0
@@ -68,7 +68,7 @@ def test_numbers_of_another_machine_are_refused(judged: Record, tmp_path: Path) 
     stored = baseline.save(judged, path)
     other = {**stored.fingerprint, "processor": "another"}
     found = against(edited(path, path="gone.onnx", fingerprint=other, median_s=1e-9))
-    assert found.verdict is Outcome.NOT_COMPARABLE and "another machine (another processor)" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "another machine (another processor)" in found.reason
 
 
 def test_numbers_taken_otherwise_are_refused(judged: Record, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_numbers_taken_otherwise_are_refused(judged: Record, tmp_path: Path) -> 
     baseline.save(judged, path)
     gone = edited(path, path="gone.onnx")
     found = against(gone, batch=2)
-    assert found.verdict is Outcome.NOT_COMPARABLE and "other batch, inputs" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "other batch, inputs" in found.reason
 
 
 def test_a_changed_file_is_refused(judged: Record, tmp_path: Path, models: Models) -> None:
@@ -84,14 +84,14 @@ def test_a_changed_file_is_refused(judged: Record, tmp_path: Path, models: Model
     stored = baseline.save(judged, path)
     file = str(tmp_path / stored.path)
     models(**{file: {}, "candidate": {}})
-    assert against(path).verdict is Outcome.PASS  # the file is at hand: measured beside the candidate
+    assert against(path).verdict is Verdict.PASS  # the file is at hand: measured beside the candidate
     models(**{file: {"factor": 2.0}, "candidate": {}})
     found = against(path)
-    assert found.verdict is Outcome.NOT_COMPARABLE and "is not the file" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "is not the file" in found.reason
 
 
 def test_what_is_not_stored(judged: Record, tmp_path: Path) -> None:
-    failed = judged.cases[0].model_copy(update={"verdict": Outcome.FAIL, "reason": "too slow"})
+    failed = judged.cases[0].model_copy(update={"verdict": Verdict.FAIL, "reason": "too slow"})
     bad: list[tuple[Record, type[OptimizeError], str]] = [
         (judged.model_copy(update={"cases": (failed,)}), Refused, "too slow"),
         (RECORD, UsageError, "had 4 cases"),
@@ -104,7 +104,7 @@ def test_what_is_not_stored(judged: Record, tmp_path: Path) -> None:
 
 def test_files_that_are_no_baselines(tmp_path: Path) -> None:
     found = against(tmp_path / "none.json")
-    assert found.verdict is Outcome.NOT_COMPARABLE and "cannot be read" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "cannot be read" in found.reason
     (tmp_path / "other.json").write_text("{}")
     found = against(tmp_path / "other.json")
-    assert found.verdict is Outcome.NOT_COMPARABLE and "not a baseline of version 1" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "not a baseline of version 1" in found.reason

@@ -1,6 +1,6 @@
 """From two files to a verdict: answers come first, and whatever goes wrong has a verdict of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,11 @@ from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
-from optimize.gate.verdict import Outcome
-from optimize.measure.fleet import WorkerFailed
+from optimize.gate.verdict import Verdict
+from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
+from optimize.measure.quality import Batch
+from optimize.measure.subjects import Subject
 from tests.gate.streams import draw
 
 Models = Callable[..., None]
@@ -34,7 +36,7 @@ def test_equal_answers_in_equal_time_pass(tmp_path: Path, models: Models, measur
     models(base={}, candidate={})
     measured(1.0)
     found = check(tmp_path)
-    assert found.verdict is Outcome.PASS and "beyond doubt" in found.reason
+    assert found.verdict is Verdict.PASS and "beyond doubt" in found.reason
     assert found.sqnr_db == 200.0 and found.base and found.candidate
     assert found.base.output_digest == found.candidate.output_digest
     assert [finding.metric for finding in found.findings] == ["outputs", "time"]
@@ -51,7 +53,7 @@ def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(
     monkeypatch.setattr(cases, "measure", never)
     models(base={}, candidate={"factor": 1.5})
     found = check(tmp_path)
-    assert found.verdict is Outcome.FAIL and found.time is None
+    assert found.verdict is Verdict.FAIL and found.time is None
     assert found.reason == "the outputs agree to 6.0 dB; 20 dB are asked for"
     assert check(tmp_path, min_sqnr=30).findings[0].limit == "at least 30 dB"
 
@@ -59,7 +61,7 @@ def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(
 def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:
     models(base={}, candidate={"factor": float("inf")})
     found = check(tmp_path)
-    assert found.verdict is Outcome.FAIL and "wrong outputs" in found.reason and "not finite" in found.reason
+    assert found.verdict is Verdict.FAIL and "wrong outputs" in found.reason and "not finite" in found.reason
 
 
 def test_accuracy_decides_where_there_are_labels(tmp_path: Path, models: Models, measured: Models) -> None:
@@ -68,9 +70,9 @@ def test_accuracy_decides_where_there_are_labels(tmp_path: Path, models: Models,
     measured(0.5)
     models(base={}, candidate={"factor": 3.0}, wrong={"factor": -1.0})
     found = check(tmp_path, eval=str(tmp_path / "eval.npz"))
-    assert found.verdict is Outcome.PASS and found.accuracy and found.accuracy.drop == 0.0  # far apart, equally right
+    assert found.verdict is Verdict.PASS and found.accuracy and found.accuracy.drop == 0.0  # far apart, equally right
     found = check(tmp_path, "wrong", eval=str(tmp_path / "eval.npz"), max_drop=2.0)
-    assert found.verdict is Outcome.FAIL and found.reason == "top1 falls by 100.00 points; 2 are allowed"
+    assert found.verdict is Verdict.FAIL and found.reason == "top1 falls by 100.00 points; 2 are allowed"
     assert found.time is None
 
 
@@ -78,7 +80,7 @@ def test_slower_fails_and_says_by_how_much(tmp_path: Path, models: Models, measu
     models(base={}, candidate={})
     measured(1.1)
     found = check(tmp_path)
-    assert found.verdict is Outcome.FAIL and found.reason.startswith("+1") and "% time, more than half" in found.reason
+    assert found.verdict is Verdict.FAIL and found.reason.startswith("+1") and "% time, more than half" in found.reason
 
 
 def test_size_and_memory(tmp_path: Path, models: Models, measured: Models) -> None:
@@ -91,26 +93,26 @@ def test_size_and_memory(tmp_path: Path, models: Models, measured: Models) -> No
         ("time", "pass"),
         ("memory", "pass"),
     ]
-    assert found.verdict is Outcome.FAIL and found.reason == "the file takes 15 B; 2 B are allowed"
+    assert found.verdict is Verdict.FAIL and found.reason == "the file takes 15 B; 2 B are allowed"
     found = check(tmp_path, max_memory=Growth(size_bytes=60e6))
-    assert found.verdict is Outcome.FAIL and found.reason == "its process takes 70.0 MB; 60.0 MB are allowed"
+    assert found.verdict is Verdict.FAIL and found.reason == "its process takes 70.0 MB; 60.0 MB are allowed"
 
 
 def test_latency_and_throughput(tmp_path: Path, models: Models, measured: Models) -> None:
     models(base={}, candidate={})
     measured(1.0, run_s=0.004)
-    assert check(tmp_path, max_latency=0.005).verdict is Outcome.PASS
+    assert check(tmp_path, max_latency=0.005).verdict is Verdict.PASS
     found = check(tmp_path, max_latency=0.003)
-    assert found.verdict is Outcome.FAIL and "3.00 ms are allowed" in found.reason
+    assert found.verdict is Verdict.FAIL and "3.00 ms are allowed" in found.reason
     found = check(tmp_path, min_throughput=1000, batch=2)
-    assert found.verdict is Outcome.FAIL and "1000 are asked for" in found.reason
+    assert found.verdict is Verdict.FAIL and "1000 are asked for" in found.reason
     assert found.time and found.time.fail_at == 200  # time and throughput share alpha
 
 
 def test_a_candidate_that_crashes_fails(tmp_path: Path, models: Models) -> None:
     models(base={}, candidate={"dies_at": NOISE_SAMPLES + 1})
     found = check(tmp_path)
-    assert found.verdict is Outcome.FAIL
+    assert found.verdict is Verdict.FAIL
     assert found.reason.startswith("the candidate does not run: ") and found.reason.endswith("killed by SIGABRT")
     assert found.sqnr_db == 200.0  # what was known before is kept
 
@@ -118,12 +120,12 @@ def test_a_candidate_that_crashes_fails(tmp_path: Path, models: Models) -> None:
 def test_a_base_that_crashes_says_nothing_of_the_candidate(tmp_path: Path, models: Models) -> None:
     models(base={"dies_at": 1}, candidate={})
     found = check(tmp_path)
-    assert found.verdict is Outcome.NOT_COMPARABLE and found.reason.startswith("the base does not run: run:")
+    assert found.verdict is Verdict.NOT_COMPARABLE and found.reason.startswith("the base does not run: run:")
 
 
 def test_files_that_cannot_be_opened_are_not_comparable(tmp_path: Path) -> None:
     found = check(tmp_path, str(tmp_path / "lost.onnx"))
-    assert found.verdict is Outcome.NOT_COMPARABLE and "There is no file" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "There is no file" in found.reason
     assert found.base is None and found.raw is None
 
 
@@ -131,7 +133,7 @@ def test_other_batches_and_inputs_are_not_comparable(tmp_path: Path, models: Mod
     models(base={}, candidate={})
     np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))
     found = check(tmp_path, batch=4, data=str(tmp_path / "x.npy"))
-    assert found.verdict is Outcome.NOT_COMPARABLE and "fewer samples" in found.reason
+    assert found.verdict is Verdict.NOT_COMPARABLE and "fewer samples" in found.reason
 
 
 def test_the_other_cases_of_a_suite_are_judged(
@@ -141,15 +143,15 @@ def test_the_other_cases_of_a_suite_are_judged(
     measured(1.0)
     real = cases.judge
 
-    def judge(samples: object, fleet: object, *, seconds: float) -> object:
-        if samples.pair.candidate.kind == "arithmetic" and "1.json" in str(samples.pair.candidate.artifact.path):  # type: ignore[attr-defined]
+    def judge(fleet: Fleet, batches: Iterable[Batch], *, subjects: Sequence[Subject], compare_only: bool) -> object:
+        if subjects[1].kind == "arithmetic" and "1.json" in str(subjects[1].artifact.path):
             raise WorkerFailed("block: the worker was killed by SIGSEGV", place=1)
-        return real(samples, fleet, seconds=seconds)  # type: ignore[arg-type]
+        return real(fleet, batches, subjects=subjects, compare_only=compare_only)
 
     monkeypatch.setattr(cases, "judge", judge)
     pairs = tuple(Case(base="base", candidate=name) for name in ("good", "bad"))
     record = suite.check(Settings(cases=pairs))
-    assert [entry.verdict for entry in record.cases] == [Outcome.FAIL, Outcome.PASS]
-    assert record.verdict is Outcome.FAIL and record.exit_code == 1
+    assert [entry.verdict for entry in record.cases] == [Verdict.FAIL, Verdict.PASS]
+    assert record.verdict is Verdict.FAIL and record.exit_code == 1
     times = [entry.time for entry in record.cases if entry.time]
     assert [entry.fail_at for entry in times] == [200.0]  # two cases share alpha

@@ -10,7 +10,7 @@ import pytest
 
 from optimize.gate import junit, record, wording
 from optimize.gate.record import Record
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.report import check, markdown
 from tests.gate.records import CASES, RECORD
 from tests.report.test_golden import on_console
@@ -70,10 +70,10 @@ def test_an_unfit_runner_is_called_so() -> None:
 
 
 def test_exit_codes() -> None:
-    codes = {outcome: record.exit_code(outcome, "keep") for outcome in Outcome}
+    codes = {outcome: record.exit_code(outcome, "keep") for outcome in Verdict}
     assert [codes[entry] for entry in ("pass", "fail", "inconclusive", "not comparable", "warn")] == [0, 1, 3, 4, 0]  # type: ignore[index]
-    assert record.overall([Outcome.NOT_COMPARABLE, Outcome.FAIL]) is Outcome.FAIL
-    assert record.overall([Outcome.INCONCLUSIVE, Outcome.NOT_COMPARABLE]) is Outcome.NOT_COMPARABLE
+    assert record.overall([Verdict.NOT_COMPARABLE, Verdict.FAIL]) is Verdict.FAIL
+    assert record.overall([Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE]) is Verdict.NOT_COMPARABLE
 
 
 if __name__ == "__main__":

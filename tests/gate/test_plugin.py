@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 #: Checks are answered by the name of the candidate; what was asked is written beside.
 CONFTEST = """
 from optimize.gate import suite
-from optimize.gate.verdict import Outcome
+from optimize.gate.verdict import Verdict
 from optimize.gate import record as records
 from tests.gate.records import RECORD, CASES
 
 VERDICTS = {"pass": CASES[0], "fail": CASES[1], "open": CASES[2], "lost": CASES[3],
-            "warn": CASES[0].model_copy(update={"verdict": Outcome.WARN, "reason": "+9 %, which is no verdict"})}
+            "warn": CASES[0].model_copy(update={"verdict": Verdict.WARN, "reason": "+9 %, which is no verdict"})}
 
 def check(settings, *, trust, command):
     case = settings.cases[0]

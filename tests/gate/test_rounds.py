@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimize.gate import rounds
-from optimize.gate.rounds import SIDES, Trace, measure, plan_of, start_fleet
+from optimize.gate.rounds import SIDES, GateTrace, measure, plan_of, start_fleet
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import MAX_RUNS_PER_BLOCK
 from optimize.measure.subjects import AgreedPair
@@ -24,14 +24,14 @@ def _no_haste(short_warm_up: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PATIENCE_S", AMPLE_S)
 
 
-def never(trace: Trace) -> bool:
+def never(trace: GateTrace) -> bool:
     return False
 
 
 def test_rounds_alternate_and_restarts_are_fresh(pair: MakePair) -> None:
     looks: list[int] = []
 
-    def decided(trace: Trace) -> bool:
+    def decided(trace: GateTrace) -> bool:
         looks.append(len(trace.rounds))
         return len(trace.rounds) == 10
 

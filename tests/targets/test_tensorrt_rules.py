@@ -13,7 +13,7 @@ from tests.targets.tensorrt_graphs import BROKEN, GOOD, SILENT, Case
 from tests.targets.tensorrt_orders import order, rtx
 
 
-def findings_of(case: Case) -> list[conformance.Finding]:
+def findings_of(case: Case) -> list[conformance.Breach]:
     return conformance.check(ir.from_proto(case.model), case.capabilities)
 
 

@@ -39,7 +39,7 @@ UNSUPPORTED = frozenset(
 
 
 @dataclass(frozen=True)
-class Finding:
+class Breach:
     """One place where a graph breaks a rule of TensorRT.
 
     Attributes:
@@ -55,7 +55,7 @@ class Finding:
     silent: bool = False
 
 
-def check(model: ir.Model, capabilities: Collection[str] = ()) -> list[Finding]:
+def check(model: ir.Model, capabilities: Collection[str] = ()) -> list[Breach]:
     """Return every place where the graph breaks a rule, in execution order.
 
     The rules: quantize/dequantize operators store int8 with a constant zero point of 0 and positive scales (so no
@@ -75,13 +75,13 @@ def check(model: ir.Model, capabilities: Collection[str] = ()) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def _node_findings(node: ir.Node) -> Iterator[Finding | None]:
+def _node_findings(node: ir.Node) -> Iterator[Breach | None]:
     if node.domain not in _STANDARD:
         remedy = "write the layer with operators of ONNX, or give TensorRT a plugin"
-        yield Finding(_where(node), f"TensorRT knows no operators of '{node.domain}'", remedy)
+        yield Breach(_where(node), f"TensorRT knows no operators of '{node.domain}'", remedy)
     elif node.op_type in UNSUPPORTED:
         rule = f"TensorRT has no {node.op_type}"
-        yield Finding(_where(node), rule, "write the layer with other operators, or choose another target")
+        yield Breach(_where(node), rule, "write the layer with other operators, or choose another target")
     elif node.op_type in _BORDERS:
         yield from _border_findings(node)
     else:
@@ -90,45 +90,45 @@ def _node_findings(node: ir.Node) -> Iterator[Finding | None]:
             yield from _product_findings(node)
 
 
-def _border_findings(node: ir.Node) -> Iterator[Finding]:
+def _border_findings(node: ir.Node) -> Iterator[Breach]:
     where = _where(node)
     stored = _stored_type(node)
     if stored is None:
         remedy = "give the zero point"
-        yield Finding(where, "integers are int8; without a zero point ONNX means uint8", remedy, silent=True)
+        yield Breach(where, "integers are int8; without a zero point ONNX means uint8", remedy, silent=True)
     elif stored not in _STORED:
         remedy = "leave biases in float, store activations and weights as int8"
-        yield Finding(where, f"integers are int8, these are {stored.name.lower()}", remedy)
+        yield Breach(where, f"integers are int8, these are {stored.name.lower()}", remedy)
     zeros = _operand(node, 2)
     if zeros is not None and ((found := constant(zeros)) is None or np.any(found)):
-        yield Finding(where, "the zero point is the constant 0", "quantize symmetrically")
+        yield Breach(where, "the zero point is the constant 0", "quantize symmetrically")
     scales = constant(node.inputs[1])
     if scales is None:
-        yield Finding(where, "scales are constants", "calibrate before the export", silent=True)
+        yield Breach(where, "scales are constants", "calibrate before the export", silent=True)
     else:
         yield from _scale_findings(node, scales)
 
 
-def _scale_findings(node: ir.Node, scales: np.ndarray) -> Iterator[Finding]:
+def _scale_findings(node: ir.Node, scales: np.ndarray) -> Iterator[Breach]:
     where, source = _where(node), node.inputs[0]
     if not np.all(scales > 0):
-        yield Finding(where, "scales are positive", "recalibrate, or leave the layer in float")
+        yield Breach(where, "scales are positive", "recalibrate, or leave the layer in float")
     weight = constant(source)
     if weight is None:
         if scales.size > 1:
             rule = "an activation has one scale, these are one a channel"
-            yield Finding(where, rule, "use one scale for the tensor; scales a channel are for weights", silent=True)
+            yield Breach(where, rule, "use one scale for the tensor; scales a channel are for weights", silent=True)
     elif scales.ndim == 1 and scales.size > 1:
         axis = node.attributes.get_int("axis", 1)
         if weight.shape[axis] != scales.size:
             rule = f"a weight has one scale a channel: {weight.shape[axis]} along axis {axis}, not {scales.size}"
-            yield Finding(where, rule, "quantize along the axis of the output channels")
+            yield Breach(where, rule, "quantize along the axis of the output channels")
 
 
-def _product_findings(node: ir.Node) -> Iterator[Finding]:
+def _product_findings(node: ir.Node) -> Iterator[Breach]:
     """Yield where a layer reads integers, or a weight whose scales do not lie along the output channels."""
     if any(map(_holds_integers, node.inputs[:2])):
-        yield Finding(_where(node), "layers read floats, not integers", "put a DequantizeLinear between")
+        yield Breach(_where(node), "layers read floats, not integers", "put a DequantizeLinear between")
     value = _operand(node, 1)
     border = value.producer() if value is not None else None
     if border is None or border.op_type != "DequantizeLinear":
@@ -139,7 +139,7 @@ def _product_findings(node: ir.Node) -> Iterator[Finding]:
     axis, wanted = border.attributes.get_int("axis", 1) % weight.ndim, _output_axis(node) % weight.ndim
     if axis != wanted and weight.shape[axis] == scales.size:
         rule = f"a weight's scales lie along its output channels, axis {wanted}, not {axis}"
-        yield Finding(_where(border), rule, "quantize along the axis of the output channels", silent=True)
+        yield Breach(_where(border), rule, "quantize along the axis of the output channels", silent=True)
 
 
 def _holds_integers(value: ir.Value | None) -> bool:
@@ -155,16 +155,16 @@ def _output_axis(node: ir.Node) -> int:
     return _OUTPUT_AXES.get(node.op_type, -1)
 
 
-def _turing_findings(node: ir.Node) -> Iterator[Finding]:
+def _turing_findings(node: ir.Node) -> Iterator[Breach]:
     """Yield what compute capability 7.5 lacks; convolutions in float32 it has."""
     if node.op_type in ("Gemm", "MatMul") and _float_type(node) is ir.DataType.FLOAT:
-        yield Finding(
+        yield Breach(
             _where(node),
             "compute capability 7.5 has no float32 matrix product in TensorRT-RTX",
             "use --fp16, or leave 7.5 out",
         )
     if any(value.dtype is ir.DataType.BFLOAT16 for value in node.outputs):
-        yield Finding(_where(node), "compute capability 7.5 has no bfloat16", "use --fp16, or leave 7.5 out")
+        yield Breach(_where(node), "compute capability 7.5 has no bfloat16", "use --fp16, or leave 7.5 out")
 
 
 def _float_type(node: ir.Node) -> ir.DataType | None:
@@ -187,7 +187,7 @@ def _stored_type(node: ir.Node) -> ir.DataType | None:
     return ir.DataType(named) if given is None and named else given
 
 
-def _type_finding(value: ir.Value) -> Finding | None:
+def _type_finding(value: ir.Value) -> Breach | None:
     if value.dtype is None or value.dtype in _TYPES:
         return None
     word = value.dtype.name.lower()
@@ -195,8 +195,8 @@ def _type_finding(value: ir.Value) -> Finding | None:
         if value.is_initializer():
             return None  # a constant that is cast before it is used; its readers' types are checked themselves
         rule = "float64 is computed in float32"
-        return Finding(f"'{name_of(value)}'", rule, "capture the model in float32", silent=True)
-    return Finding(f"'{name_of(value)}'", f"TensorRT has no {word}", "use int32, int64 or a floating-point type")
+        return Breach(f"'{name_of(value)}'", rule, "capture the model in float32", silent=True)
+    return Breach(f"'{name_of(value)}'", f"TensorRT has no {word}", "use int32, int64 or a floating-point type")
 
 
 def _where(node: ir.Node) -> str:
