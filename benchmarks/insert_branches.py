@@ -28,9 +28,10 @@ from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
 from models.resnet import ResNet
 from models.train import accuracy, augmented_batches, load_split, warmup_cosine
-from optimize.branches import insert_branches, merge_branches
+from optimize.branches import insert_branches
 from optimize.branches.kinds import KINDS
 from optimize.errors import UsageError
+from optimize.passes.merging import merge_branches
 
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 128, 0.1, 5e-4
 Samples = tuple[Tensor, Tensor]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optimize.branches import explain_branches as explain_branches
     from optimize.branches import insert_branches as insert_branches
-    from optimize.branches import merge_branches as merge_branches
     from optimize.frontend import capture as capture
     from optimize.passes import (
         CastBF16 as CastBF16,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from optimize.passes import (
         Script as Script,
     )
+    from optimize.passes.merging import merge_branches as merge_branches
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
     from optimize.workflow import export as export
@@ -61,7 +61,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "capture": "optimize.frontend",
-    **dict.fromkeys(("insert_branches", "merge_branches", "explain_branches"), "optimize.branches"),
+    **dict.fromkeys(("insert_branches", "explain_branches"), "optimize.branches"),
+    "merge_branches": "optimize.passes.merging",
     "Program": "optimize.program",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",

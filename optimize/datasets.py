@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from optimize import bounds
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
-from optimize.errors import OptimizeError, UsageError
-from optimize.escaping import shortened
+from optimize.data.examples import draw_inputs
+from optimize.errors import OptimizeError
 from optimize.measure import quality
 from optimize.program import Program
 from optimize.progress import Progress
@@ -119,35 +118,11 @@ def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:
     Raises:
         UsageError: Neither shape nor data is given, or the shape is malformed.
     """
-    samples = recipe.static_batch or 2
-    if recipe.input_shape:
-        generator = torch.Generator().manual_seed(0)
-        return tuple(_example(part, samples, generator) for part in recipe.input_shape.split(";"))
-    spec = recipe.calib or recipe.eval
-    if spec is None:
-        raise UsageError(
-            "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
-        )
+    samples, spec = recipe.static_batch or 2, recipe.calib or recipe.eval
+    if recipe.input_shape or spec is None:
+        return draw_inputs(recipe.input_shape, samples)
     chunk = next(_open_of_any_rank(spec, ImagePreprocessing.read(recipe.preprocessing)).batches(samples))
     return tuple(torch.cat([tensor] * samples)[:samples] for tensor in chunk.inputs)
-
-
-def _example(text: str, batch: int, generator: torch.Generator) -> torch.Tensor:
-    """Make one random input from ``3,224,224`` or ``16:int64``."""
-    sizes, _, dtype_name = text.partition(":")
-    dtype = getattr(torch, dtype_name or "float32", None)
-    try:
-        shape = bounds.sizes([batch, *(bounds.SIZE.read(size) for size in sizes.split(",") if size.strip())])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"'{dtype_name}' is not a type")
-    except ValueError as error:
-        raise UsageError(
-            f"--input-shape '{shortened(text)}' is not a shape: {error}.",
-            hint="Write sizes without the batch: 3,224,224 or 16:int64.",
-        ) from error
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=dtype)
-    return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known
 
 
 def _noise(program: Program, batch: int) -> Iterator[Batch]:

@@ -90,16 +90,6 @@ def _is_synthetic(data: Given) -> bool:
 
 
 @dataclass(frozen=True)
-class CapturedModel:
-    """The captured model and where it came from."""
-
-    program: Program
-    source: str
-    sha256: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Variant:
     """One program to export: in float, or in the precision of one pass.
 

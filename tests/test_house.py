@@ -14,18 +14,23 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "registry", "named", "progress",
+    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "named", "progress",
         "distances", "records", "wording"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
+        "scripting",
     ),
     "load": ("load",),
     "data": ("data",),
     "mathematics": ("algebra", "pruning", "branches", "quantization", "precision"),
     "passes": ("passes", "pipeline"),
-    "base": ("targets.base", "targets.arrays", "targets.calling", "targets.work", "targets.probe", "targets.values"),
+    "registry": ("registry",),
+    "base": (
+        "targets.base", "targets.arrays", "targets.calling", "targets.packaging", "targets.probe",
+        "targets.torch_runner", "targets.values", "targets.work",
+    ),
     "runtimes": ("targets",),
     "measure": ("measure",),
     "bench": ("bench",),
@@ -38,7 +43,7 @@ ROOMS = {
 
 _SAFE = ("ground", "sandbox")
 _PROGRAM = (*_SAFE, "graph")
-_THEORY = (*_PROGRAM, "mathematics", "base")
+_THEORY = (*_PROGRAM, "mathematics", "base", "registry")
 _MEASURED = (*_THEORY, "data", "load", "measure")
 #: The rooms that each may import beside itself: data flows one way. The mathematics know no runtime and no wording,
 #: passes no runtime, runtimes no pass, those who measure no runtime by name, and nothing that decides knows a report.
@@ -50,8 +55,9 @@ ARROWS = {
     "load": _PROGRAM,
     "data": ("ground",),
     "mathematics": ("ground", "graph", "data"),
-    "passes": ("ground", "graph", "data", "mathematics"),
-    "base": ("ground", "graph", "mathematics"),
+    "passes": ("ground", "graph", "data", "mathematics", "registry"),
+    "registry": ("ground", "passes", "base"),  # the types of what it holds; it imports none before it is asked
+    "base": ("ground", "graph", "mathematics", "registry"),
     "runtimes": _THEORY,
     "measure": (*_THEORY, "data", "load"),
     "bench": _MEASURED,
@@ -65,19 +71,7 @@ ARROWS = {
 #: Arrows of today that the table forbids, as ``importing module: imported module``.
 FORBIDDEN_TODAY = frozenset(
     {
-        "branches.merging: passes.reparameterize",
-        "gate.models: job",
-        "gate.models: opening",
-        "gate.models: recipe",
-        "measure.modules: targets.torch_runner",
-        "measure.openers: targets.packaging",
-        "measure.subjects: datasets",
-        "measure.subjects: recipe",
-        "passes.script: targets.torchscript.script",
         "program: quantization.plan",
-        "registry: passes.base",
-        "registry: targets.base",
-        "targets.ways: targets.eager",
     }
 )
 #: Names that more than one class has today.

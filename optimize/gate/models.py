@@ -58,13 +58,14 @@ def open_model(source: str, opening: Opening, input_shape: str | None) -> Subjec
 
 
 def _captured(subject: Subject, source: str, opening: Opening, input_shape: str | None) -> Subject:
-    from optimize.job import Job
-    from optimize.opening import open_program
-    from optimize.recipe import Recipe
+    from optimize.data.examples import draw_inputs
+    from optimize.load import ModelSource
+    from optimize.load.opening import capture_source
 
-    job = Job(source, Recipe(input_shape=input_shape), factory=opening.factory, trust=opening.trust)
+    named = ModelSource.of(source, model=opening.factory)
+    model = capture_source(named, lambda: draw_inputs(input_shape), trust=opening.trust)
     stem = hashlib.sha256(source.encode()).hexdigest()[:12]
-    artifact = opening.write_program(open_program(job).program, stem, subject.artifact.path)
+    artifact = opening.write_program(model.program, stem, subject.artifact.path)
     return replace(subject, artifact=artifact, loading={})
 
 

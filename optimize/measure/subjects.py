@@ -158,10 +158,9 @@ def _ordered(specs: tuple[TensorSpec, ...], first: tuple[TensorSpec, ...]) -> tu
 
 def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the inputs that ``--input-shape`` describes, a free batch in front, checked against what is known."""
-    from optimize.datasets import example_inputs
-    from optimize.recipe import parse
+    from optimize.data.examples import draw_inputs
 
-    examples = example_inputs(parse({"input_shape": input_shape}, source="options"))
+    examples = draw_inputs(input_shape)
     names = [spec.name for spec in known] or [f"input_{index}" for index in range(len(examples))]
     dtypes = [spec.dtype for spec in known] or [str(tensor.dtype).removeprefix("torch.") for tensor in examples]
     if len(names) != len(examples):

@@ -8,6 +8,7 @@ from typing import ClassVar
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Stage
 from optimize.program import Program
 from optimize.registry import register_pass
+from optimize.scripting import compile_program
 
 
 @register_pass
@@ -37,8 +38,6 @@ class Script(Pass):
 
     def rewrite(self, program: Program) -> Outcome:
         """Compile the graph."""
-        from optimize.targets.torchscript.script import compile_program
-
         if program.compiled is not None:
             return Outcome(notes=("The program is compiled already.",))
         if program.quantization is not None:

@@ -29,7 +29,8 @@ from optimize.search import layer_costs
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
-    from optimize.job import CapturedModel, Export, Job, Variant
+    from optimize.job import Export, Job, Variant
+    from optimize.load.opening import CapturedModel
     from optimize.recipe import Recipe
 
 #: Ratios closer to 1 than this lie within what differs between restarts of one process.

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from optimize.branches import explain_branches, insert_branches, merge_branches
+from optimize.branches import explain_branches, insert_branches
 from optimize.branches.kinds import KINDS
 from optimize.errors import Refused, UsageError
+from optimize.passes.merging import merge_branches
 from tests.branches.nets import NETS, TOLERANCE, blocks, inputs, largest, resnet, trained, wave
 
 CASES = [(net, kind) for net in NETS for kind in KINDS if (net, kind) != ("wave", "acb")]

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from optimize.branches import explain_branches, insert_branches, merge_branches
+from optimize.branches import explain_branches, insert_branches
 from optimize.branches.kinds import KINDS
+from optimize.passes.merging import merge_branches
 from tests.branches.nets import largest, shaken, shapes
 
 GEOMETRIES: dict[str, tuple[nn.Module, set[str]]] = {

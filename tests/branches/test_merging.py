@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 import optimize
 from optimize import graph
-from optimize.branches import insert_branches, merge_branches
+from optimize.branches import insert_branches
 from optimize.branches.kinds import KINDS
 from optimize.errors import Refused
+from optimize.passes.merging import merge_branches
 from tests.branches.nets import NETS, blocks, fit, inputs, largest, resnet, shaken, shapes, trained
 
 #: Every block that is merged is captured by itself, which takes most of a second; the graph tests merge the others.

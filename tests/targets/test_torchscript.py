@@ -14,7 +14,7 @@ from models import REFERENCES
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.targets.torchscript.script import compile_graph, compile_program
+from optimize.scripting import compile_graph, compile_program
 from tests.targets.scripted import BATCHES, TARGET, captured, draw, folded, reference, run_fresh, seeded
 
 # Laws on the reference networks

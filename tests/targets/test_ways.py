@@ -11,7 +11,7 @@ import optimize
 from optimize.errors import TargetUnavailable
 from optimize.program import Program
 from optimize.registry import find_target
-from optimize.targets.ways import Way
+from optimize.targets.eager import Way
 
 GPU = ("cuda", "cuda-channels-last", "cuda-autocast", "cuda-compile", "cuda-graphs")
 

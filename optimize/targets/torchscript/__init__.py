@@ -86,7 +86,7 @@ class TorchScript(Target):
 def _compile(program: Program) -> torch.jit.ScriptModule:
     import torch
 
-    from optimize.targets.torchscript.script import compile_program
+    from optimize.scripting import compile_program
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,8 +96,8 @@ def _compile(program: Program) -> torch.jit.ScriptModule:
 def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
     import torch
 
+    from optimize.scripting import compile_graph
     from optimize.targets.torchscript.lowering import coverage, lower
-    from optimize.targets.torchscript.script import compile_graph
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
