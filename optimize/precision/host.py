@@ -1,4 +1,8 @@
-"""What this CPU multiplies faster in bfloat16 than in float32."""
+"""What this CPU multiplies faster in bfloat16 than in float32.
+
+The error of bfloat16 is nothing beside INT8's, so layers that INT8 spares cost less in it: with attention as two
+products (``attention``) a ViT ran 1.03 times as fast in TorchScript and 1.16 in pt2 at the same decibels (AVX512-BF16).
+"""
 
 from __future__ import annotations
 

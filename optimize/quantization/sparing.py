@@ -5,6 +5,10 @@ float operators costs its own products in float, and nothing around it. In squee
 arXiv 1709.01507) it is the layer that reads the mean of a map: what rounds the mean moves whole channels, where no sum
 averages it out, and a single position is converted. Any other convolution in float tears a chain of integers apart,
 and is left to ``--max-drop`` and ``--min-sqnr``, which measure.
+
+A ViT gains 3 dB for a twentieth of its speed. A fifth of a MobileNetV3's error came from eight means; ONNX Runtime sums
+their integers exactly and loses no time that can be measured, OpenVINO 2 %, TorchScript 3 %. The second layer of a gate
+in float would have the map converted that it scales, for a sixth of the speed.
 """
 
 from __future__ import annotations

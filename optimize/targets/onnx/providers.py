@@ -1,4 +1,7 @@
-"""The execution providers of ONNX Runtime that a file can be asked to run on, one frozen row each."""
+"""The execution providers of ONNX Runtime that a file can be asked to run on, one frozen row each.
+
+What the session really uses is read from it, recorded, and warned of when it is another.
+"""
 
 from __future__ import annotations
 

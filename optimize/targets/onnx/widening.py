@@ -3,7 +3,8 @@
 Its kernels that multiply, add the bias and requantize in one go take 4 input and 4 output channels at a time, and 16 of
 a depthwise convolution; any other number goes through im2col and a second pass over int32 sums, at about half the
 speed. So channels are added until the number fits: their weights are zero where a convolution writes them and where one
-reads them, and whatever they hold in between reaches nothing else.
+reads them, and whatever they hold in between reaches nothing else. A depthwise layer of 72 channels takes half the time
+with 80.
 
 1. ``widen_channels``: channels that convolutions write and convolutions read, with operators between them that treat
    each channel by itself (``[N, C, *S]``, on the float graph).

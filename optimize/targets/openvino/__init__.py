@@ -1,4 +1,11 @@
-"""OpenVINO: an IR file and its weights for CPUs, in float32, bfloat16, static INT8, and INT8 mixed with bfloat16."""
+"""OpenVINO: an IR file and its weights for CPUs, in float32, bfloat16, static INT8, and INT8 mixed with bfloat16.
+
+A file has one float type. ``--mixed bfloat16`` is a hint in it, used where the CPU multiplies bfloat16, and what ran is
+read from the runtime model: all that is float computes in it then, 1.2 times as fast for a decibel. Graphs cast to 16
+bits are widened first, with their weights kept small, so that constants are not rounded twice. Q/DQ stand where
+TensorRT's do, with unsigned activations: on the inputs of layers and on shortcuts. A mean over the image reads bytes,
+HardSigmoid is a clip, and attention is scaled behind its product: each removes a float pass between integer kernels.
+"""
 
 from __future__ import annotations
 

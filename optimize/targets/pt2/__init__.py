@@ -1,4 +1,12 @@
-"""AOTInductor: the program compiled to C++ for this CPU, in one file that torch loads."""
+"""AOTInductor: the program compiled to C++ for this CPU, in one file that torch loads.
+
+Compiled in a child process; coverage is read from the C++ inside the file, because inductor fuses integers only where
+both sides of a pool or a zero padding share one scale, and says nothing where they do not. It is told the shape to pack
+convolutions for: with a free batch it packs for none, and reorders weights at every run, five sixths of a ResNet-50's
+time in INT8 and a quarter in float (one sample gains 1.2 to 1.5 times, larger batches a few percent). Free heights and
+widths are packed for the example's. What a packed convolution returns is channels last, which inductor is told too:
+behind an input of one channel or one pixel it read it as channels first, and answered wrongly.
+"""
 
 from __future__ import annotations
 

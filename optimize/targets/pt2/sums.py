@@ -4,7 +4,8 @@ A 1x1 convolution of a map of one position multiplies a matrix by one vector a s
 et al., 2017, arXiv 1709.01507) that is less work than the call of a oneDNN kernel itself, and where the batch is free
 inductor packs no weights for a float convolution: they are put into another order at every run. A product and a sum
 become one loop together with the mean before them and the gate behind them, with neither a call nor a conversion
-between.
+between. A oneDNN call takes 20 us however little it multiplies: a MobileNetV3 went from 0.99 to 1.12 of torchao's file
+at the same decibels. A loop multiplies for each sample anew, so weights of more than 2^17 values stay with oneDNN.
 """
 
 from __future__ import annotations

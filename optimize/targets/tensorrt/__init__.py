@@ -1,4 +1,10 @@
-"""TensorRT and TensorRT-RTX: engines for NVIDIA GPUs, built here where that is possible."""
+"""TensorRT and TensorRT-RTX: engines for NVIDIA GPUs, built here where that is possible.
+
+TensorRT 10, 11 and RTX share one strongly typed builder in a child process; precisions are the graph's. The ONNX file
+beside an engine is the one that every version and ONNX Runtime take; RTX builds from a copy with float32 scales where
+INT8 stands beside half. Layer types come from the engine inspector where a GPU can read the engine, else from the
+parsed network, and the report says which. A recorded CUDA graph lives as long as its shape.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TensorRT's rules, stated on an ONNX graph: they are checked even where TensorRT is not installed to say so itself."""
+"""TensorRT's rules, stated on an ONNX graph: they are checked even where TensorRT is not installed to say so itself.
+
+Tested against TensorRT-RTX's own verdict. A breach is *silent* where TensorRT says nothing and computes something else.
+"""
 
 from __future__ import annotations
 
