@@ -76,23 +76,15 @@ class SideRecord(_Record):
     waited: int = 0
 
 
-class RatioRecord(_Record):
-    """How many times longer the candidate takes, with its 95 % interval (None with fewer than 6 rounds)."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class TimeRecord(_Record):
     """The verdict on time and what it rests on; see ``verdict.Decision`` and ``verdict.Demand``."""
 
     max_regression: float
     clock: Clock
     clock_reason: str
-    ratio: RatioRecord
-    wall: RatioRecord | None
-    cpu: RatioRecord | None
+    ratio: Ratio
+    wall: Ratio | None
+    cpu: Ratio | None
     e_fail: float
     e_pass: float
     fail_at: float
@@ -295,16 +287,13 @@ def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
 
 def time_record(trace: GateTrace, decision: Decision, demand: Demand) -> TimeRecord:
     """Return the verdict on time and what it rests on."""
-    ratios = {clock: _ratio(decision.ratios.get(clock)) for clock in Clock}
-    decided = ratios[decision.clock.clock]
-    assert decided is not None
     return TimeRecord(
         max_regression=demand.max_regression,
         clock=decision.clock.clock,
         clock_reason=decision.clock.reason,
-        ratio=decided,
-        wall=ratios[Clock.WALL],
-        cpu=ratios[Clock.CPU],
+        ratio=decision.ratios[decision.clock.clock],
+        wall=decision.ratios.get(Clock.WALL),
+        cpu=decision.ratios.get(Clock.CPU),
         e_fail=decision.e_fail,
         e_pass=decision.e_pass,
         fail_at=demand.fail_at,
@@ -322,10 +311,3 @@ def write(record: Record, path: Path) -> None:
     from optimize.files import write_text
 
     write_text(path, record.model_dump_json(indent=1) + "\n")
-
-
-def _ratio(found: Ratio | None) -> RatioRecord | None:
-    if found is None:
-        return None
-    low, high = found.interval or (None, None)
-    return RatioRecord(value=found.value, low=low, high=high)

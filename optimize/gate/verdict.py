@@ -83,18 +83,18 @@ class Demand:
 class Ratio:
     """How many times longer the candidate takes, with the 95 % interval by order statistics of the rounds.
 
-    The interval is None with fewer than 6 rounds.
+    There is no interval with fewer than 6 rounds.
     """
 
     value: float
-    interval: tuple[float, float] | None
+    low: float | None = None
+    high: float | None = None
 
     @classmethod
     def of(cls, log_ratios: np.ndarray) -> Ratio:
         """Return the median ratio of rounds, from their logarithms ``[rounds]``."""
-        found = order_interval(log_ratios)
-        interval = (math.exp(found[0]), math.exp(found[1])) if found else None
-        return cls(math.exp(float(np.median(log_ratios))), interval)
+        ends = (math.exp(end) for end in order_interval(log_ratios) or ())
+        return cls(math.exp(float(np.median(log_ratios))), *ends)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from optimize import wording as form
 from optimize.escaping import plain
-from optimize.gate.record import CaseRecord, RatioRecord, Record, SelfTestRecord, SideRecord
-from optimize.gate.verdict import Verdict
+from optimize.gate.record import CaseRecord, Record, SelfTestRecord, SideRecord
+from optimize.gate.verdict import Ratio, Verdict
 
 COLUMNS = ("Case", "Base", "Candidate", "Ratio [95 %]", "Verdict", "Rounds", "Clock")
 
@@ -45,10 +45,10 @@ def median(side: SideRecord | None) -> str:
     return form.seconds(side.median_s if side else None)
 
 
-def ratio(found: RatioRecord) -> str:
+def ratio(found: Ratio) -> str:
     """Return a ratio with its interval.
 
-    >>> ratio(RatioRecord(value=1.0684, low=1.0591, high=1.0772))
+    >>> ratio(Ratio(value=1.0684, low=1.0591, high=1.0772))
     '1.068 [1.059, 1.077]'
     """
     if found.low is None or found.high is None:
@@ -56,10 +56,10 @@ def ratio(found: RatioRecord) -> str:
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def percent(found: RatioRecord) -> str:
+def percent(found: Ratio) -> str:
     """Return a ratio as a change in percent with its interval.
 
-    >>> percent(RatioRecord(value=1.0684, low=1.0591, high=1.0772))
+    >>> percent(Ratio(value=1.0684, low=1.0591, high=1.0772))
     '+6.8 % [5.9, 7.7]'
     """
     if found.low is None or found.high is None:

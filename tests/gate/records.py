@@ -4,13 +4,12 @@ from optimize.gate.record import (
     AccuracyRecord,
     CaseRecord,
     FindingRecord,
-    RatioRecord,
     Record,
     SelfTestRecord,
     SideRecord,
     TimeRecord,
 )
-from optimize.gate.verdict import Verdict
+from optimize.gate.verdict import Ratio, Verdict
 from optimize.measure.runs import Clock
 
 
@@ -33,13 +32,13 @@ def side(median_s: float, runs: int = 84) -> SideRecord:
 
 
 def time(ratio: float, e_fail: float, e_pass: float) -> TimeRecord:
-    found = RatioRecord(value=ratio, low=ratio - 0.01, high=ratio + 0.01)
+    found = Ratio(value=ratio, low=ratio - 0.01, high=ratio + 0.01)
     return TimeRecord(
         max_regression=0.05,
         clock=Clock.CPU,
         clock_reason="neither side ever gave up the processor by itself",
         ratio=found,
-        wall=RatioRecord(value=ratio + 0.002, low=None, high=None),
+        wall=Ratio(value=ratio + 0.002, low=None, high=None),
         cpu=found,
         e_fail=e_fail,
         e_pass=e_pass,
