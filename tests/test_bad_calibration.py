@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import optimize
 from optimize.errors import OptimizeError, Refused, UsageError
-from optimize.targets.torchscript.packing import has_vnni
+from tests.cpus import HAS_VNNI
 
 ROOT = Path(__file__).parents[1]
 INFINITY, NAN = float("inf"), float("nan")
@@ -138,7 +138,7 @@ def test_constant_activations(tmp_path: Path) -> None:
     module = net()
     nn.init.zeros_(module[0].weight)
     nn.init.constant_(module[0].bias, 0.7)
-    assert deployed_db(tmp_path, module, [images(16)], images(16))[0] > (35 if has_vnni() else 30)  # 8 bits or 7
+    assert deployed_db(tmp_path, module, [images(16)], images(16))[0] > (35 if HAS_VNNI else 30)  # 8 bits or 7
 
 
 def test_dead_channels(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "named", "progress",
+    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "named", "processor", "progress",
         "distances", "records", "wording"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),

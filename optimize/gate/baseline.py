@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from optimize import files, texts
+from optimize import files, processor, texts
 from optimize.errors import Refused, UsageError
 from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
@@ -25,8 +25,6 @@ from optimize.measure.environment import Environment
 
 SCHEMA_VERSION = 1
 SUFFIX = ".json"
-#: What tells apart machines whose processors share a model name, of the first processor in ``/proc/cpuinfo``.
-_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "cache size")
 
 
 class Baseline(BaseModel):
@@ -219,13 +217,4 @@ def of(case: CaseRecord, machine: Environment, folder: Path, created: str) -> Ba
 def fingerprint(machine: Environment) -> dict[str, str]:
     """Return what tells one machine from another, by name."""
     state = {"system": machine.system, "governor": machine.governor or "unknown"}
-    return {**machine.machine, **state, **_processor()}
-
-
-def _processor() -> dict[str, str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs if key.strip() in _PROCESSOR}
+    return {**machine.machine, **state, **processor.host().identity}

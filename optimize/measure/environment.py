@@ -7,10 +7,12 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from optimize import processor
 from optimize.registry import targets
 
 CPUFREQ = Path("/sys/devices/system/cpu")
@@ -66,11 +68,10 @@ class Environment:
 
 def current() -> Environment:
     """Read the machine this process runs on."""
-    processor = _processor(_text(Path("/proc/cpuinfo")))
-    frequencies = frequency_mhz()
+    cpu, frequencies = processor.host(), frequency_mhz()
     return Environment(
-        cpu=processor.get("model name") or platform.processor() or platform.machine(),
-        cpu_flags=matching_flags(processor.get("flags") or processor.get("Features", "")),
+        cpu=cpu.name,
+        cpu_flags=matching_flags(cpu.flags),
         cores=os.cpu_count() or 1,
         affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         governor=_text(CPUFREQ / "cpu0/cpufreq/scaling_governor") or None,
@@ -106,20 +107,13 @@ def frequency_mhz(folder: Path = CPUFREQ) -> list[float]:
     return [int(kilohertz) / 1000] if kilohertz else []
 
 
-def matching_flags(flags: str) -> tuple[str, ...]:
+def matching_flags(flags: Iterable[str]) -> tuple[str, ...]:
     """Return the processor flags that matter for inference, sorted.
 
-    >>> matching_flags("fpu avx2 sse4_2 avx512_vnni hypervisor")
+    >>> matching_flags({"fpu", "avx2", "sse4_2", "avx512_vnni", "hypervisor"})
     ('avx2', 'avx512_vnni', 'hypervisor')
     """
-    return tuple(sorted({flag for flag in flags.split() if FLAGS.fullmatch(flag)}))
-
-
-def _processor(cpuinfo: str) -> dict[str, str]:
-    """Return the fields of the first processor in the text of ``/proc/cpuinfo``."""
-    first = cpuinfo.split("\n\n")[0]
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
+    return tuple(sorted(filter(FLAGS.fullmatch, flags)))
 
 
 def _text(path: Path) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, processor
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
@@ -22,7 +21,7 @@ _ROWS = 16
 
 def half_layers(program: Program, plan: Quantization) -> frozenset[fx.Node]:
     """Return the spared linear layers of a plan that this host multiplies faster in bfloat16: those of many rows."""
-    if not torch.cpu._is_avx512_bf16_supported():
+    if not processor.host().has_avx512_bf16:
         return frozenset()
     linear = graph.calls(program.graph, aten.linear.default)
     return frozenset(node for node in linear if node.name in plan.spared and _rows(node) >= _ROWS)

@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 
-from optimize.measure.environment import _processor, current, matching_flags
+from optimize.measure.environment import current, matching_flags
+from optimize.processor import described
 
 
 def test_this_machine() -> None:
@@ -23,9 +24,9 @@ def test_nothing_heavy_is_imported() -> None:
 def test_flags_that_matter() -> None:
     flags = "fpu sse2 avx2 avx512f avx512vl avx512_vnni avx_vnni avx512_bf16 amx_int8 amx_tile"
     wanted = ("amx_int8", "amx_tile", "avx2", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni")
-    assert matching_flags(flags) == wanted
+    assert matching_flags(flags.split()) == wanted
 
 
 def test_only_the_first_processor_is_read() -> None:
     text = "processor\t: 0\nmodel name\t: Some CPU: fast\n\nprocessor\t: 1\nmodel name\t: Other\n"
-    assert _processor(text) == {"processor": "0", "model name": "Some CPU: fast"}
+    assert described(text).name == "Some CPU: fast"

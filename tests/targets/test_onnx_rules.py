@@ -1,7 +1,5 @@
 """The rules behind INT8 placement on ONNX: ranges, rewrites that keep the answer, and the host's row of policy."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -11,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from optimize import processor
+from optimize.processor import described
 from optimize.quantization.plan import Range
 from optimize.targets.onnx.rewrites import rewrite_for_integers
+from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
-from optimize.targets.onnx_graph.policy import multiplies_in_32_bits
 from optimize.targets.onnx_graph.ranges import infer_ranges
 
 UNIT = Range(0.0, 1.0)
@@ -110,9 +110,11 @@ def test_rewrites_change_the_operators_and_keep_the_answer() -> None:
         ("flags : fpu avx2 avx_vnni", True),
         ("flags : fpu avx2 avx512f", False),
         ("Features : fp asimd asimddp", True),
+        ("", True),
     ],
 )
-def test_weights_have_seven_bits_only_where_the_cpu_lacks_vnni(text: str, want: bool, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
-    assert multiplies_in_32_bits(tmp_path / "cpuinfo") is want
-    assert multiplies_in_32_bits(tmp_path / "absent")
+def test_weights_have_seven_bits_only_where_the_cpu_lacks_vnni(
+    text: str, want: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "host", lambda: described(text))
+    assert policy.onnx_runtime().numerics.weight.bits == (8 if want else 7)

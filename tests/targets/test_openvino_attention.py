@@ -15,8 +15,9 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, processor
 from optimize.passes.quantize_static import QuantizeStatic
+from optimize.processor import Processor
 from optimize.program import Program
 from optimize.quantization.plan import Range
 from optimize.targets.onnx_graph import policy
@@ -362,7 +363,7 @@ def test_spared_layers_bring_bfloat16_where_the_host_multiplies_it(
 ) -> None:
     from openvino import Core
 
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: able)
+    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_bf16"} if able else ())))
     program = spared_program()
     assert program.quantization is not None
     given = {"linear": "its error is large", "linear_1": "its error is large"}

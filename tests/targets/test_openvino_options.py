@@ -19,7 +19,7 @@ from optimize.program import Program
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.coverage import notes
 from optimize.targets.openvino.runner import OpenVINORunner, usable_precision
-from optimize.targets.torchscript.packing import has_vnni
+from tests.cpus import HAS_VNNI
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None, reason="pip install openvino to write and run its files"
@@ -55,7 +55,7 @@ def test_floats_between_integer_layers_run_in_bfloat16_where_the_cpu_has_it(name
     assert any(f"INFERENCE_PRECISION_HINT={hint}" in note for note in artifact.notes)
     assert artifact.coverage is not None and mixed.quantization is not None
     assert len(artifact.coverage.quantized) == len(mixed.quantization.layers)
-    assert decibels(program, artifact.load(threads=1), REFERENCES[name].inputs(4, seed=9)) > (28 if has_vnni() else 27)
+    assert decibels(program, artifact.load(threads=1), REFERENCES[name].inputs(4, seed=9)) > (28 if HAS_VNNI else 27)
 
 
 @installed

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx, nn
 
 import optimize
-from optimize import graph
+from optimize import graph, processor
 from optimize.errors import Refused, TargetUnavailable
 from optimize.graph import aten
+from optimize.processor import Processor
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.pt2 import PT2, isolated
@@ -316,7 +317,7 @@ class Tokens(nn.Module):
 def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_bf16"})))
     torch.manual_seed(0)
     x = torch.randn(4, 32, 8)
     program = optimize.capture(Tokens().eval(), (x,))
@@ -329,7 +330,7 @@ def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fas
     assert kinds == {names[0]: torch.bfloat16, names[1]: torch.float32}
     assert [node.name for node in placement.weights] == names[1:]
     torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.05)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(processor, "host", Processor)
     lowered, _ = lower(dataclasses.replace(program, quantization=plan))
     assert torch.bfloat16 not in {node.meta["val"].dtype for node in lowered.graph.nodes if node.name in names}
 

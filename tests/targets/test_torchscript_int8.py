@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, processor
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
+from optimize.processor import Processor
 from optimize.targets.torchscript import dynamic
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.lowering import lower
-from optimize.targets.torchscript.packing import has_vnni
+from tests.cpus import HAS_VNNI
 from tests.targets.scripted import (
     BATCHES,
     TARGET,
@@ -48,7 +49,7 @@ def test_every_reference_keeps_its_quality_in_int8_in_a_fresh_process(tmp_path: 
     answers = run_fresh(tmp_path, jobs)
     for (name, program), cases, answer in zip(programs.items(), jobs.values(), answers, strict=True):
         for case, got in zip(cases, answer, strict=True):
-            assert sqnr_db(program.run(case)[0], got) > (25 if has_vnni() else 24), name
+            assert sqnr_db(program.run(case)[0], got) > (25 if HAS_VNNI else 24), name
 
 
 # Static INT8
@@ -230,7 +231,7 @@ def test_only_the_linear_layers_of_a_transformer_read_integers(tmp_path: Path) -
 def test_spared_linear_layers_of_many_rows_have_bfloat16_where_the_host_is_fast(
     has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_bf16"} if has_bfloat16 else ())))
     layers = {"f": seeded(nn.Linear, 8, 8), "g": seeded(nn.Linear, 8, 8), "head": seeded(nn.Linear, 8, 3)}
     program = captured(lambda net, x: net.head(net.g(F.gelu(net.f(x)))[:, 0]), (20, 8), **layers)
     program = quantized(program, [draw(8, 20, 8)])

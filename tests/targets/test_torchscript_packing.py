@@ -9,8 +9,10 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from optimize import processor
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.processor import Processor
 from optimize.targets.torchscript import packing
 from tests.cpus import NEEDS_VNNI
 from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, run_fresh, seeded, sqnr_db
@@ -145,8 +147,8 @@ def test_the_kernel_check_finds_a_wrong_result() -> None:
 
 
 def test_weights_have_seven_bits_where_products_are_added_in_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "has_vnni", lambda: False)
+    monkeypatch.setattr(processor, "host", Processor)
     assert packing.weight_format().bounds == (-63, 63)
-    monkeypatch.setattr(packing, "has_vnni", lambda: True)
+    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_vnni"})))
     assert packing.weight_format().bounds == (-127, 127)
     assert packing.weight_format(groups=101).bounds == (-63, 63)

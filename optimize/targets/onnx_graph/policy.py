@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
+from optimize import processor
 from optimize.quantization.numerics import Numerics, TensorFormat
 
 
@@ -96,7 +95,6 @@ OPENVINO = Placement(
 def onnx_runtime() -> Placement:
     """Return the ONNX Runtime row for this host: 7-bit weights where the CPU adds pairs of products in 16 bits.
 
-    Without VNNI, ``vpmaddubsw`` saturates: two products of an 8-bit unsigned and an 8-bit signed number exceed 16 bits.
     ONNX Runtime calls the remedy ``reduce_range``; on hosts with VNNI it only loses accuracy.
     """
     return _for_this_host(ONNX_RUNTIME)
@@ -108,17 +106,7 @@ def openvino() -> Placement:
 
 
 def _for_this_host(row: Placement) -> Placement:
-    if multiplies_in_32_bits():
+    if processor.host().sums_in_32_bits:
         return row
     weight = dataclasses.replace(row.numerics.weight, bits=7)
     return dataclasses.replace(row, numerics=dataclasses.replace(row.numerics, weight=weight))
-
-
-@cache
-def multiplies_in_32_bits(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Say whether byte products are summed in 32 bits: VNNI on x86, any other architecture, or not known."""
-    if not cpuinfo.exists():
-        return True
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    flags = {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
-    return not flags or bool(flags & {"avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8"})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, processor
 from optimize.errors import Refused
 from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
@@ -61,7 +61,7 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
 
 def _weight_bits() -> int:
     """Return 8, or 7 where products of pairs are added in 16 bits: 255 * 127 * 2 does not fit, 255 * 63 * 2 does."""
-    return 8 if torch.cpu._is_vnni_supported() else 7
+    return 8 if processor.host().has_avx512_vnni else 7
 
 
 def operators() -> torch._ops._OpNamespace:

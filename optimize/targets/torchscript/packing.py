@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optimize import graph, ops
+from optimize import graph, ops, processor
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
@@ -108,14 +108,9 @@ LAYERS: dict[Any, IntegerLayer] = {
 }
 
 
-def has_vnni() -> bool:
-    """Say whether this CPU adds four products at once in 32 bits (AVX512-VNNI)."""
-    return torch.cpu._is_vnni_supported()
-
-
 def weight_format(*, per_channel: bool = True, groups: int = 1) -> TensorFormat:
     """Return how this host's kernels want a weight: symmetric, in 7 bits where 16-bit sums would overflow."""
-    bits = 8 if has_vnni() and groups <= _MOST_GROUPS else 7
+    bits = 8 if processor.host().has_avx512_vnni and groups <= _MOST_GROUPS else 7
     return TensorFormat("int8", symmetric=True, per_channel=per_channel, bits=bits)
 
 
