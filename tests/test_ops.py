@@ -67,7 +67,7 @@ def test_permutations_keep_every_value_once(operator: Any) -> None:
         assert torch.equal(found.flatten(), x.flatten())
 
 
-@pytest.mark.parametrize("operator", [each for each in ops.SPATIAL_AXES if each not in graph.WEIGHTED], ids=str)
+@pytest.mark.parametrize("operator", [each for each in ops.SPATIAL_AXES if each not in ops.WEIGHTED], ids=str)
 def test_what_mixes_space_keeps_channels_apart(operator: Any) -> None:
     axes = ops.SPATIAL_AXES[operator]
     x = draw(axes)

@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
@@ -128,7 +128,7 @@ class QuantizeStatic(PrecisionPass):
                 calibrator=self.calibrator,
                 synthetic=batches.samples.synthetic,
             ),
-            left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *graph.WEIGHTED)},
+            left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *ops.WEIGHTED)},
             bits=self.bits,
         )
         program.quantization = self._spared(program, batches)
@@ -193,7 +193,7 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
         kept: What the user keeps in float, with the reason.
     """
     layers, skips = [], []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         if reason := (kept or {}).get(node) or _reason_to_skip(program, node):
             skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
         else:
@@ -202,7 +202,7 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
 
 
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
-    if graph.is_call(node, *graph.RECURRENT):
+    if graph.is_call(node, *ops.RECURRENT):
         return "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
     weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
     if weight is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.calibrate import observe
 from optimize.quantization.mixed import restore
@@ -35,7 +35,7 @@ def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], d
     rounded = before.clone()
     layers = [
         layer
-        for layer in graph.calls(rounded.graph, *graph.WEIGHTED)
+        for layer in graph.calls(rounded.graph, *ops.WEIGHTED)
         if _fits(graph.constant(rounded.graph_module, graph.argument(layer, "weight")), dtype)
     ]
     rounding = WeightRounding(rounded, layers)

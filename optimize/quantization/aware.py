@@ -149,7 +149,7 @@ class _Run(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         owner = self._owner[0]
-        if graph.is_call(n, *graph.WEIGHTED) and owner.quantizes(n):
+        if graph.is_call(n, *ops.WEIGHTED) and owner.quantizes(n):
             (value, weight, *others), keywords = self.fetch_args_kwargs_from_env(n)
             rounded = owner.rounded_weight(n, weight)
             result = n.target(value, rounded, *others, **keywords)  # type: ignore[operator]
@@ -203,7 +203,7 @@ def _path(layer: fx.Node) -> str:
 
 def _axis(layer: fx.Node) -> int | None:
     """Return the axis of a layer's weight that counts its scales; None where the groups of a layer share that axis."""
-    grouped = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
+    grouped = graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
     return None if grouped else ops.output_axis(layer)
 
 

@@ -21,7 +21,7 @@ from optimize.algebra.channelwise import Channelwise
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 
-LAYERS = (*graph.CONVOLUTIONS, aten.linear.default)
+LAYERS = (*ops.CONVOLUTIONS, aten.linear.default)
 #: What a scale a channel passes without changing the result.
 SCALES_PASS = (*ops.HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
 #: What it passes when everything that is added has the same scales.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.program import Program
 
 
@@ -27,8 +27,8 @@ def give_back(program: Program, layers: Mapping[str, str]) -> Program:
 
 def restore(program: Program, layers: Collection[str], source: Program) -> None:
     """Give layers the weights and biases that they have in another program with the same nodes, in place."""
-    found = {node.name: node for node in graph.calls(source.graph, *graph.WEIGHTED)}
-    for node in graph.calls(program.graph, *graph.WEIGHTED):
+    found = {node.name: node for node in graph.calls(source.graph, *ops.WEIGHTED)}
+    for node in graph.calls(program.graph, *ops.WEIGHTED):
         if node.name in layers and node.name in found:
             for name in ("weight", "bias"):
                 value = graph.constant(source.graph_module, graph.argument(found[node.name], name))

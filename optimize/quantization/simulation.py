@@ -65,7 +65,7 @@ class Simulation(fx.Interpreter):
         }
         form = numerics.weight if plan.bits == 8 else _narrowed(numerics.weight, plan.bits)
         self._weights = {}
-        for node in graph.calls(program.graph, *graph.WEIGHTED) if weights else ():
+        for node in graph.calls(program.graph, *ops.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
             if node.name in plan.layers and weight is not None:
                 self._weights[node] = round_weight(weight, form, ops.output_axis(node))
@@ -121,7 +121,7 @@ def simulated_db(
 
 def stored_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
     """Return the nodes whose value is rounded to integers when the layers of these names run on integers."""
-    chosen = {node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers}
+    chosen = {node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in layers}
     read = {_activation(layer) for layer in chosen}
     convolutions = _convolutions(chosen)
     # A convolution has a kernel with integer output only.
@@ -136,7 +136,7 @@ def stored_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
 
 def integer_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
     """Return the nodes whose value integer kernels make: convolutions, and what follows without a float operator."""
-    convolutions = _convolutions({node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers})
+    convolutions = _convolutions({node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in layers})
     born: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node in convolutions or (graph.is_call(node, *BETWEEN) and _all(born, node)):
@@ -180,5 +180,5 @@ def _all(born: set[fx.Node], node: fx.Node) -> bool:
 def _is_clipped(node: fx.Node) -> bool:
     """Say whether all that reads a value with a scale of its own is a clip at zero: integers are stored after it."""
     users = list(node.users)
-    computes = graph.is_call(node, *graph.WEIGHTED, aten.add.Tensor)
+    computes = graph.is_call(node, *ops.WEIGHTED, aten.add.Tensor)
     return computes and len(users) == 1 and ops.is_clip_at_zero(users[0])

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.aware import QuantizedModule, clip_weights
@@ -161,7 +161,7 @@ class TestTrained:
             for step in module.weight_steps.values():
                 assert isinstance(step, Step)
                 step.moved.add_(moved / step.pace * torch.rand_like(step.moved))
-        (layer, *_) = graph.calls(module.body.graph, *graph.WEIGHTED)
+        (layer, *_) = graph.calls(module.body.graph, *ops.WEIGHTED)
         weight = graph.constant(module.body, graph.argument(layer, "weight"))
         assert weight is not None
         rounded = module.rounded_weight(layer, weight).detach()
@@ -227,6 +227,6 @@ class Tied(nn.Module):
 def test_clipping_leaves_shared_and_computed_weights_alone() -> None:
     program = optimize.capture(Tied().eval(), (ROWS,))
     before = {name: value.clone() for name, value in program.graph_module.named_parameters()}
-    clip_weights(program, [layer.name for layer in graph.calls(program.graph, *graph.WEIGHTED)], 2)
+    clip_weights(program, [layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED)], 2)
     changed = {name for name, value in program.graph_module.named_parameters() if not torch.equal(value, before[name])}
     assert changed == {"second.weight"}

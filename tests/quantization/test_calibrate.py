@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations, watch
@@ -190,6 +190,6 @@ def test_a_range_ends_where_all_readers_are_flat(
 ) -> None:
     x = torch.linspace(-1, 1, 101).reshape(1, 1, 1, -1)
     program = optimize.capture(Read(*functions).eval(), (x,))
-    (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
+    (layer,) = graph.calls(program.graph, *ops.WEIGHTED)
     found = watch(program, [(x,)]).ranges("minmax", USUAL.activation)[layer.name]
     assert (found.low, found.high) == pytest.approx((low, high))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.graph import layer_paths
+from optimize.ops import layer_paths
 from optimize.quantization.mixed import give_back
 
 

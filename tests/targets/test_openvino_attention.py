@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, ops
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.quantization.plan import Range
@@ -129,7 +129,7 @@ def program_of(build: Callable[[], nn.Module]) -> Program:
 
 
 def layers_of(program: Program) -> set[str]:
-    return {node.name for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    return {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
 
 
 def answers(model: ir.Model, x: Tensor) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.pt2.sums import is_sum
 
-_CONVOLUTIONS = graph.CONVOLUTIONS[:2]
+_CONVOLUTIONS = ops.CONVOLUTIONS[:2]
 #: The layers that inductor has integer kernels for.
 LAYERS = (*_CONVOLUTIONS, aten.linear.default)
 #: The activations that the kernel of a convolution applies to its result.
@@ -67,7 +67,7 @@ class InductorPlacement:
 def place(program: Program, plan: Quantization) -> InductorPlacement:
     """Decide what runs on integers, and say what stays in float and why."""
     weights, left = {}, []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         try:
             weights[node] = _integer_weight(program, plan, node)
         except Refused as refusal:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
@@ -35,7 +35,7 @@ def pack_dynamic(program: Program, plan: Quantization) -> tuple[dict[fx.Node, li
     """Pack the weights of every layer of the plan: one object a linear layer, one a cell of a recurrent layer."""
     packed: dict[fx.Node, list[Any]] = {}
     left = []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         try:
             packed[node] = _pack(program, plan, node)
         except Refused as refusal:
@@ -68,7 +68,7 @@ def emit_dynamic(
 
 
 def _pack(program: Program, plan: Quantization, node: fx.Node) -> list[Any]:
-    if node.target is not aten.linear.default and node.target not in graph.RECURRENT:
+    if node.target is not aten.linear.default and node.target not in ops.RECURRENT:
         raise Refused("a convolution is slower with ranges taken at run time")
     if node.name not in plan.layers:
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))

@@ -76,7 +76,7 @@ def pack_layers(
     """Pack the weights of every layer of the plan; the rest with the reason."""
     packed: dict[fx.Node, PackedLayer] = {}
     skipped = []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         try:
             packed[node] = _pack_layer(program, plan, node, ranges)
         except Refused as refusal:
@@ -85,7 +85,7 @@ def pack_layers(
 
 
 def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> PackedLayer:
-    if graph.is_call(node, *graph.RECURRENT):
+    if graph.is_call(node, *ops.RECURRENT):
         raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
     if node.name not in plan.layers:
         reason = plan.left_float.get(node.name, "the quantization plan leaves it in float")
@@ -200,7 +200,7 @@ def _left_between(
     left = []
     for node in nodes.nodes:
         kernel = KERNELS.get(node.target)
-        silent = node in integers or node.target in graph.WEIGHTED + graph.RECURRENT or (kernel and kernel.moves)
+        silent = node in integers or node.target in ops.LAYERS or (kernel and kernel.moves)
         silent = silent or _absorbed(node, packed)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
             reason = _refusal(node, ranges) or _unused(node in wanted)
