@@ -30,8 +30,8 @@ from optimize.ops import WEIGHTED, layer_paths
 from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import LayerError, layer_errors
+from optimize.quantization.weights import give_back
 from optimize.ranking import explain, fewest, rank, slow_choices
 from optimize.records import LayerCost
 from optimize.registry import find_target

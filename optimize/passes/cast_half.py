@@ -25,9 +25,9 @@ from optimize.precision.rounding_error import find_losses
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches, require_batches
-from optimize.quantization.mixed import restore
 from optimize.quantization.rounding import Rounding, check_rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
+from optimize.quantization.weights import restore
 from optimize.registry import register_pass
 
 #: Samples that decide what stays in float32.

@@ -9,8 +9,7 @@ import torch
 from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.calibrate import observe
-from optimize.quantization.mixed import restore
-from optimize.quantization.weights import WeightRounding
+from optimize.quantization.weights import WeightRounding, restore
 
 #: Weights nearer to the end of a type's range than this factor are left alone: compensation may move them beyond.
 _MARGIN = 2.0

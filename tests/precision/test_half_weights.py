@@ -9,7 +9,7 @@ from optimize import graph, ops
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.mixed import give_back, restore
+from optimize.quantization.weights import give_back, restore
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -10,9 +10,9 @@ import optimize
 from models import REFERENCES
 from optimize import graph, ops
 from optimize.program import Program
-from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import layer_errors
 from optimize.quantization.simulation import simulated_db
+from optimize.quantization.weights import give_back
 from tests.nets import INPUT, SharedConv
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import optimize
 from optimize.ops import layer_paths
-from optimize.quantization.mixed import give_back
+from optimize.quantization.weights import give_back
 
 
 def middles() -> dict[str, nn.Module]:
