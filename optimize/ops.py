@@ -55,6 +55,11 @@ PERMUTATIONS = (
     *RESHAPES, *TRANSPOSES, aten.contiguous.default, aten.pixel_shuffle.default, aten.channel_shuffle.default,
     aten.flip.default,
 )  # fmt: skip
+#: Hold values of their input: some of them, or some several times.
+SELECTIONS = (
+    aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
+    aten.unbind.int, aten.expand.default,
+)  # fmt: skip
 PADS = (aten.pad.default, aten.constant_pad_nd.default)
 
 #: Sums and differences of two tensors.
@@ -121,6 +126,12 @@ def is_clip_at_zero(node: Any) -> bool:
     """Say whether a call is ``max(x, 0)``, with or without an upper bound."""
     bounds = clip_bounds(node)
     return bounds is not None and bounds[0] == 0
+
+
+def only_clip(node: fx.Node) -> fx.Node | None:
+    """Return the clip at zero that is all that reads a value: integers stored after it need none before."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and is_clip_at_zero(users[0]) else None
 
 
 def is_zero_pad(node: Any) -> bool:

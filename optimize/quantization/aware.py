@@ -13,17 +13,14 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.errors import Refused
-from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import USUAL, stored_values
+from optimize.quantization.simulation import MOVES, USUAL, stored_values
 from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_integer, largest_step
 
 Steps = Literal["learned", "frozen"]
 
-#: Operators whose output runtimes store with the scale of their input.
-_SAME_SCALE = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
 
@@ -215,7 +212,7 @@ def _leaders(program: Program, *, tied: bool) -> dict[str, str]:
     leaders: dict[str, str] = {}
     for node in program.graph.nodes:
         if node in stored and node.name in plan.ranges:
-            source = str(node.args[0]) if tied and graph.is_call(node, *_SAME_SCALE) else ""
+            source = str(node.args[0]) if tied and graph.is_call(node, *MOVES) else ""
             leaders[node.name] = leaders.get(source, node.name)
     return leaders
 
