@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import sample_axis
 from optimize.quantization.links import is_own
@@ -68,6 +70,26 @@ class WeightRounding:
             if progress is not None:
                 progress(len(done) / len(chosen))
         return done
+
+
+def read_parameters(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the constant float32 weight and bias of a layer that is to run on integers.
+
+    Raises:
+        Refused: They are not that; the message is the reason, without a full stop.
+    """
+    weight, bias = (read_parameter(module, graph.argument(layer, name)) for name in ("weight", "bias"))
+    return weight, bias
+
+
+def read_parameter(module: fx.GraphModule, node: fx.Node | None) -> Any:
+    """Return one of them, None where there is none; raise as :func:`read_parameters`."""
+    value = graph.constant(module, node)
+    if value is None and node is not None:
+        raise Refused("its weight is computed at run time")
+    if value is not None and value.dtype is not torch.float32:
+        raise Refused(f"its weight is {value.dtype}, not float32")
+    return value
 
 
 def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:

@@ -28,7 +28,9 @@ from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
 from optimize.quantization.plan import Quantization, Range
+from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
+from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.pt2.sums import is_sum
 
 _CONVOLUTIONS = ops.CONVOLUTIONS[:2]
@@ -67,18 +69,10 @@ class InductorPlacement:
 
 def place(program: Program, plan: Quantization) -> InductorPlacement:
     """Decide what runs on integers, and say what stays in float and why."""
-    weights, left = {}, []
-    for node in graph.calls(program.graph, *ops.LAYERS):
-        try:
-            weights[node] = _integer_weight(program, plan, node)
-        except Refused as refusal:
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    layers = graph.calls(program.graph, *ops.LAYERS)
+    weights, left = convert_layers(layers, lambda node: _integer_weight(program, plan, node))
     sums = {node: weights.pop(node, None) for node in graph.calls(program.graph, *_CONVOLUTIONS) if is_sum(node)}
-    left += [
-        FloatLayer(graph.origin(node), graph.op_name(node), _SUMMED)
-        for node, weight in sums.items()
-        if weight is not None
-    ]
+    left += [float_layer(node, _SUMMED) for node, weight in sums.items() if weight is not None]
     inputs = {node: graph.argument(node, "input") for node in weights}
 
     def makes(node: fx.Node, born: Set[fx.Node]) -> bool:
@@ -104,12 +98,7 @@ def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torc
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target not in LAYERS:
         raise Refused(f"inductor has no integer kernel for {graph.op_name(node)}")
-    source, bias = graph.argument(node, "input"), graph.argument(node, "bias")
-    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
-    if weight is None or (bias is not None and graph.constant(program.graph_module, bias) is None):
-        raise Refused("its weight is computed at run time")
-    if weight.dtype is not torch.float32:
-        raise Refused(f"its weight is {weight.dtype}, not float32")
+    source, (weight, _) = graph.argument(node, "input"), read_parameters(program.graph_module, node)
     if source.name not in plan.ranges:
         raise Refused("no range was learned for it")
     rank = _rank(source)

@@ -33,6 +33,7 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.weights import read_parameters
 
 quantized = torch.ops.quantized
 
@@ -126,11 +127,7 @@ def pack(module: fx.GraphModule, node: fx.Node) -> PackedLayer:
         Refused: The layer has no integer kernel here; the message is the reason, without a full stop.
     """
     layer = LAYERS[node.target]
-    weight, bias = (graph.constant(module, graph.argument(node, name)) for name in ("weight", "bias"))
-    if weight is None or (bias is None and graph.argument(node, "bias") is not None):
-        raise Refused("its weight is computed at run time")
-    if weight.dtype is not torch.float32:
-        raise Refused(f"its weight is {weight.dtype}, not float32")
+    weight, bias = read_parameters(module, node)
     geometry = {name: _per_dimension(graph.argument(node, name), weight.dim() - 2) for name in layer.geometry}
     source, kernel = graph.argument(node, "input"), weight
     if (absorbed := _absorb(node, weight, geometry)) is not None:

@@ -23,6 +23,7 @@ from optimize.program import Program
 from optimize.quantization.flow import trace_integers
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
+from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.packing import PackedLayer, pack
 
@@ -52,7 +53,8 @@ class TorchScriptPlacement:
 def place(program: Program, plan: Quantization) -> TorchScriptPlacement:
     """Decide what runs in integers, pack its weights, and say what stays float and why."""
     ranges = _ranges(program, plan)
-    packed, skipped = pack_layers(program, plan, ranges)
+    layers = graph.calls(program.graph, *ops.LAYERS)
+    packed, skipped = convert_layers(layers, lambda node: _pack_layer(program, plan, node, ranges))
     clips = {
         node: user
         for node in program.graph.nodes
@@ -81,20 +83,6 @@ def is_float(node: fx.Node) -> bool:
     value = node.meta.get("val")
     first = value[0] if isinstance(value, list | tuple) and value else value
     return isinstance(first, torch.Tensor) and first.is_floating_point()
-
-
-def pack_layers(
-    program: Program, plan: Quantization, ranges: Mapping[fx.Node, Range]
-) -> tuple[dict[fx.Node, PackedLayer], list[FloatLayer]]:
-    """Pack the weights of every layer of the plan; the rest with the reason."""
-    packed: dict[fx.Node, PackedLayer] = {}
-    skipped = []
-    for node in graph.calls(program.graph, *ops.LAYERS):
-        try:
-            packed[node] = _pack_layer(program, plan, node, ranges)
-        except Refused as refusal:
-            skipped.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
-    return packed, skipped
 
 
 def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> PackedLayer:
@@ -177,7 +165,7 @@ def _left_between(
         silent = silent or _absorbed(node, packed)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
             reason = _refusal(node, ranges) or _unused(node in wanted)
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), reason))
+            left.append(float_layer(node, reason))
     return left
 
 
