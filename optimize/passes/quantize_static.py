@@ -23,10 +23,9 @@ from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
-from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.numerics import USUAL, TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
-from optimize.quantization.simulation import USUAL
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.registry import find_target, register_pass

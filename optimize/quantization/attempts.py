@@ -21,9 +21,9 @@ from optimize.program import Program
 from optimize.quantization.calibrate import Batches, observe
 from optimize.quantization.calibrators import mse
 from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
-from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.observers import Statistics
-from optimize.quantization.simulation import USUAL, round_weight
+from optimize.quantization.simulation import round_weight
 
 #: A channel narrower than this share of the widest is left as it is.
 DEAD = 1e-6

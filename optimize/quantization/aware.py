@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program, tensor_value
-from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import MOVES, USUAL, stored_values
+from optimize.quantization.simulation import MOVES, stored_values
 from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_integer, largest_step
 
 Steps = Literal["learned", "frozen"]

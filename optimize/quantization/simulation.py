@@ -9,6 +9,7 @@ about a decibel and takes no runtime.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Sequence, Set
 
 import torch
@@ -19,15 +20,8 @@ from optimize.distances import ratio_db
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
-from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.numerics import USUAL, Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
-
-#: Unsigned activations, signed weights with a scale a channel: the form of most CPU runtimes.
-USUAL = Numerics(
-    activation=TensorFormat("uint8", symmetric=False),
-    weight=TensorFormat("int8", symmetric=True, per_channel=True),
-    bias="int32",
-)
 
 #: Operators whose output runtimes store with the scale of their input.
 MOVES = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
@@ -66,7 +60,7 @@ class Simulation(fx.Interpreter):
             for node in stored
             if node.name in plan.ranges
         }
-        form = numerics.weight if plan.bits == 8 else _narrowed(numerics.weight, plan.bits)
+        form = numerics.weight if plan.bits == 8 else dataclasses.replace(numerics.weight, bits=plan.bits)
         self._weights = {}
         for node in graph.calls(program.graph, *ops.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
@@ -154,10 +148,6 @@ def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int) -> torch.T
     scale = (weight.detach().abs().amax(others) / form.bounds[1]).clamp_min(1e-9)
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(weight, scale.float(), zero, axis, *form.bounds)
-
-
-def _narrowed(form: TensorFormat, bits: int) -> TensorFormat:
-    return TensorFormat(form.dtype, form.symmetric, form.per_channel, bits)
 
 
 def _is_fed(node: fx.Node, born: Set[fx.Node]) -> bool:

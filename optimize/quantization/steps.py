@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimize.quantization.numerics import SMALLEST_SCALE
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import SMALLEST_SCALE, USUAL
 
 #: Shares of the largest weight that the outermost integer is tried at.
 _SHARES = torch.linspace(1.0, 0.3, 36)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from optimize.program import Program
 
-Converted = TypeVar("Converted")
+_Converted = TypeVar("_Converted")
 
 
 def describe(
@@ -103,8 +103,8 @@ def float_layer(node: fx.Node, reason: str) -> FloatLayer:
 
 
 def convert_layers(
-    nodes: Iterable[fx.Node], convert: Callable[[fx.Node], Converted]
-) -> tuple[dict[fx.Node, Converted], list[FloatLayer]]:
+    nodes: Iterable[fx.Node], convert: Callable[[fx.Node], _Converted]
+) -> tuple[dict[fx.Node, _Converted], list[FloatLayer]]:
     """Return what each layer becomes on integers, and those that ``convert`` refuses, with its reason."""
     done, left = {}, []
     for node in nodes:

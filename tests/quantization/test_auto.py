@@ -15,8 +15,9 @@ from optimize import graph, ops
 from optimize.quantization.auto import JUDGED, choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
+from optimize.quantization.numerics import USUAL
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import USUAL, simulated_db
+from optimize.quantization.simulation import simulated_db
 
 MODELS = Path(__file__).parents[2] / "models"
 #: What one draw of the rounding does to a decibel figure.

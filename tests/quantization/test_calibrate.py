@@ -14,7 +14,7 @@ from optimize.errors import Refused
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations, watch
 from optimize.quantization.calibrators import RULES
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import USUAL
 
 
 class SequenceFirst(nn.Module):

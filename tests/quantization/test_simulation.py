@@ -11,10 +11,9 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from optimize import graph, ops
-from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.numerics import USUAL, Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
-    USUAL,
     Simulation,
     round_weight,
     simulated_db,

@@ -13,7 +13,7 @@ import optimize
 from optimize import graph, ops
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import USUAL
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.targets.onnx_graph.policy import onnx_runtime
 from tests.cpus import NEEDS_VNNI
