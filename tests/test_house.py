@@ -84,7 +84,6 @@ FORBIDDEN_TODAY = frozenset(
 SHARED_TODAY = frozenset(
     {
         "Case",
-        "Channels",
         "Finding",
         "Group",
         "Limits",
@@ -92,7 +91,6 @@ SHARED_TODAY = frozenset(
         "Pad",
         "Quality",
         "Rule",
-        "Step",
         "Subject",
         "Trace",
     }

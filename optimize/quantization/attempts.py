@@ -34,7 +34,7 @@ WORTH = 0.05
 
 
 @dataclass
-class Channels:
+class ChannelExtrema:
     """Extrema of one value channel by channel, float64 ``[C]``."""
 
     low: torch.Tensor
@@ -52,7 +52,7 @@ class Channels:
 
 
 #: What each value looked like: that of a link's maker, what a clip clips, what a layer reads.
-Seen = dict[fx.Node, Channels]
+Seen = dict[fx.Node, ChannelExtrema]
 
 
 @dataclass
@@ -242,7 +242,7 @@ def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
                 )
             if node not in seen:
                 unseen = torch.full((len(rows),), torch.inf, dtype=torch.float64)
-                seen[node] = Channels(unseen, -unseen)
+                seen[node] = ChannelExtrema(unseen, -unseen)
             seen[node].update(rows)
 
     observe(program, batches, see)

@@ -20,7 +20,7 @@ from optimize.distances import ratio_db
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
-from optimize.quantization.numerics import USUAL, Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 
 #: Operators whose output runtimes store with the scale of their input.
@@ -144,10 +144,23 @@ def _trace(program: Program, layers: Collection[str]) -> tuple[dict[fx.Node, fx.
 
 def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int) -> torch.Tensor:
     """Round a weight to nearest on the grid every target finds: the largest of a channel is the largest integer."""
-    others = [dim for dim in range(weight.dim()) if dim != axis]
-    scale = (weight.detach().abs().amax(others) / form.bounds[1]).clamp_min(1e-9)
+    scale = largest_step(weight.detach(), axis, form.bounds[1]).flatten()
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(weight, scale.float(), zero, axis, *form.bounds)
+
+
+def largest_step(weight: torch.Tensor, axis: int | None, high: int) -> torch.Tensor:
+    """Return the steps at which the largest weight of each slice along ``axis`` is the largest integer.
+
+    That is the grid which every target finds.
+
+    Args:
+        weight: Float weight.
+        axis: The axis that counts output channels; None for one step a tensor.
+        high: The largest integer.
+    """
+    others = [dim for dim in range(weight.dim()) if dim != axis]
+    return (weight.abs().amax(others, keepdim=True) / high).clamp_min(SMALLEST_SCALE)
 
 
 def _is_fed(node: fx.Node, born: Set[fx.Node]) -> bool:
