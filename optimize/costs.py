@@ -33,7 +33,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.records import Stats
 
@@ -282,10 +282,10 @@ def _cell(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
     return _recurrent([shapes[0], *[shape for shape in shapes if len(shape) == 2][-2:]], made)
 
 
-_SEQUENCES = (*graph.RECURRENT, aten.rnn_tanh.input, aten.rnn_relu.input)
+_SEQUENCES = (*ops.RECURRENT, aten.rnn_tanh.input, aten.rnn_relu.input)
 _FORMULAS: dict[Any, Formula] = {
-    **dict.fromkeys(graph.CONVOLUTIONS, convolution_macs),
-    **dict.fromkeys(graph.TRANSPOSED_CONVOLUTIONS, transposed_macs),
+    **dict.fromkeys(ops.CONVOLUTIONS, convolution_macs),
+    **dict.fromkeys(ops.TRANSPOSED_CONVOLUTIONS, transposed_macs),
     **dict.fromkeys((aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default), product_macs),
     **dict.fromkeys((aten.mv.default, aten.dot.default, aten.inner.default), product_macs),
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _sum_of_products),

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.normal_form import normalize
@@ -168,7 +168,7 @@ def _states_follow_batch(program: Program) -> bool:
 
     A state of a fixed batch passes shape propagation and then aborts the process inside the kernel.
     """
-    for node in graph.calls(program.graph, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.RECURRENT):
         x, states, *rest = node.args
         state = states[0] if isinstance(states, list | tuple) else states
         batch_axis = 0 if rest[-1] else 1  # the last argument is batch_first

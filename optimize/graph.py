@@ -5,23 +5,14 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import fx
 
-from optimize.errors import UsageError, nearest
-
 aten = torch.ops.aten
-
-CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-TRANSPOSED_CONVOLUTIONS = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-RECURRENT = (aten.lstm.input, aten.gru.input)
-#: Ops whose weight is a constant matrix or kernel: what quantization and pruning are about.
-WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, aten.linear.default)
 
 SYMBOLIC_ARITHMETIC = (
     operator.add,
@@ -69,17 +60,6 @@ def origin(node: fx.Node) -> str:
     return node.name
 
 
-def layer_paths(graph: fx.Graph) -> dict[str, str]:
-    """Return the path of each weighted node by its name, numbered like the targets' where a module is called again."""
-    taken: Counter[str] = Counter()
-    paths = {}
-    for node in calls(graph, *WEIGHTED):
-        path = origin(node)
-        paths[node.name] = f"{path}_{taken[path]}" if taken[path] else path
-        taken[path] += 1
-    return paths
-
-
 def is_within(path: str, word: str) -> bool:
     """Say whether a word names a module, or one that it lies in; ``*`` stands for any letters.
 
@@ -87,34 +67,10 @@ def is_within(path: str, word: str) -> bool:
     (True, True, False)
     """
     pattern = word.replace("[", "[[]").replace("?", "[?]")  # a star alone is special
-    return any(fnmatchcase(whole, pattern) for whole in _modules_of(path))
+    return any(fnmatchcase(whole, pattern) for whole in modules_of(path))
 
 
-def named(graph: fx.Graph, words: Sequence[str], *, option: str) -> dict[fx.Node, str]:
-    """Return the calls that a user's words name, by the paths of modules, each with its word.
-
-    Args:
-        graph: The graph.
-        words: As `is_within` takes them.
-        option: What the words were given to, for the message.
-
-    Raises:
-        UsageError: A word names nothing; the nearest path is named.
-    """
-    numbered = layer_paths(graph) if words else {}
-    called = [node for node in graph.nodes if node.op == "call_function"]
-    paths = {node: {origin(node), numbered.get(node.name, origin(node))} for node in called}
-    found: dict[fx.Node, str] = {}
-    for word in words:
-        of_word = {node: word for node, ways in paths.items() if any(is_within(path, word) for path in ways)}
-        if not of_word:
-            known = {whole for ways in paths.values() for path in ways for whole in _modules_of(path)}
-            raise UsageError(f"{option} '{word}': the program has no such module.", hint=nearest(word, known))
-        found = of_word | found
-    return found
-
-
-def _modules_of(path: str) -> list[str]:
+def modules_of(path: str) -> list[str]:
     """Return a path and those it lies in: ``a``, ``a.b`` and ``a.b.c``."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

@@ -7,6 +7,7 @@ their owners, said in these words where they can be.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -15,6 +16,14 @@ from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
+
+CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+TRANSPOSED_CONVOLUTIONS = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+#: Multiply their input with a constant matrix or kernel, in argument ``weight``.
+WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, aten.linear.default)
+RECURRENT = (aten.lstm.input, aten.gru.input)
+#: All whose weights quantization and pruning are about.
+LAYERS = (*WEIGHTED, *RECURRENT)
 
 MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 AVERAGE_POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
@@ -30,7 +39,7 @@ _RESIZINGS = (
 SPATIAL_AXES: Mapping[Any, int] = {
     operator: axes
     for family in (
-        graph.CONVOLUTIONS, graph.TRANSPOSED_CONVOLUTIONS, MAX_POOLS, AVERAGE_POOLS, ADAPTIVE_AVERAGES, *_RESIZINGS,
+        CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, MAX_POOLS, AVERAGE_POOLS, ADAPTIVE_AVERAGES, *_RESIZINGS,
     )
     for axes, operator in enumerate(family, start=1)
 } | {aten.upsample_bicubic2d.vec: 2}  # fmt: skip
@@ -45,6 +54,11 @@ TRANSPOSES = (aten.permute.default, aten.transpose.int)
 PERMUTATIONS = (
     *RESHAPES, *TRANSPOSES, aten.contiguous.default, aten.pixel_shuffle.default, aten.channel_shuffle.default,
     aten.flip.default,
+)  # fmt: skip
+#: Hold values of their input: some of them, or some several times.
+SELECTIONS = (
+    aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
+    aten.unbind.int, aten.expand.default,
 )  # fmt: skip
 PADS = (aten.pad.default, aten.constant_pad_nd.default)
 
@@ -83,6 +97,17 @@ SATURATION: Mapping[Any, tuple[float, float]] = {
 _UNTAGGED = (aten.hardswish.default, aten.log_sigmoid.default, aten.prelu.default, aten.batch_norm.default)
 
 
+def layer_paths(nodes: fx.Graph) -> dict[str, str]:
+    """Return the path of each weighted node by its name, numbered like the targets' where a module is called again."""
+    taken: Counter[str] = Counter()
+    paths = {}
+    for node in graph.calls(nodes, *WEIGHTED):
+        path = graph.origin(node)
+        paths[node.name] = f"{path}_{taken[path]}" if taken[path] else path
+        taken[path] += 1
+    return paths
+
+
 def is_elementwise(node: fx.Node) -> bool:
     """Say whether a call computes every value from those at its own place, and weights of its channel at most."""
     is_tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -101,6 +126,12 @@ def is_clip_at_zero(node: Any) -> bool:
     """Say whether a call is ``max(x, 0)``, with or without an upper bound."""
     bounds = clip_bounds(node)
     return bounds is not None and bounds[0] == 0
+
+
+def only_clip(node: fx.Node) -> fx.Node | None:
+    """Return the clip at zero that is all that reads a value: integers stored after it need none before."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and is_clip_at_zero(users[0]) else None
 
 
 def is_zero_pad(node: Any) -> bool:
@@ -128,4 +159,4 @@ def channel_axis(call: fx.Node, value: fx.Node) -> int:
 
 def output_axis(layer: fx.Node) -> int:
     """Return the axis of a layer's weight that counts output channels."""
-    return 1 if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) else 0
+    return 1 if graph.is_call(layer, *TRANSPOSED_CONVOLUTIONS) else 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from optimize import named
-from optimize.graph import layer_paths
 from optimize.job import Export, Job, Variant
+from optimize.ops import layer_paths
 from optimize.recipe import PassEntry, Recipe
 from optimize.report import RECIPE
 

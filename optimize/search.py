@@ -20,17 +20,18 @@ from optimize import wording as form
 from optimize.costs import program_costs
 from optimize.datasets import Datasets
 from optimize.errors import UsageError, nearest
-from optimize.graph import WEIGHTED, calls, layer_paths, op_name
+from optimize.graph import calls, op_name
 from optimize.job import Export, Job
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Speedup, measure
 from optimize.measure.layer_times import LayerTime, layer_times
 from optimize.measure.quality import judge
+from optimize.ops import WEIGHTED, layer_paths
 from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import LayerError, layer_errors
+from optimize.quantization.weights import give_back
 from optimize.ranking import explain, fewest, rank, slow_choices
 from optimize.records import LayerCost
 from optimize.registry import find_target

@@ -78,9 +78,7 @@ FORBIDDEN_TODAY = frozenset(
 SHARED_TODAY = frozenset(
     {
         "Case",
-        "Channels",
         "Limits",
-        "Step",
     }
 )
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.

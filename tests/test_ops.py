@@ -24,6 +24,13 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     aten.pixel_shuffle.default: (2,),
     aten.channel_shuffle.default: (2,),
     aten.flip.default: ([1],),
+    aten.slice.Tensor: (2, 1),
+    aten.select.int: (2, 1),
+    aten.split.Tensor: (3, 1),
+    aten.split_with_sizes.default: ([1, 3], 1),
+    aten.chunk.default: (2, 1),
+    aten.unbind.int: (1,),
+    aten.expand.default: ([3, 2, 4, 4, 4],),
     aten.upsample_bicubic2d.vec: (None, False, [2.0, 2.0]),
 }
 
@@ -67,7 +74,15 @@ def test_permutations_keep_every_value_once(operator: Any) -> None:
         assert torch.equal(found.flatten(), x.flatten())
 
 
-@pytest.mark.parametrize("operator", [each for each in ops.SPATIAL_AXES if each not in graph.WEIGHTED], ids=str)
+@pytest.mark.parametrize("operator", ops.SELECTIONS, ids=str)
+def test_selections_hold_values_of_their_input(operator: Any) -> None:
+    x = draw(2)
+    found = operator(x, *ARGUMENTS[operator])
+    parts = found if isinstance(found, list | tuple) else [found]
+    assert all(bool(torch.isin(part, x).all()) and part.shape != x.shape for part in parts)
+
+
+@pytest.mark.parametrize("operator", [each for each in ops.SPATIAL_AXES if each not in ops.WEIGHTED], ids=str)
 def test_what_mixes_space_keeps_channels_apart(operator: Any) -> None:
     axes = ops.SPATIAL_AXES[operator]
     x = draw(axes)

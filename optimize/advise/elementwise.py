@@ -67,4 +67,4 @@ def _continued(node: fx.Node, inside: Container[fx.Node]) -> fx.Node | None:
 def follows_layer(node: fx.Node) -> bool:
     """Say whether a runtime can put an operator of one input behind the layer it follows."""
     computed = [source for source in node.all_input_nodes if not graph.weights_behind(source)]
-    return len(computed) == 1 and graph.is_call(computed[0], *graph.WEIGHTED) and len(computed[0].users) == 1
+    return len(computed) == 1 and graph.is_call(computed[0], *ops.WEIGHTED) and len(computed[0].users) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.advise.base import Case, Finding, Rule, register_rule
 from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
@@ -64,7 +64,7 @@ class CudnnBenchmark(Rule):
         """Find convolutions on a machine with CUDA, and a flag that is off."""
         import torch
 
-        convolutions = [graph.origin(node) for node, _ in case.calls(*graph.CONVOLUTIONS)]
+        convolutions = [graph.origin(node) for node, _ in case.calls(*ops.CONVOLUTIONS)]
         if not (case.host.cuda and convolutions) or torch.backends.cudnn.benchmark:
             return None
         return Finding(

@@ -49,5 +49,5 @@ def _layers_behind(program: Program) -> dict[fx.Node, frozenset[fx.Node]]:
     found: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in program.graph.nodes:
         behind = frozenset[fx.Node]().union(*(found[source] for source in node.all_input_nodes))
-        found[node] = behind | {node} if graph.is_call(node, *graph.WEIGHTED) else behind
+        found[node] = behind | {node} if graph.is_call(node, *ops.WEIGHTED) else behind
     return found

@@ -176,7 +176,7 @@ class FewElementwise(Rule):
 
 def convolutions(case: Case) -> Iterator[tuple[fx.Node, _Conv]]:
     """Yield the convolutions of the fused program with their sizes."""
-    for node, cost in case.calls(*graph.CONVOLUTIONS):
+    for node, cost in case.calls(*ops.CONVOLUTIONS):
         weight, made = case.shape(node.args[1]), case.shape(node)
         hw = made[0] * math.prod(made[2:])
         groups = graph.argument(node, "groups")
@@ -206,7 +206,7 @@ def next_layer(node: fx.Node) -> fx.Node | None:
     """Return the layer that reads a value, at once or behind element-wise operators of one input; None for several."""
     while len(node.users) == 1:
         (node,) = node.users
-        if graph.is_call(node, *graph.WEIGHTED):
+        if graph.is_call(node, *ops.WEIGHTED):
             return node
         if not ops.is_elementwise(node) or graph.is_call(node, *ops.SUMS):
             return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
 from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
@@ -71,7 +71,7 @@ class ChannelMultiples(Rule):
         found = _ragged(case)
         if not found:
             return None
-        costs = {cost.layer: cost for _, cost in case.calls(*graph.WEIGHTED)}
+        costs = {cost.layer: cost for _, cost in case.calls(*ops.WEIGHTED)}
         idle = {place: case.limits.least_s(costs[place].macs, 0) * _idle(width) for place, width in found.items()}
         worst = max(idle, key=lambda place: idle[place])
         return Finding(
@@ -99,7 +99,7 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _ragged(case: Case) -> dict[str, int]:
     """Return the layers with a ragged channel count that is not the task's, with that count."""
-    layers = list(case.calls(*graph.WEIGHTED))
+    layers = list(case.calls(*ops.WEIGHTED))
     found = {}
     for index, (node, cost) in enumerate(layers):
         weight = case.shape(node.args[1])

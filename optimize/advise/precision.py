@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from optimize import graph
+from optimize import ops
 from optimize.advise.base import Case, Finding, Rule, register_rule
 from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
@@ -138,7 +138,7 @@ def _made(case: Case) -> tuple[Artifact, Artifact] | None:
 
 def _gain(case: Case, dtype: str, flags: tuple[str, ...]) -> float | None:
     """Return how many times as fast a type multiplies as float32; None where that is not worth it here."""
-    has_layers = any(True for _ in case.calls(*graph.WEIGHTED))
+    has_layers = any(True for _ in case.calls(*ops.WEIGHTED))
     known = dtype in case.limits.macs_per_s and any(flag in case.host.cpu_flags for flag in flags)
     if not (has_layers and known and case.program.precision == "float32"):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.advise.base import Case, Finding, Rule, register_rule
 from optimize.advise.trials import Measured, compare_runs
 from optimize.graph import aten
@@ -115,7 +115,7 @@ def without_biases(program: Program) -> Program:
 def _biased(program: Program) -> list[tuple[fx.Node, fx.Node]]:
     """Return the layers with a bias and the BatchNorm in inference form that alone reads each."""
     found = []
-    for layer in graph.calls(program.graph, *graph.WEIGHTED):
+    for layer in graph.calls(program.graph, *ops.WEIGHTED):
         reader = next(iter(layer.users), None)
         has_bias = graph.constant(program.graph_module, graph.argument(layer, "bias")) is not None
         if has_bias and len(layer.users) == 1 and _is_norm(reader) and reader is not None and reader.args[0] is layer:

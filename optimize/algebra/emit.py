@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra.affine import Affine, Size
 from optimize.graph import aten
 from optimize.program import tensor_value
 
-_CONVOLUTION_OF_DIMS = dict(enumerate(graph.CONVOLUTIONS, start=1))
+_CONVOLUTION_OF_DIMS = dict(enumerate(ops.CONVOLUTIONS, start=1))
 #: Where new weights are held until their final paths are free.
 _PROVISIONAL = "_merged"
 

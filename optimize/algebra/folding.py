@@ -57,7 +57,7 @@ def into_layer_before(module: fx.GraphModule, operator: Channelwise) -> Folded |
             return carrying.refusal(move)
         operator = carried
     layer = operator.source
-    if not graph.is_call(layer, *graph.WEIGHTED):
+    if not graph.is_call(layer, *ops.WEIGHTED):
         kind = graph.op_name(layer) if layer.op == "call_function" else "an input"
         return f"its input is {kind}, not a convolution or linear layer"
     if len(layer.users) > 1:
@@ -128,7 +128,7 @@ def into_inputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, shi
         return found
     weight, bias = found
     if shift.any():
-        if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) or ops.pads_with_zeros(layer):
+        if graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS) or ops.pads_with_zeros(layer):
             return "zero padding after its shift would change the border pixels"
         moved = _blocks(layer, weight, shift, inputs=True).flatten(1).sum(1)
         bias = moved if bias is None else bias + moved
@@ -174,7 +174,7 @@ def _layer_after(node: fx.Node) -> fx.Node | None:
     value, reader = node, _only_reader(node)
     while reader is not None and graph.is_call(reader, *carrying.MOVES):
         value, reader = reader, _only_reader(reader)
-    if reader is None or not graph.is_call(reader, *graph.WEIGHTED) or value in reader.args[1:]:
+    if reader is None or not graph.is_call(reader, *ops.WEIGHTED) or value in reader.args[1:]:
         return None
     return reader
 

@@ -110,7 +110,7 @@ class Regions:
         term: Term | None = None
         if graph.is_call(node, *channelwise.OPERATORS):
             term = self._scaled(node)
-        elif graph.is_call(node, *graph.CONVOLUTIONS) and self.layout is Layout.FIRST:
+        elif graph.is_call(node, *ops.CONVOLUTIONS) and self.layout is Layout.FIRST:
             term = self._applied(node, self._convolution(node))
         elif graph.is_call(node, aten.linear.default) and self.layout is Layout.LAST:
             term = self._applied(node, self._linear(node))

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.data import Given
+from optimize.errors import UsageError, nearest
 from optimize.program import Program
 from optimize.records import Rewrite, Skip
 
@@ -143,5 +144,14 @@ class PrecisionPass(Pass):
         Raises:
             UsageError: A word names no module of the program; the nearest is named.
         """
-        found = graph.named(program.graph, self.keep, option="keep")
-        return {node: f"you keep '{word}' in float" for node, word in found.items()}
+        numbered = ops.layer_paths(program.graph) if self.keep else {}
+        called = [node for node in program.graph.nodes if node.op == "call_function"]
+        paths = {node: {origin := graph.origin(node), numbered.get(node.name, origin)} for node in called}
+        found: dict[fx.Node, str] = {}
+        for word in self.keep:
+            of_word = [node for node, ways in paths.items() if any(graph.is_within(path, word) for path in ways)]
+            if not of_word:
+                known = {whole for ways in paths.values() for path in ways for whole in graph.modules_of(path)}
+                raise UsageError(f"keep '{word}': the program has no such module.", hint=nearest(word, known))
+            found = dict.fromkeys(of_word, f"you keep '{word}' in float") | found
+        return found

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, PrecisionPass, Rewrite, Skip
@@ -25,9 +25,9 @@ from optimize.precision.rounding_error import find_losses
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches, require_batches
-from optimize.quantization.mixed import restore
 from optimize.quantization.rounding import Rounding, check_rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
+from optimize.quantization.weights import restore
 from optimize.registry import register_pass
 
 #: Samples that decide what stays in float32.
@@ -165,7 +165,7 @@ class _CastHalf(PrecisionPass):
     ) -> tuple[Kept, tuple[str, ...]]:
         """Return what overflows and what the outputs notice."""
         emulation = Emulation(program, self.dtype)
-        kept = {node: _BY_STEP for node in calls if graph.is_call(node, *graph.RECURRENT)}
+        kept = {node: _BY_STEP for node in calls if graph.is_call(node, *ops.RECURRENT)}
         kept |= {node: _UNFOLDED for node in calls if graph.op_name(node) in NORMS}
         kept |= find_overflows(emulation, batches, set(calls) - kept.keys())
         integer = _in_integers(program)

@@ -17,7 +17,7 @@ from optimize.quantization.links import Link
 from optimize.registry import register_pass
 
 #: Passed as they are.
-THROUGH = (*links.SCALES_PASS, *links.SUMS)
+THROUGH = (*links.SCALES_PASS, aten.add.Tensor)
 #: Passed with their bound in view.
 CLIPS = (aten.relu6.default, aten.hardtanh.default)
 #: 1/2 shares width evenly; 1 is right in front of depthwise layers, whose weights lose nothing by it.

@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import channelwise, discontinuity, folding
 from optimize.algebra.channelwise import Channelwise
 from optimize.algebra.folding import Folded
@@ -153,7 +153,7 @@ def _computed(module: fx.GraphModule) -> list[tuple[fx.Node, str]]:
     """
     found = [
         (layer, name)
-        for layer in graph.calls(module.graph, *graph.WEIGHTED)
+        for layer in graph.calls(module.graph, *ops.WEIGHTED)
         for name in ("weight", "bias")
         if getattr(graph.argument(layer, name), "op", "") == "call_function"
         and graph.constant(module, graph.argument(layer, name)) is not None

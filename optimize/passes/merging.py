@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import fx, nn
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import padding
 from optimize.branches import kinds
 from optimize.branches.insertion import replaced
@@ -65,8 +65,8 @@ def _one_convolution(block: Branches, path: str) -> tuple[fx.Node, fx.GraphModul
     program = capture(alone, (_probe(cast(Conv, alone.main.conv)),), dynamic_batch=False)
     program, outcome = Reparameterize().apply(program)
     left = [node for node in program.graph.nodes if node.op == "call_function"]
-    others = [node for node in left if not graph.is_call(node, *graph.CONVOLUTIONS, *padding.OPERATORS[:2])]
-    convolutions = [node for node in left if graph.is_call(node, *graph.CONVOLUTIONS)]
+    others = [node for node in left if not graph.is_call(node, *ops.CONVOLUTIONS, *padding.OPERATORS[:2])]
+    convolutions = [node for node in left if graph.is_call(node, *ops.CONVOLUTIONS)]
     if others or len(convolutions) != 1:
         names = ", ".join(sorted({graph.op_name(node) for node in (*convolutions, *others)}))
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in outcome.skips))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
@@ -111,10 +111,10 @@ def _skip(group: Group, reason: str) -> Skip:
 def _unfollowed(program: Program, followed: set[fx.Node]) -> list[Skip]:
     """Name the layers whose channels have no group."""
     skips = []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         if node in followed:
             continue
-        recurrent = graph.is_call(node, *graph.RECURRENT)
+        recurrent = graph.is_call(node, *ops.RECURRENT)
         reason = "the channels of recurrent layers are not followed" if recurrent else "its weight is computed"
         skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
     return skips

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import UsageError
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
@@ -81,8 +81,8 @@ def _stored_weights(program: Program) -> tuple[dict[str, torch.Tensor], list[Ski
     """Return each weight tensor once, by the layer that reads it first, and the layers that have none."""
     weights: dict[str, torch.Tensor] = {}
     skips = []
-    for layer in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-        source = None if graph.is_call(layer, *graph.RECURRENT) else graph.argument(layer, "weight")
+    for layer in graph.calls(program.graph, *ops.LAYERS):
+        source = None if graph.is_call(layer, *ops.RECURRENT) else graph.argument(layer, "weight")
         if source is None or source.op != "get_attr":
             reason = "recurrent weights are not pruned" if source is None else "its weight is computed"
             skips.append(Skip(graph.origin(layer), graph.op_name(layer), reason))

@@ -17,7 +17,7 @@ from optimize.program import Program
 from optimize.quantization.aware import QuantizedModule, Steps, clip_weights
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import learn_ranges
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import USUAL
 from optimize.registry import register_pass
 
 #: With so few, least squared error clips most channels far below their largest weight, and training profits from that;

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
 from optimize.program import Program
@@ -41,7 +41,7 @@ class QuantizeDynamic(PrecisionPass):
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
         kept, layers, skips, left = self.kept(program), [], [], {}
-        for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+        for node in graph.calls(program.graph, *ops.LAYERS):
             if reason := kept.get(node) or _reason_to_skip(program, node):
                 skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
                 left[node.name] = reason
@@ -55,7 +55,7 @@ class QuantizeDynamic(PrecisionPass):
 
 
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
-    if not graph.is_call(node, aten.linear.default, *graph.RECURRENT):
+    if not graph.is_call(node, aten.linear.default, *ops.RECURRENT):
         return "a convolution is slower with run-time ranges; use static INT8 (--int8)"
     weights = [graph.argument(node, "weight")] if graph.is_call(node, aten.linear.default) else node.args[2]
     if any(graph.constant(program.graph_module, weight) is None for weight in weights):  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
@@ -23,10 +23,9 @@ from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
-from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.numerics import USUAL, TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
-from optimize.quantization.simulation import USUAL
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.registry import find_target, register_pass
@@ -128,7 +127,7 @@ class QuantizeStatic(PrecisionPass):
                 calibrator=self.calibrator,
                 synthetic=batches.samples.synthetic,
             ),
-            left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *graph.WEIGHTED)},
+            left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *ops.WEIGHTED)},
             bits=self.bits,
         )
         program.quantization = self._spared(program, batches)
@@ -193,7 +192,7 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
         kept: What the user keeps in float, with the reason.
     """
     layers, skips = [], []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
+    for node in graph.calls(program.graph, *ops.LAYERS):
         if reason := (kept or {}).get(node) or _reason_to_skip(program, node):
             skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
         else:
@@ -202,7 +201,7 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
 
 
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
-    if graph.is_call(node, *graph.RECURRENT):
+    if graph.is_call(node, *ops.RECURRENT):
         return "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
     weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
     if weight is None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
@@ -20,9 +20,9 @@ from optimize.registry import register_pass
 
 _COVERED = (aten.linear.default, aten.embedding.default)
 _WITHOUT_KERNEL: dict[Any, str] = {
-    **dict.fromkeys(graph.RECURRENT, "a recurrent layer has no kernel for it; use dynamic INT8 (--int8=dynamic)"),
+    **dict.fromkeys(ops.RECURRENT, "a recurrent layer has no kernel for it; use dynamic INT8 (--int8=dynamic)"),
     **dict.fromkeys(
-        (*graph.CONVOLUTIONS, *graph.TRANSPOSED_CONVOLUTIONS),
+        (*ops.CONVOLUTIONS, *ops.TRANSPOSED_CONVOLUTIONS),
         "a convolution has no kernel for it; use static INT8 (--int8)",
     ),
 }

@@ -29,8 +29,9 @@ from optimize.quantization.attempts import Attempt, Seen, best_attempts
 from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
 from optimize.quantization.calibrate import learn_ranges
 from optimize.quantization.links import Link
+from optimize.quantization.numerics import USUAL
 from optimize.quantization.plan import Quantization
-from optimize.quantization.simulation import USUAL, simulated_db
+from optimize.quantization.simulation import simulated_db
 from optimize.quantization.sparing import NEAR_DB
 
 #: Samples that are looked at, half of them held out.

@@ -258,7 +258,7 @@ def _home(term: Term) -> str:
     shared = ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
     if shared:
         return shared
-    layers = [node for node in term.nodes if graph.is_call(node, *graph.WEIGHTED)]
+    layers = [node for node in term.nodes if graph.is_call(node, *ops.WEIGHTED)]
     largest = max(layers, key=lambda node: (graph.argument(node, "weight").meta["val"].numel(), node.name))
     return next(iter(_parameters([largest]))).rpartition(".")[0]
 
@@ -277,14 +277,14 @@ def _parameters(nodes: Iterable[fx.Node]) -> list[str]:
 def _has_bias(node: fx.Node) -> bool:
     if graph.is_call(node, aten.batch_norm.default):
         return True
-    return graph.is_call(node, *graph.WEIGHTED) and graph.argument(node, "bias") is not None
+    return graph.is_call(node, *ops.WEIGHTED) and graph.argument(node, "bias") is not None
 
 
 def _keeps_norms(module: fx.GraphModule) -> bool:
     """Say whether the program still has a BatchNorm or scale behind a layer: its keys are those of the user's model."""
     operators = (channelwise.read(module, node) for node in graph.calls(module.graph, *channelwise.OPERATORS))
     sources = [operator.source for operator in operators if operator is not None]
-    return any(graph.is_call(source, *graph.WEIGHTED) and graph.reads(source) == 1 for source in sources)
+    return any(graph.is_call(source, *ops.WEIGHTED) and graph.reads(source) == 1 for source in sources)
 
 
 def _join(*names: str) -> str:

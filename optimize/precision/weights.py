@@ -13,11 +13,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.calibrate import observe
-from optimize.quantization.mixed import restore
-from optimize.quantization.weights import WeightRounding
+from optimize.quantization.weights import WeightRounding, restore
 
 #: Weights nearer to the end of a type's range than this factor are left alone: compensation may move them beyond.
 _MARGIN = 2.0
@@ -42,7 +41,7 @@ def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], d
     rounded = before.clone()
     layers = [
         layer
-        for layer in graph.calls(rounded.graph, *graph.WEIGHTED)
+        for layer in graph.calls(rounded.graph, *ops.WEIGHTED)
         if _fits(graph.constant(rounded.graph_module, graph.argument(layer, "weight")), dtype)
     ]
     rounding = WeightRounding(rounded, layers)

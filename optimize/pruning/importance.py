@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.algebra import channelwise
 from optimize.graph import aten
 from optimize.program import Program
@@ -67,7 +67,7 @@ def _energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
     weight = graph.constant(module, graph.argument(layer, "weight"))
     assert weight is not None
     squares = weight.double().square()
-    if graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS):
+    if graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS):
         groups = graph.argument(layer, "groups")
         squares = squares.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).sum((1, 3)).reshape(-1)
     else:

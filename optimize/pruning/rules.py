@@ -53,7 +53,7 @@ def label(flow: Flow, node: fx.Node) -> None:
 
 def is_depthwise(layer: fx.Node) -> bool:
     """Say whether a layer is a convolution with one input channel a group, and more than one group."""
-    if not graph.is_call(layer, *graph.CONVOLUTIONS, *graph.TRANSPOSED_CONVOLUTIONS):
+    if not graph.is_call(layer, *ops.CONVOLUTIONS, *ops.TRANSPOSED_CONVOLUTIONS):
         return False
     groups, rows, columns = graph.argument(layer, "groups"), *sizes(graph.argument(layer, "weight"))[:2]
     return groups > 1 and (rows == groups if ops.output_axis(layer) == 1 else columns == 1)
@@ -184,7 +184,7 @@ def _reduction(flow: Flow, node: fx.Node) -> Axes:
 _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.batch_norm.default, aten.prelu.default), _per_channel),
     **dict.fromkeys(ops.SPATIAL_AXES, _spatial),
-    **dict.fromkeys(graph.WEIGHTED, _layer),
+    **dict.fromkeys(ops.WEIGHTED, _layer),
     **dict.fromkeys(ops.PADS, _pad),
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduction),
     **reshaping.RULES,

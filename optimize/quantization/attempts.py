@@ -21,9 +21,9 @@ from optimize.program import Program
 from optimize.quantization.calibrate import Batches, observe
 from optimize.quantization.calibrators import mse
 from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
-from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.observers import Statistics
-from optimize.quantization.simulation import USUAL, round_weight
+from optimize.quantization.simulation import round_weight
 
 #: A channel narrower than this share of the widest is left as it is.
 DEAD = 1e-6
@@ -34,7 +34,7 @@ WORTH = 0.05
 
 
 @dataclass
-class Channels:
+class ChannelExtrema:
     """Extrema of one value channel by channel, float64 ``[C]``."""
 
     low: torch.Tensor
@@ -52,7 +52,7 @@ class Channels:
 
 
 #: What each value looked like: that of a link's maker, what a clip clips, what a layer reads.
-Seen = dict[fx.Node, Channels]
+Seen = dict[fx.Node, ChannelExtrema]
 
 
 @dataclass
@@ -242,7 +242,7 @@ def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
                 )
             if node not in seen:
                 unseen = torch.full((len(rows),), torch.inf, dtype=torch.float64)
-                seen[node] = Channels(unseen, -unseen)
+                seen[node] = ChannelExtrema(unseen, -unseen)
             seen[node].update(rows)
 
     observe(program, batches, see)

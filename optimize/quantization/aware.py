@@ -1,4 +1,9 @@
-"""A quantized program that can be trained: the forward pass does what integers do, and gradients pass rounding."""
+"""A quantized program that can be trained: the forward pass does what integers do, and gradients pass rounding.
+
+Rounding passes gradients of values on (the straight-through estimator) and gives each step of an integer grid its own:
+``round(v/s) - v/s`` inside the grid and the outermost integer beyond it (S. Esser et al., "Learned Step Size
+Quantization", 2019, arXiv 1902.08153).
+"""
 
 from __future__ import annotations
 
@@ -13,17 +18,15 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.errors import Refused
-from optimize.graph import aten
 from optimize.program import Program, tensor_value
-from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, scale_and_zero_point
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import USUAL, stored_values
-from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_integer, largest_step
+from optimize.quantization.simulation import MOVES, largest_step, stored_values
 
 Steps = Literal["learned", "frozen"]
 
-#: Operators whose output runtimes store with the scale of their input.
-_SAME_SCALE = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
+#: Shares of the largest weight that the outermost integer is tried at.
+_SHARES = torch.linspace(1.0, 0.3, 36)
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
 
@@ -102,7 +105,7 @@ class QuantizedModule(nn.Module):
         """Say whether a node is a layer of the plan."""
         return node.name in self._plan.layers
 
-    def _start(self, name: str) -> Step:
+    def _start(self, name: str) -> LearnedStep:
         """Return the step of the values that share this one's, and note the integers they reach."""
         members = [self._plan.ranges[member] for member, leader in self._leaders.items() if leader == name]
         interval = members[0]
@@ -112,12 +115,12 @@ class QuantizedModule(nn.Module):
         low, high = USUAL.activation.bounds
         self._ends[name] = (low - zero_point, high - zero_point)
         node = next(node for node in self._program.graph.nodes if node.name == name)
-        return Step(torch.tensor(scale), _features(node), high)
+        return LearnedStep(torch.tensor(scale), _features(node), high)
 
-    def _start_of_weight(self, layer: fx.Node) -> Step:
+    def _start_of_weight(self, layer: fx.Node) -> LearnedStep:
         weight = self.body.get_parameter(_path(layer)).detach()
         start = closest_step(weight, _axis(layer), self._high)
-        return Step(start, weight.numel() // start.numel(), self._high)
+        return LearnedStep(start, weight.numel() // start.numel(), self._high)
 
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
@@ -149,7 +152,7 @@ class _Run(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         owner = self._owner[0]
-        if graph.is_call(n, *graph.WEIGHTED) and owner.quantizes(n):
+        if graph.is_call(n, *ops.WEIGHTED) and owner.quantizes(n):
             (value, weight, *others), keywords = self.fetch_args_kwargs_from_env(n)
             rounded = owner.rounded_weight(n, weight)
             result = n.target(value, rounded, *others, **keywords)  # type: ignore[operator]
@@ -203,7 +206,7 @@ def _path(layer: fx.Node) -> str:
 
 def _axis(layer: fx.Node) -> int | None:
     """Return the axis of a layer's weight that counts its scales; None where the groups of a layer share that axis."""
-    grouped = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
+    grouped = graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
     return None if grouped else ops.output_axis(layer)
 
 
@@ -215,7 +218,7 @@ def _leaders(program: Program, *, tied: bool) -> dict[str, str]:
     leaders: dict[str, str] = {}
     for node in program.graph.nodes:
         if node in stored and node.name in plan.ranges:
-            source = str(node.args[0]) if tied and graph.is_call(node, *_SAME_SCALE) else ""
+            source = str(node.args[0]) if tied and graph.is_call(node, *MOVES) else ""
             leaders[node.name] = leaders.get(source, node.name)
     return leaders
 
@@ -225,3 +228,85 @@ def _features(node: fx.Node) -> int:
     value = tensor_value(node)
     assert value is not None
     return math.prod(size for size in value.shape[1:] if isinstance(size, int))
+
+
+class LearnedStep(nn.Module):
+    """A positive step, trained as ``start * exp(pace * moved)``.
+
+    With this pace, plain gradient descent on ``moved`` changes the step at the rate of the published rule (gradients
+    scaled by ``1 / sqrt(elements * high)``), while optimizers that normalise gradients change it by a small factor and
+    not by a small number, which could be the step itself. Weight decay pulls it to the start.
+
+    Args:
+        start: Positive float32 steps, in a shape that broadcasts against the values.
+        elements: Values that share one step.
+        high: The largest integer.
+    """
+
+    def __init__(self, start: torch.Tensor, elements: int, high: int) -> None:
+        super().__init__()
+        self.moved = nn.Parameter(torch.zeros_like(start))
+        self.start, self.pace = nn.Buffer(start), nn.Buffer((elements * high) ** -0.25 / start)
+
+    def forward(self) -> torch.Tensor:
+        """Return the step, in the shape of the start."""
+        return self.start * torch.exp(self.pace * self.moved)
+
+
+class _Rounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, step: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        ratio = value * (1 / step)
+        integers = ratio.round().clamp_(low, high)
+        ctx.save_for_backward(ratio, integers)
+        ctx.step = step
+        return integers * step
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ratio, integers = ctx.saved_tensors
+        inside = (ratio - integers).abs() <= 0.5
+        moves = None
+        if ctx.needs_input_grad[1]:
+            moves = (gradient * torch.where(inside, integers - ratio, integers)).sum_to_size(ctx.step.shape)
+        return gradient * inside, moves, None, None
+
+
+def fake_quantize(value: torch.Tensor, step: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Return the nearest of the multiples ``low * step`` to ``high * step``, with gradients for value and step.
+
+    Args:
+        value: Floats.
+        step: Positive, in a shape that broadcasts against the value.
+        low: Smallest integer; minus the zero point where integers have one.
+        high: Largest integer, alike.
+
+    >>> fake_quantize(torch.tensor([0.26, 9.0]), torch.tensor(0.5), 0, 3)
+    tensor([0.5000, 1.5000])
+    """
+    result: torch.Tensor = _Rounding.apply(value, step, low, high)
+    return result
+
+
+def largest_integer(bits: int) -> int:
+    """Return the largest integer of a symmetric signed format.
+
+    >>> largest_integer(8), largest_integer(2)
+    (127, 1)
+    """
+    return dataclasses.replace(USUAL.weight, bits=bits).bounds[1]
+
+
+def closest_step(weight: torch.Tensor, axis: int | None, high: int) -> torch.Tensor:
+    """Return the steps of least squared rounding error, at most :func:`largest_step`: few integers clip the largest.
+
+    Args:
+        weight: Float weight.
+        axis: As for :func:`largest_step`.
+        high: The largest integer.
+    """
+    others = [dim for dim in range(weight.dim()) if dim != axis]
+    steps = [largest_step(weight, axis, high) * share for share in _SHARES]
+    errors = [(fake_quantize(weight, step, -high, high) - weight).square().sum(others, keepdim=True) for step in steps]
+    best = torch.stack(errors).argmin(0, keepdim=True)
+    return torch.stack(steps).gather(0, best)[0].clamp_min(SMALLEST_SCALE)

@@ -230,7 +230,7 @@ def _take_in(statistics: Statistics, node: fx.Node, value: torch.Tensor, axis: i
     """Update statistics with a value; return False where it is infinite inside the program."""
     rows = value[None] if axis is None or value.dim() == 0 else value.movedim(axis, 0)
     try:
-        statistics.update(rows, count=not _is_clipped(node))
+        statistics.update(rows, count=ops.only_clip(node) is None)  # else no runtime stores it
     except Refused as error:
         is_inside = node.op != "placeholder" and all(user.op != "output" for user in node.users)
         if is_inside and not value.isnan().any():
@@ -257,9 +257,3 @@ def _same_values(node: fx.Node) -> fx.Node | None:
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
     return None
-
-
-def _is_clipped(node: fx.Node) -> bool:
-    """Say whether all that reads a value is a clip at zero: no runtime stores the value before it as integers."""
-    users = list(node.users)
-    return len(users) == 1 and ops.is_clip_at_zero(users[0])

@@ -21,11 +21,9 @@ from optimize.algebra.channelwise import Channelwise
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 
-LAYERS = (*graph.CONVOLUTIONS, aten.linear.default)
+LAYERS = (*ops.CONVOLUTIONS, aten.linear.default)
 #: What a scale a channel passes without changing the result.
 SCALES_PASS = (*ops.HOMOGENEOUS, aten.mean.dim, aten.mul.Tensor, aten.select.int)
-#: What it passes when everything that is added has the same scales.
-SUMS = (aten.add.Tensor,)
 #: What a shift a channel passes without changing the result.
 SHIFTS_PASS = (*ops.AVERAGES, aten.select.int)
 
@@ -102,7 +100,7 @@ class _Search:
 
     def link(self) -> Link | None:
         """Return what was found, None where an obstacle is in the way."""
-        sums = [value for value in self.values if graph.is_call(value, *SUMS)]
+        sums = [value for value in self.values if graph.is_call(value, aten.add.Tensor)]
         if any(source not in self.values for total in sums for source in total.all_input_nodes):
             self.obstacle = self.obstacle or "something else is added to it"
         if self.clipped and len(self.makers) > 1:
@@ -139,7 +137,7 @@ class _Search:
                 continue
             following = self._passed(user, operator)
             if following is not None:
-                if graph.is_call(user, aten.mul.Tensor, *SUMS) and self._is_plain(operator):
+                if graph.is_call(user, aten.mul.Tensor, aten.add.Tensor) and self._is_plain(operator):
                     self.between.append(operator.source)
                 self.follow(following)
             elif not self.obstacle:
@@ -165,7 +163,7 @@ class _Search:
             return replace(operator, source=call)
         if not graph.is_call(call, *self.through):
             return None
-        if graph.is_call(call, *SUMS):
+        if graph.is_call(call, aten.add.Tensor):
             return self._added(call, operator)
         if graph.is_call(call, aten.mean.dim, aten.select.int):
             return _reduced(call, operator)
@@ -188,7 +186,7 @@ class _Search:
         """Begin at all that makes a value which is added to one of the link's."""
         if self.obstacle or value in self.values:
             return
-        if graph.is_call(value, *ops.HOMOGENEOUS, *SUMS, aten.mul.Tensor):
+        if graph.is_call(value, *ops.HOMOGENEOUS, aten.add.Tensor, aten.mul.Tensor):
             is_product = graph.is_call(value, aten.mul.Tensor)  # its other factor is a gate
             for source in value.all_input_nodes:
                 if not is_product or _shape(source) == _shape(value):

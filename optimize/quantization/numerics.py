@@ -61,6 +61,14 @@ class Numerics:
     bias: Literal["int32", "float"]
 
 
+#: Unsigned activations, signed weights with a scale a channel: the form of most CPU runtimes.
+USUAL = Numerics(
+    activation=TensorFormat("uint8", symmetric=False),
+    weight=TensorFormat("int8", symmetric=True, per_channel=True),
+    bias="int32",
+)
+
+
 def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, int]:
     """Return the affine parameters that map ``interval`` onto the format's integers; zero is exact.
 

@@ -149,7 +149,7 @@ class Rounded:
 
 def can_round(layer: fx.Node, weight: torch.Tensor) -> bool:
     """Say whether a layer's rows are of a kind and length that :func:`round_weights` is for."""
-    is_covered = graph.is_call(layer, *graph.CONVOLUTIONS[:2], aten.linear.default)
+    is_covered = graph.is_call(layer, *ops.CONVOLUTIONS[:2], aten.linear.default)
     return is_covered and weight.dim() > 1 and weight[0].numel() <= LONGEST_ROW
 
 

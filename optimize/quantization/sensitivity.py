@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
@@ -69,9 +69,9 @@ def layer_errors(
     """
     plan = program.quantization
     assert plan is not None
-    paths, originals = graph.layer_paths(program.graph), _originals(program)
+    paths, originals = ops.layer_paths(program.graph), _originals(program)
     wanted_layers = plan.layers if only is None else plan.layers & set(only)
-    layers = [node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in wanted_layers]
+    layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in wanted_layers]
     reference = _Partly(program, plan, (), originals)
     alone = [(layer, _Partly(program, plan, (layer.name,), originals)) for layer in layers]
     noise = torch.zeros(len(layers), len(program.outputs), dtype=torch.float64)
@@ -131,7 +131,7 @@ def _originals(program: Program) -> dict[str, tuple[Any, Any]]:
     plain = program.unquantized or program
     return {
         node.name: tuple(graph.constant(plain.graph_module, graph.argument(node, name)) for name in ("weight", "bias"))  # type: ignore[misc]
-        for node in graph.calls(plain.graph, *graph.WEIGHTED)
+        for node in graph.calls(plain.graph, *ops.WEIGHTED)
     }
 
 

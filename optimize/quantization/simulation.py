@@ -9,7 +9,8 @@ about a decibel and takes no runtime.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence, Set
 
 import torch
 from torch import fx
@@ -18,21 +19,17 @@ from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
-from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.flow import trace_integers
+from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 
-#: Unsigned activations, signed weights with a scale a channel: the form of most CPU runtimes.
-USUAL = Numerics(
-    activation=TensorFormat("uint8", symmetric=False),
-    weight=TensorFormat("int8", symmetric=True, per_channel=True),
-    bias="int32",
-)
-
+#: Operators whose output runtimes store with the scale of their input.
+MOVES = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
 #: Operators without weights that integer runtimes have kernels for.
 BETWEEN = (
-    *ops.CLIPS, *ops.PERMUTATIONS, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.max_pool2d.default,
-    aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim, aten.sigmoid.default,
-    aten.hardsigmoid.default, aten.hardswish.default, aten.leaky_relu.default, aten.slice.Tensor,
+    *ops.CLIPS, *MOVES, aten.add.Tensor, aten.mul.Tensor, aten.cat.default, aten.avg_pool2d.default,
+    aten.adaptive_avg_pool2d.default, aten.mean.dim, aten.sigmoid.default, aten.hardsigmoid.default,
+    aten.hardswish.default, aten.leaky_relu.default,
 )  # fmt: skip
 
 
@@ -63,9 +60,9 @@ class Simulation(fx.Interpreter):
             for node in stored
             if node.name in plan.ranges
         }
-        form = numerics.weight if plan.bits == 8 else _narrowed(numerics.weight, plan.bits)
+        form = numerics.weight if plan.bits == 8 else dataclasses.replace(numerics.weight, bits=plan.bits)
         self._weights = {}
-        for node in graph.calls(program.graph, *graph.WEIGHTED) if weights else ():
+        for node in graph.calls(program.graph, *ops.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
             if node.name in plan.layers and weight is not None:
                 self._weights[node] = round_weight(weight, form, ops.output_axis(node))
@@ -121,64 +118,58 @@ def simulated_db(
 
 def stored_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
     """Return the nodes whose value is rounded to integers when the layers of these names run on integers."""
-    chosen = {node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers}
-    read = {_activation(layer) for layer in chosen}
-    convolutions = _convolutions(chosen)
-    # A convolution has a kernel with integer output only.
-    written = {next(iter(node.users)) if _is_clipped(node) else node for node in convolutions}
-    born = integer_values(program, layers)
-    wanted: set[fx.Node] = set()
-    for node in reversed(program.graph.nodes):
-        if any(_takes(user, node, chosen) or (user in wanted and user in born - chosen) for user in node.users):
-            wanted.add(node)
-    return {node for node in read | written | (born & wanted) if not _is_clipped(node)}
+    reads, born, wanted = _trace(program, layers)
+    written = born & reads.keys()  # a convolution has a kernel with integer output only
+    stored = {*reads.values(), *(_folded_clip(node) or node for node in written), *(born & wanted)}
+    return {node for node in stored if _folded_clip(node) is None}
 
 
 def integer_values(program: Program, layers: Collection[str]) -> set[fx.Node]:
     """Return the nodes whose value integer kernels make: convolutions, and what follows without a float operator."""
-    convolutions = _convolutions({node for node in graph.calls(program.graph, *graph.WEIGHTED) if node.name in layers})
-    born: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node in convolutions or (graph.is_call(node, *BETWEEN) and _all(born, node)):
-            born.add(node)
-    return born
+    return _trace(program, layers)[1]
 
 
-def _convolutions(layers: set[fx.Node]) -> set[fx.Node]:
-    return {node for node in layers if not graph.is_call(node, aten.linear.default)}
+def _trace(program: Program, layers: Collection[str]) -> tuple[dict[fx.Node, fx.Node], set[fx.Node], set[fx.Node]]:
+    """Return what each of these layers reads, and the values that are born and wanted as integers."""
+    chosen = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in layers]
+    reads: dict[fx.Node, fx.Node] = {layer: graph.argument(layer, "input") for layer in chosen}
+
+    def makes(node: fx.Node, born: Set[fx.Node]) -> bool:
+        if node in reads:
+            return not graph.is_call(node, aten.linear.default)
+        return graph.is_call(node, *BETWEEN) and _is_fed(node, born)
+
+    return reads, *trace_integers(program.graph, reads, makes, lambda user, born: user in born and user not in reads)
 
 
 def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int) -> torch.Tensor:
     """Round a weight to nearest on the grid every target finds: the largest of a channel is the largest integer."""
-    others = [dim for dim in range(weight.dim()) if dim != axis]
-    scale = (weight.detach().abs().amax(others) / form.bounds[1]).clamp_min(1e-9)
+    scale = largest_step(weight.detach(), axis, form.bounds[1]).flatten()
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(weight, scale.float(), zero, axis, *form.bounds)
 
 
-def _narrowed(form: TensorFormat, bits: int) -> TensorFormat:
-    return TensorFormat(form.dtype, form.symmetric, form.per_channel, bits)
+def largest_step(weight: torch.Tensor, axis: int | None, high: int) -> torch.Tensor:
+    """Return the steps at which the largest weight of each slice along ``axis`` is the largest integer.
+
+    That is the grid which every target finds.
+
+    Args:
+        weight: Float weight.
+        axis: The axis that counts output channels; None for one step a tensor.
+        high: The largest integer.
+    """
+    others = [dim for dim in range(weight.dim()) if dim != axis]
+    return (weight.abs().amax(others, keepdim=True) / high).clamp_min(SMALLEST_SCALE)
 
 
-def _activation(layer: fx.Node) -> fx.Node:
-    source = graph.argument(layer, "input")
-    assert isinstance(source, fx.Node)
-    return source
-
-
-def _takes(user: fx.Node, node: fx.Node, layers: set[fx.Node]) -> bool:
-    return user in layers and _activation(user) is node
-
-
-def _all(born: set[fx.Node], node: fx.Node) -> bool:
+def _is_fed(node: fx.Node, born: Set[fx.Node]) -> bool:
     """Say whether every activation a call reads is an integer already; weights and numbers are constants."""
     values = [source for source in node.all_input_nodes if tensor_value(source) is not None]
     sources = [source for source in values if source.op != "get_attr"]
     return bool(sources) and all(source in born for source in sources)
 
 
-def _is_clipped(node: fx.Node) -> bool:
-    """Say whether all that reads a value with a scale of its own is a clip at zero: integers are stored after it."""
-    users = list(node.users)
-    computes = graph.is_call(node, *graph.WEIGHTED, aten.add.Tensor)
-    return computes and len(users) == 1 and ops.is_clip_at_zero(users[0])
+def _folded_clip(node: fx.Node) -> fx.Node | None:
+    """Return the clip at zero behind a value with a scale of its own: integers are stored after it."""
+    return ops.only_clip(node) if graph.is_call(node, *ops.WEIGHTED, aten.add.Tensor) else None

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.costs import program_costs
 from optimize.distances import noise_share
 from optimize.graph import aten
@@ -54,10 +54,10 @@ def spare_layers(
     plan = program.quantization
     assert plan is not None
     costs = program_costs(program).calls
-    work = {node.name: costs[node.name].work for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    work = {node.name: costs[node.name].work for node in graph.calls(program.graph, *ops.WEIGHTED)}
     whole = sum(work.values())
     integers = integer_values(program, plan.layers)
-    apart = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED) if _stands_apart(node, integers)}
+    apart = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED) if _stands_apart(node, integers)}
     small = {name for name in apart & plan.layers if work[name] <= share * whole}
     if not small:
         return {}
@@ -79,7 +79,7 @@ def _stands_apart(layer: fx.Node, integers: Collection[fx.Node]) -> bool:
 def _ends_in_layers(node: fx.Node) -> bool:
     """Say whether all that reads a single position, and what comes of it, is layers in the end."""
     return is_one_position(node) and all(
-        graph.is_call(user, *graph.WEIGHTED) or _ends_in_layers(user) for user in node.users
+        graph.is_call(user, *ops.WEIGHTED) or _ends_in_layers(user) for user in node.users
     )
 
 

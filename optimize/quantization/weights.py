@@ -1,15 +1,18 @@
-"""Move a program's weights onto the grid that every target finds, with the calibration data in view."""
+"""Move a program's weights onto the grid that every target finds, with the calibration data in view, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
+from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import sample_axis
+from optimize.quantization.links import is_own
 from optimize.quantization.rounding import Grid, InputMoments, Rounded, can_round, columns, round_weights
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
@@ -30,7 +33,7 @@ class WeightRounding:
         self._readers: dict[fx.Node, list[fx.Node]] = {}
         for layer in layers:
             weight = graph.constant(self._module, graph.argument(layer, "weight"))
-            if weight is not None and can_round(layer, weight) and _is_own(layer):
+            if weight is not None and can_round(layer, weight) and is_own(layer):
                 self._weights[layer] = weight
                 self._readers.setdefault(graph.argument(layer, "input"), []).append(layer)
         self._moments = {layer: InputMoments.of(layer, weight) for layer, weight in self._weights.items()}
@@ -69,6 +72,26 @@ class WeightRounding:
         return done
 
 
+def read_parameters(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the constant float32 weight and bias of a layer that is to run on integers.
+
+    Raises:
+        Refused: They are not that; the message is the reason, without a full stop.
+    """
+    weight, bias = (read_parameter(module, graph.argument(layer, name)) for name in ("weight", "bias"))
+    return weight, bias
+
+
+def read_parameter(module: fx.GraphModule, node: fx.Node | None) -> Any:
+    """Return one of them, None where there is none; raise as :func:`read_parameters`."""
+    value = graph.constant(module, node)
+    if value is None and node is not None:
+        raise Refused("its weight is computed at run time")
+    if value is not None and value.dtype is not torch.float32:
+        raise Refused(f"its weight is {value.dtype}, not float32")
+    return value
+
+
 def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:
     bias, near = graph.constant(module, graph.argument(layer, "bias")), graph.bias_path(layer)
     moved = -rounded.moved if bias is None else bias.double() - rounded.moved
@@ -76,7 +99,35 @@ def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:
     graph.replace_weight(module, layer, "bias", moved.to(rounded.weight.dtype), near=near)
 
 
-def _is_own(layer: fx.Node) -> bool:
-    """Say whether no other call reads the layer's weight or bias."""
-    parameters = [graph.argument(layer, name) for name in ("weight", "bias")]
-    return all(len(node.users) == 1 for node in parameters if node is not None)
+def give_back(program: Program, layers: Mapping[str, str]) -> Program:
+    """Return the program with these layers in float, with the weights and biases they had before quantization.
+
+    Args:
+        program: A program with a quantization plan.
+        layers: Names of weighted nodes, with the reason as a sentence without a full stop.
+    """
+    assert program.quantization is not None
+    changed = program.clone()
+    restore(changed, layers, program.unquantized or program)
+    changed.quantization = program.quantization.without(layers)
+    changed.refresh()
+    return changed
+
+
+def restore(program: Program, layers: Collection[str], source: Program) -> None:
+    """Give layers the weights and biases that they have in another program with the same nodes, in place."""
+    found = {node.name: node for node in graph.calls(source.graph, *ops.WEIGHTED)}
+    for node in graph.calls(program.graph, *ops.WEIGHTED):
+        if node.name in layers and node.name in found:
+            for name in ("weight", "bias"):
+                value = graph.constant(source.graph_module, graph.argument(found[node.name], name))
+                _restore(program, node, name, value)
+
+
+def _restore(program: Program, node: fx.Node, name: str, value: torch.Tensor | None) -> None:
+    """Give a layer back one parameter, unless it has that value already."""
+    module, held = program.graph_module, graph.constant(program.graph_module, graph.argument(node, name))
+    if value is None:
+        graph.set_argument(node, name, None)
+    elif held is None or not torch.equal(held, value):
+        graph.replace_weight(module, node, name, value, near=graph.bias_path(node) if name == "bias" else "")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.program import Program, tensor_value
 from optimize.report.model import Comparison, Graph, Operation
 
@@ -64,7 +64,7 @@ def _is_arithmetic(node: fx.Node) -> bool:
 
 def _where(node: fx.Node) -> str:
     """Return the module a layer's weight belongs to, else the module that made the call, empty for the model itself."""
-    if graph.is_call(node, *graph.WEIGHTED):
+    if graph.is_call(node, *ops.WEIGHTED):
         weight = graph.argument(node, "weight")
         if isinstance(weight, fx.Node) and weight.op == "get_attr":
             return str(weight.target).rpartition(".")[0]
@@ -80,7 +80,7 @@ def _label(node: fx.Node, kind: str) -> str:
 
 def _convolution(node: fx.Node) -> str:
     weight, groups = _shape(graph.argument(node, "weight")), graph.argument(node, "groups")
-    transposed = graph.is_call(node, *graph.TRANSPOSED_CONVOLUTIONS)
+    transposed = graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)
     near, far = (weight[0], weight[1] * groups) if transposed else (weight[1] * groups, weight[0])
     stride, dilation = (graph.argument(node, name) for name in ("stride", "dilation"))
     parts = [_sizes(weight[2:]), _letter("s", stride), f"{near}>{far}", _letter("d", dilation), _letter("g", groups)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optimize.errors import TargetUnavailable
-from optimize.quantization.numerics import Numerics, TensorFormat
+from optimize.quantization.numerics import USUAL, Numerics
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -279,11 +279,7 @@ class Target(ABC):
     endings: ClassVar[tuple[str, ...]] = ()
     noun: ClassVar[str] = ""
     alone: ClassVar[str] = ""
-    numerics: ClassVar[Numerics] = Numerics(
-        activation=TensorFormat("uint8", symmetric=False),
-        weight=TensorFormat("int8", symmetric=True, per_channel=True),
-        bias="int32",
-    )
+    numerics: ClassVar[Numerics] = USUAL
 
     @property
     def device(self) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimize.errors import Refused
 from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 
 if TYPE_CHECKING:
     import torch
+    from torch import fx
 
     from optimize.program import Program
+
+_Converted = TypeVar("_Converted")
 
 
 def describe(
@@ -88,11 +91,28 @@ def require_layers(placed: Coverage, runtime: str) -> None:
 
 def planned_floats(program: Program) -> tuple[FloatLayer, ...]:
     """Return what the quantization plan itself leaves in float, with its reasons."""
+    reasons = program.quantization.left_float if program.quantization is not None else {}
+    return tuple(float_layer(node, reasons[node.name]) for node in program.graph.nodes if node.name in reasons)
+
+
+def float_layer(node: fx.Node, reason: str) -> FloatLayer:
+    """Return what is told of a call of the program that runs in float."""
     from optimize import graph
 
-    reasons = program.quantization.left_float if program.quantization is not None else {}
-    nodes = [node for node in program.graph.nodes if node.name in reasons]
-    return tuple(FloatLayer(graph.origin(node), graph.op_name(node), reasons[node.name]) for node in nodes)
+    return FloatLayer(graph.origin(node), graph.op_name(node), reason)
+
+
+def convert_layers(
+    nodes: Iterable[fx.Node], convert: Callable[[fx.Node], _Converted]
+) -> tuple[dict[fx.Node, _Converted], list[FloatLayer]]:
+    """Return what each layer becomes on integers, and those that ``convert`` refuses, with its reason."""
+    done, left = {}, []
+    for node in nodes:
+        try:
+            done[node] = convert(node)
+        except Refused as refusal:
+            left.append(float_layer(node, refusal.what))
+    return done, left
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import optimize
-from optimize import graph
+from optimize import graph, ops
 from optimize.branches import insert_branches
 from optimize.branches.kinds import KINDS
 from optimize.errors import Refused
@@ -63,7 +63,7 @@ def test_merges_on_the_graph_to_the_original_keys(name: str, kind: str) -> None:
     branched = fit(insert_branches(net, kind), x)
     wanted = branched(x)
     program, _ = optimize.Reparameterize().apply(optimize.capture(branched, (x,)))
-    calls = list(graph.calls(program.graph, *graph.CONVOLUTIONS))
+    calls = list(graph.calls(program.graph, *ops.CONVOLUTIONS))
     convs = {path: module for path, module in net.named_modules() if isinstance(module, nn.Conv2d)}
     assert [graph.argument(call, "weight").target for call in calls] == [f"{path}.weight" for path in convs]
     for call, (path, conv) in zip(calls, convs.items(), strict=True):

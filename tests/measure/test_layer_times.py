@@ -10,8 +10,8 @@ from onnx import helper
 import optimize
 from models import REFERENCES
 from optimize.errors import UsageError
-from optimize.graph import layer_paths
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
+from optimize.ops import layer_paths
 from optimize.program import Program
 from optimize.targets.onnx.probe import owners_of
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
-from optimize import graph, registry
+from optimize import graph, ops, registry
 from optimize.errors import UsageError
 from optimize.passes.base import PrecisionPass
 from optimize.passes.cast_half import CastBF16
@@ -47,7 +47,7 @@ def made(name: str, **options: Any) -> PrecisionPass:
 
 
 def weights(program: Program, path: str) -> list[torch.Tensor]:
-    layers = [node for node in graph.calls(program.graph, *graph.WEIGHTED) if graph.origin(node) == path]
+    layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if graph.origin(node) == path]
     return [graph.constant(program.graph_module, graph.argument(node, "weight")) for node in layers]
 
 
@@ -61,7 +61,7 @@ def test_what_is_kept_is_as_it_was_and_the_outcome_says_so(name: str) -> None:
     (before,), (after,) = weights(program, "head.3"), weights(changed, "head.3")
     assert after.dtype == torch.float32 and torch.equal(before, after)
     if changed.quantization is not None:
-        (node,) = [node for node in graph.calls(changed.graph, *graph.WEIGHTED) if graph.origin(node) == "head.3"]
+        (node,) = [node for node in graph.calls(changed.graph, *ops.WEIGHTED) if graph.origin(node) == "head.3"]
         assert node.name not in changed.quantization.layers
         assert changed.quantization.left_float[node.name] == skip.reason
 
@@ -77,7 +77,7 @@ def test_where_all_is_kept_nothing_changes(name: str, keep: tuple[str, ...]) -> 
 def test_a_module_stands_for_all_within_it_and_stars_for_any_letters() -> None:
     program = captured()
     named = {
-        word: {graph.origin(node) for node in graph.named(program.graph, [word], option="keep")}
+        word: {graph.origin(node) for node in QuantizeStatic(calibration=[DATA], keep=(word,)).kept(program)}
         for word in ("head", "head.1", "*.1", "h*.1", "b*")
     }
     assert named["head"] >= {"head.0", "head.1", "head.2", "head.3"}
@@ -87,10 +87,10 @@ def test_a_module_stands_for_all_within_it_and_stars_for_any_letters() -> None:
 
 def test_a_call_of_a_shared_module_is_named_as_reports_number_it() -> None:
     program = captured()
-    assert list(graph.layer_paths(program.graph).values()) == ["stem", "block", "block_1", "head.1", "head.3"]
+    assert list(ops.layer_paths(program.graph).values()) == ["stem", "block", "block_1", "head.1", "head.3"]
     changed, _ = QuantizeStatic(calibration=[DATA], keep=("block_1",)).apply(program)
     assert changed.quantization is not None
-    kept = {graph.layer_paths(changed.graph)[name] for name in changed.quantization.left_float}
+    kept = {ops.layer_paths(changed.graph)[name] for name in changed.quantization.left_float}
     assert kept == {"block_1"}
     both, _ = QuantizeStatic(calibration=[DATA], keep=("block",)).apply(program)
     assert both.quantization is not None and len(both.quantization.left_float) == 2
@@ -114,7 +114,7 @@ def test_the_word_of_the_user_comes_before_any_policy() -> None:
     ).run(captured())
     plan = mixed.program.quantization
     assert plan is not None and plan.half is not None
-    layers = {graph.origin(node): node.name for node in graph.calls(mixed.program.graph, *graph.WEIGHTED)}
+    layers = {graph.origin(node): node.name for node in graph.calls(mixed.program.graph, *ops.WEIGHTED)}
     assert {layers["head.1"], layers["head.3"]} <= plan.half.floats and not {layers["head.1"]} & plan.layers
 
 

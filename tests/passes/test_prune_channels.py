@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from models import REFERENCES, randomize_batch_norm
-from optimize import graph, invariants
+from optimize import graph, invariants, ops
 from optimize.errors import UsageError
 from optimize.frontend import capture
 from optimize.graph import aten
@@ -57,7 +57,7 @@ def kept_indices(before: torch.Tensor, after: torch.Tensor) -> list[list[int]]:
 
 def read_channels(layer: fx.Node, weight: torch.Tensor, kept: list[list[int]]) -> list[int]:
     """Return the input channels a thin layer still reads; a depthwise one says nothing and reads all."""
-    transposed = graph.is_call(layer, *graph.TRANSPOSED_CONVOLUTIONS)
+    transposed = graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS)
     groups = 1 if graph.is_call(layer, aten.linear.default) else graph.argument(layer, "groups")
     if transposed:
         return kept[0]
@@ -70,8 +70,8 @@ def read_channels(layer: fx.Node, weight: torch.Tensor, kept: list[list[int]]) -
 def masked(program: Program, thin: Program) -> Program:
     """Return the original program with zeros in the input channels that the thin program's layers do not read."""
     result = program.clone()
-    thin_layers = {layer.name: layer for layer in graph.calls(thin.graph, *graph.WEIGHTED)}
-    for layer in graph.calls(result.graph, *graph.WEIGHTED):
+    thin_layers = {layer.name: layer for layer in graph.calls(thin.graph, *ops.WEIGHTED)}
+    for layer in graph.calls(result.graph, *ops.WEIGHTED):
         before = graph.constant(result.graph_module, graph.argument(layer, "weight"))
         after = graph.constant(thin.graph_module, graph.argument(thin_layers[layer.name], "weight"))
         assert before is not None and after is not None

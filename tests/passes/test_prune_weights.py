@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from models import REFERENCES
-from optimize import graph, invariants
+from optimize import graph, invariants, ops
 from optimize.errors import UsageError
 from optimize.frontend import capture
 from optimize.passes.prune_weights import PruneWeights
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 def weights(program: Program) -> list[torch.Tensor]:
     """Return the weight tensors of the layers, each once."""
-    layers = graph.calls(program.graph, *graph.WEIGHTED)
+    layers = graph.calls(program.graph, *ops.WEIGHTED)
     tensors = [graph.attribute(program.graph_module, str(graph.argument(layer, "weight").target)) for layer in layers]
     return list({id(tensor): tensor for tensor in tensors}.values())
 

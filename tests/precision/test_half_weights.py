@@ -5,11 +5,11 @@ import torch
 from torch import fx, nn
 
 import optimize
-from optimize import graph
+from optimize import graph, ops
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.mixed import give_back, restore
+from optimize.quantization.weights import give_back, restore
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -48,7 +48,7 @@ def rounded(program: Program, dtype: torch.dtype, data: torch.Tensor) -> Program
 
 
 def layers(program: Program) -> dict[str, fx.Node]:
-    return {graph.origin(node): node for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    return {graph.origin(node): node for node in graph.calls(program.graph, *ops.WEIGHTED)}
 
 
 def parameter(program: Program, layer: str, name: str = "weight") -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from optimize.errors import Refused
 from optimize.graph import op_name
 from optimize.precision.lowering import lower_half, refuse_mixed
 from optimize.program import Program, tensor_value
-from optimize.quantization.mixed import give_back
+from optimize.quantization.weights import give_back
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from optimize import graph, invariants
+from optimize import graph, invariants, ops
 from optimize.frontend import capture
 from optimize.graph import aten
 from optimize.pruning.cut import cut
@@ -33,7 +33,7 @@ def test_depthwise_convolutions_get_fewer_groups() -> None:
     found = dependencies(program)
     cut(program, found, set(found.groups[0].channels[:1]))
     program.refresh()
-    layers = list(graph.calls(program.graph, *graph.WEIGHTED))
+    layers = list(graph.calls(program.graph, *ops.WEIGHTED))
     assert [graph.argument(layer, "groups") for layer in layers] == [1, 3, 6, 1]
     assert program.run(program.sample(3))[0].shape == (3, 2, 8, 8)
 

@@ -11,12 +11,13 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from models.repvgg import fashion_repvgg
-from optimize import graph
+from optimize import graph, ops
 from optimize.quantization.auto import JUDGED, choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
+from optimize.quantization.numerics import USUAL
 from optimize.quantization.plan import Range
-from optimize.quantization.simulation import USUAL, simulated_db
+from optimize.quantization.simulation import simulated_db
 
 MODELS = Path(__file__).parents[2] / "models"
 #: What one draw of the rounding does to a decibel figure.
@@ -75,7 +76,7 @@ def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
     reference, shares = REFERENCES["resnet"], []
     program = optimize.capture(reference.build(), (reference.inputs(2),))
     batches = FlatBatches(program, [reference.inputs(40)])
-    layers = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches)
     chosen = choose_ranges(program, layers, watched, batches, USUAL.activation, shares.append)
     assert len(shares) == 2 * JUDGED and shares[-1] == 1.0
@@ -92,7 +93,7 @@ def test_a_single_sample_leaves_least_squares_in_place() -> None:
     reference = REFERENCES["resnet"]
     program = optimize.capture(reference.build(), (reference.inputs(2),))
     batches = FlatBatches(program, [reference.inputs(1)])
-    layers = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches)
     expected: dict[str, Range] = watched.ranges("mse", USUAL.activation)
     assert choose_ranges(program, layers, watched, batches, USUAL.activation) == expected

@@ -12,13 +12,12 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
-from optimize.quantization.aware import QuantizedModule, clip_weights
+from optimize.quantization.aware import LearnedStep, QuantizedModule, clip_weights, closest_step, fake_quantize
 from optimize.quantization.numerics import TensorFormat, weight_scales
-from optimize.quantization.simulation import Simulation
-from optimize.quantization.steps import Step, closest_step, fake_quantize, largest_step
+from optimize.quantization.simulation import Simulation, largest_step
 from tests import nets
 
 STATIC = [name for name in REFERENCES if name != "lstm"]
@@ -82,7 +81,7 @@ class TestRounding:
 
     def test_gradient_descent_moves_a_step_at_the_published_rate(self) -> None:
         value, start, rate = torch.randn(400), torch.tensor(0.2), 1e-4
-        step = Step(start, value.numel(), 3)
+        step = LearnedStep(start, value.numel(), 3)
         assert torch.equal(step(), start)
         optimizer = torch.optim.SGD(step.parameters(), rate)
         fake_quantize(value, step(), -3, 3).square().sum().backward()
@@ -159,9 +158,9 @@ class TestTrained:
         module = QuantizedModule(program)
         with torch.no_grad():
             for step in module.weight_steps.values():
-                assert isinstance(step, Step)
+                assert isinstance(step, LearnedStep)
                 step.moved.add_(moved / step.pace * torch.rand_like(step.moved))
-        (layer, *_) = graph.calls(module.body.graph, *graph.WEIGHTED)
+        (layer, *_) = graph.calls(module.body.graph, *ops.WEIGHTED)
         weight = graph.constant(module.body, graph.argument(layer, "weight"))
         assert weight is not None
         rounded = module.rounded_weight(layer, weight).detach()
@@ -186,7 +185,7 @@ class TestTrained:
         module = QuantizedModule(program)
         with torch.no_grad():
             for step in module.activation_steps.values():
-                assert isinstance(step, Step)
+                assert isinstance(step, LearnedStep)
                 step.moved.add_(1 / step.pace)
         module.adopt(program)
         assert program.quantization is not None
@@ -227,6 +226,6 @@ class Tied(nn.Module):
 def test_clipping_leaves_shared_and_computed_weights_alone() -> None:
     program = optimize.capture(Tied().eval(), (ROWS,))
     before = {name: value.clone() for name, value in program.graph_module.named_parameters()}
-    clip_weights(program, [layer.name for layer in graph.calls(program.graph, *graph.WEIGHTED)], 2)
+    clip_weights(program, [layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED)], 2)
     changed = {name for name, value in program.graph_module.named_parameters() if not torch.equal(value, before[name])}
     assert changed == {"second.weight"}

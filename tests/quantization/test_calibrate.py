@@ -9,12 +9,12 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations, watch
 from optimize.quantization.calibrators import RULES
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import USUAL
 
 
 class SequenceFirst(nn.Module):
@@ -190,6 +190,6 @@ def test_a_range_ends_where_all_readers_are_flat(
 ) -> None:
     x = torch.linspace(-1, 1, 101).reshape(1, 1, 1, -1)
     program = optimize.capture(Read(*functions).eval(), (x,))
-    (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
+    (layer,) = graph.calls(program.graph, *ops.WEIGHTED)
     found = watch(program, [(x,)]).ranges("minmax", USUAL.activation)[layer.name]
     assert (found.low, found.high) == pytest.approx((low, high))

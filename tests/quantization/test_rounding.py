@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize import graph
+from optimize import graph, ops
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
 from tests.cpus import NEEDS_VNNI
@@ -17,7 +17,7 @@ INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
 
 def layer_of(module: nn.Module, x: torch.Tensor) -> tuple[optimize.Program, fx.Node, torch.Tensor]:
     program = optimize.capture(module.eval(), (x,))
-    (layer,) = graph.calls(program.graph, *graph.WEIGHTED)
+    (layer,) = graph.calls(program.graph, *ops.WEIGHTED)
     weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
     assert weight is not None
     return program, layer, weight

@@ -8,11 +8,11 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
-from optimize import graph
+from optimize import graph, ops
 from optimize.program import Program
-from optimize.quantization.mixed import give_back
 from optimize.quantization.sensitivity import layer_errors
 from optimize.quantization.simulation import simulated_db
+from optimize.quantization.weights import give_back
 from tests.nets import INPUT, SharedConv
 
 
@@ -77,16 +77,16 @@ def test_the_cut_of_the_data_does_not_matter_and_the_samples_are_bounded() -> No
 
 def test_a_layer_given_back_has_the_weights_it_had() -> None:
     plain, program = quantized(fragile(), images())
-    (name,) = [name for name, path in graph.layer_paths(program.graph).items() if path == "fragile"]
+    (name,) = [name for name, path in ops.layer_paths(program.graph).items() if path == "fragile"]
     changed = give_back(program, {name: "it is fragile"})
     assert changed.quantization is not None
     assert changed.quantization.left_float == {name: "it is fragile"} and name not in changed.quantization.layers
     weights = {
         node.name: graph.constant(entry.graph_module, graph.argument(node, "weight"))
         for entry in (changed,)
-        for node in graph.calls(entry.graph, *graph.WEIGHTED)
+        for node in graph.calls(entry.graph, *ops.WEIGHTED)
     }
-    before = next(node for node in graph.calls(plain.graph, *graph.WEIGHTED) if node.name == name)
+    before = next(node for node in graph.calls(plain.graph, *ops.WEIGHTED) if node.name == name)
     assert torch.equal(weights[name], graph.constant(plain.graph_module, graph.argument(before, "weight")))  # type: ignore[arg-type]
     assert (
         simulated_db(changed, [(images(16),)], reference=plain)
@@ -98,11 +98,11 @@ def test_a_layer_given_back_has_the_weights_it_had() -> None:
 def test_all_layers_given_back_are_the_float_program_and_the_given_one_is_untouched() -> None:
     plain, program = quantized(fragile(), images())
     before = program.text()
-    changed = give_back(program, dict.fromkeys(graph.layer_paths(program.graph), "all"))
+    changed = give_back(program, dict.fromkeys(ops.layer_paths(program.graph), "all"))
     assert torch.equal(changed.run(plain.inputs)[0], plain.run(plain.inputs)[0])
     assert program.text() == before
 
 
 def test_a_module_called_twice_has_numbered_paths() -> None:
     program = optimize.capture(SharedConv().eval(), (torch.rand(2, *INPUT),))
-    assert list(graph.layer_paths(program.graph).values()) == ["conv", "conv_1", "left", "right"]
+    assert list(ops.layer_paths(program.graph).values()) == ["conv", "conv_1", "left", "right"]

@@ -11,10 +11,9 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from optimize import graph, ops
-from optimize.quantization.numerics import Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.numerics import USUAL, Numerics, TensorFormat, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
-    USUAL,
     Simulation,
     round_weight,
     simulated_db,
@@ -49,7 +48,7 @@ def sqnr_db(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 def test_values_are_stored_where_a_runtime_stores_them() -> None:
     program, _ = block()
-    layers = {node.name for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     names = {node.name for node in stored_values(program, layers)}
     assert names == {"x", "relu6", "conv2d_1", "relu", "mean"}, "after the clips, and not the answers"
     assert {node.name for node in stored_values(program, ())} == set()
@@ -123,7 +122,7 @@ def test_rounded_weights_keep_the_largest_of_each_channel() -> None:
 def test_transposed_convolutions_count_channels_in_axis_1() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 5, 2)).eval()
     program = optimize.capture(net, (torch.randn(2, 3, 8, 8),))
-    assert [ops.output_axis(node) for node in graph.calls(program.graph, *graph.WEIGHTED)] == [0, 1]
+    assert [ops.output_axis(node) for node in graph.calls(program.graph, *ops.WEIGHTED)] == [0, 1]
 
 
 def test_clips_at_zero_are_recognised() -> None:

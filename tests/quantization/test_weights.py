@@ -10,10 +10,10 @@ from onnx import numpy_helper
 from torch import fx, nn
 
 import optimize
-from optimize import graph
+from optimize import graph, ops
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
-from optimize.quantization.simulation import USUAL
+from optimize.quantization.numerics import USUAL
 from optimize.quantization.weights import SAMPLES, WeightRounding
 from optimize.targets.onnx_graph.policy import onnx_runtime
 from tests.cpus import NEEDS_VNNI
@@ -47,7 +47,7 @@ def program() -> optimize.Program:
 
 
 def layers(captured: optimize.Program) -> list[fx.Node]:
-    return list(graph.calls(captured.graph, *graph.WEIGHTED))
+    return list(graph.calls(captured.graph, *ops.WEIGHTED))
 
 
 def weight(captured: optimize.Program, layer: fx.Node) -> torch.Tensor:

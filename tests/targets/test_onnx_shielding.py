@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.graph import layer_paths
-from optimize.quantization.mixed import give_back
+from optimize.ops import layer_paths
+from optimize.quantization.weights import give_back
 
 
 def middles() -> dict[str, nn.Module]:

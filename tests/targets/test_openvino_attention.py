@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize import graph, processor
+from optimize import graph, ops, processor
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.processor import Processor
 from optimize.program import Program
@@ -130,7 +130,7 @@ def program_of(build: Callable[[], nn.Module]) -> Program:
 
 
 def layers_of(program: Program) -> set[str]:
-    return {node.name for node in graph.calls(program.graph, *graph.WEIGHTED)}
+    return {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
 
 
 def answers(model: ir.Model, x: Tensor) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import optimize
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
@@ -124,5 +124,5 @@ def test_free_sizes_are_many_positions(floats: Program) -> None:
 )
 def test_what_is_a_sum(layer: Any, shape: tuple[int, ...], summed: bool) -> None:
     program = captured(lambda net, x: net.layer(x), shape, layer=seeded(layer))
-    node = next(graph.calls(program.graph, *graph.WEIGHTED))
+    node = next(graph.calls(program.graph, *ops.WEIGHTED))
     assert is_sum(node) is summed

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize import graph as aten_graph
+from optimize import ops
 from optimize.program import Program
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import FULL, constant
@@ -26,7 +27,7 @@ def note_weights(model: ir.Model, program: Program) -> None:
     layers = program.quantization.layers if program.quantization else frozenset()
     weights = {
         node.name: aten_graph.constant(program.graph_module, aten_graph.argument(node, "weight"))
-        for node in aten_graph.calls(program.graph, *aten_graph.WEIGHTED)
+        for node in aten_graph.calls(program.graph, *ops.WEIGHTED)
         if node.name in layers
     }
     for node in model.graph:

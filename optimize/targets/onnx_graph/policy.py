@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from optimize import processor
-from optimize.quantization.numerics import Numerics, TensorFormat
+from optimize.quantization.numerics import USUAL, Numerics, TensorFormat
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ _MOVES = frozenset(
 #: float, so in a transformer only their inputs are quantized. It has no integer ConvTranspose.
 ONNX_RUNTIME = Placement(
     runtime="ONNX Runtime",
-    numerics=Numerics(
-        activation=TensorFormat("uint8", symmetric=False),
-        weight=TensorFormat("int8", symmetric=True, per_channel=True),
-        bias="int32",
-    ),
+    numerics=USUAL,
     layers=frozenset({"Conv", "Gemm", "MatMul"}),
     stored=frozenset({"Conv"}),
     between=frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}) | _MOVES,
@@ -64,11 +60,7 @@ ONNX_RUNTIME = Placement(
 #: input of an Add; the builder moves them through everything else. A concatenation needs one scale to stay in int8.
 TENSORRT = Placement(
     runtime="TensorRT",
-    numerics=Numerics(
-        activation=TensorFormat("int8", symmetric=True),
-        weight=TensorFormat("int8", symmetric=True, per_channel=True),
-        bias="float",
-    ),
+    numerics=dataclasses.replace(USUAL, activation=TensorFormat("int8", symmetric=True), bias="float"),
     layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     one_scale=_MOVES | {"Concat"},
     residual=True,
@@ -81,11 +73,7 @@ TENSORRT = Placement(
 #: Add computes. More would be executed as it is written. Biases are added in float, after the products are scaled.
 OPENVINO = Placement(
     runtime="OpenVINO",
-    numerics=Numerics(
-        activation=TensorFormat("uint8", symmetric=False),
-        weight=TensorFormat("int8", symmetric=True, per_channel=True),
-        bias="float",
-    ),
+    numerics=dataclasses.replace(USUAL, bias="float"),
     layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     one_scale=_MOVES,
     residual=True,

@@ -221,7 +221,7 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     """Return what the file does otherwise than the program says."""
     import torch
 
-    from optimize import graph
+    from optimize import graph, ops
 
     found = [_NARROW] if wide else []
     plan = program.quantization
@@ -235,7 +235,7 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
         elif kept:
             found.append(f"{len(kept)} operators planned for float32 run in bfloat16: the file has one float type.")
     elif plan is None and asked == "bf16":
-        layers = [graph.argument(node, "weight") for node in graph.calls(program.graph, *graph.WEIGHTED)]
+        layers = [graph.argument(node, "weight") for node in graph.calls(program.graph, *ops.WEIGHTED)]
         weights = [graph.constant(program.graph_module, weight) for weight in layers]
         if wider := sum(weight is not None and weight.dtype is torch.float32 for weight in weights):
             found.append(f"{wider} layers kept in float32 run in bfloat16: the file has one float type.")

@@ -13,6 +13,7 @@ from typing import Any
 
 from optimize import graph
 from optimize.targets.base import Coverage, FloatLayer
+from optimize.targets.packaging import float_layer
 from optimize.targets.pt2.lowering import SCALE
 from optimize.targets.pt2.placement import InductorPlacement
 
@@ -86,11 +87,7 @@ def coverage(package: Path, placement: InductorPlacement) -> Coverage:
     scales = (re.search(rf"\b(\w+){SCALE}\b", call.arguments) for call in calls if call.is_integer)
     integer = {found[1] for found in scales if found}
     reason = "inductor did not fuse it with its integer weights"
-    lost = [
-        FloatLayer(graph.origin(node), graph.op_name(node), reason)
-        for node in placement.weights
-        if node.name not in integer
-    ]
+    lost = [float_layer(node, reason) for node in placement.weights if node.name not in integer]
     names = tuple(graph.origin(node) for node in placement.weights if node.name in integer)
     kernels = dict(sorted(Counter(call.kernel for call in calls).items()))
     return Coverage(names, (*placement.left_float, *lost, *_between(calls)), kernels)

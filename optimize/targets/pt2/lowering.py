@@ -15,11 +15,10 @@ from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.precision.host import half_layers
 from optimize.program import Program
-from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization.numerics import USUAL, TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.targets.pt2.placement import InductorPlacement, place
 from optimize.targets.pt2.sums import write_sum
 
-ACTIVATION = TensorFormat("uint8", symmetric=False)
 #: Ending of the name under which a package holds the weight scales of a layer.
 SCALE = "_int8_scale"
 
@@ -44,7 +43,7 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
     if not placement.weights:
         reasons = "; ".join(sorted({layer.reason for layer in placement.left_float})) or "it has no weighted layer"
         raise Refused(f"No layer of the program can run on integers: {reasons}.")
-    form = TensorFormat("int8", symmetric=True, per_channel=True, bits=min(plan.bits, _weight_bits()))
+    form = dataclasses.replace(USUAL.weight, bits=min(plan.bits, _weight_bits()))
     for node in placement.ranges:
         _store_integers(lowered.graph, node, placement)
     for node, weight in {**placement.weights, **placement.sums}.items():
@@ -72,8 +71,8 @@ def operators() -> torch._ops._OpNamespace:
 
 def _store_integers(nodes: fx.Graph, node: fx.Node, placement: InductorPlacement) -> None:
     """Quantize a value, and let its readers read what comes back."""
-    scale, zero_point = scale_and_zero_point(placement.ranges[node], ACTIVATION)
-    form = (float(scale), zero_point, *ACTIVATION.bounds, torch.uint8)
+    scale, zero_point = scale_and_zero_point(placement.ranges[node], USUAL.activation)
+    form = (float(scale), zero_point, *USUAL.activation.bounds, torch.uint8)
     readers, last = list(node.users), node
     while last.next.op == "placeholder":
         last = last.next

@@ -15,7 +15,7 @@ must be quantized for the sake of its neighbours:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,14 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
+from optimize.quantization.flow import trace_integers
 from optimize.quantization.plan import Quantization, Range
+from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
+from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.pt2.sums import is_sum
 
-_CONVOLUTIONS = graph.CONVOLUTIONS[:2]
+_CONVOLUTIONS = ops.CONVOLUTIONS[:2]
 #: The layers that inductor has integer kernels for.
 LAYERS = (*_CONVOLUTIONS, aten.linear.default)
 #: The activations that the kernel of a convolution applies to its result.
@@ -66,25 +69,21 @@ class InductorPlacement:
 
 def place(program: Program, plan: Quantization) -> InductorPlacement:
     """Decide what runs on integers, and say what stays in float and why."""
-    weights, left = {}, []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-        try:
-            weights[node] = _integer_weight(program, plan, node)
-        except Refused as refusal:
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+    layers = graph.calls(program.graph, *ops.LAYERS)
+    weights, left = convert_layers(layers, lambda node: _integer_weight(program, plan, node))
     sums = {node: weights.pop(node, None) for node in graph.calls(program.graph, *_CONVOLUTIONS) if is_sum(node)}
-    left += [
-        FloatLayer(graph.origin(node), graph.op_name(node), _SUMMED)
-        for node, weight in sums.items()
-        if weight is not None
-    ]
-    stored = {graph.argument(node, "input"): None for node in weights}
-    replaced = {node for node in stored if _is_returned(node, weights)}
-    for node in reversed(program.graph.nodes):
-        for source in _also_stored(node, stored, weights):
-            if source.name in plan.ranges and _is_returned(source, weights):
-                stored[source] = None
-                replaced.add(source)
+    left += [float_layer(node, _SUMMED) for node, weight in sums.items() if weight is not None]
+    inputs = {node: graph.argument(node, "input") for node in weights}
+
+    def makes(node: fx.Node, born: Set[fx.Node]) -> bool:
+        return node.name in plan.ranges and _is_returned(node, weights)
+
+    def passes(user: fx.Node, born: Set[fx.Node]) -> bool:
+        return _moves(user) and user in inputs.values()
+
+    born, wanted = trace_integers(program.graph, inputs | _shortcuts(program.graph, weights), makes, passes)
+    replaced = born & wanted
+    stored = dict.fromkeys([*inputs.values(), *(node for node in reversed(program.graph.nodes) if node in replaced)])
     ranges = {node: plan.ranges[_scale_owner(node, stored).name] for node in stored}
     return InductorPlacement(weights, ranges, frozenset(replaced), sums, tuple(left))
 
@@ -99,12 +98,7 @@ def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torc
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target not in LAYERS:
         raise Refused(f"inductor has no integer kernel for {graph.op_name(node)}")
-    source, bias = graph.argument(node, "input"), graph.argument(node, "bias")
-    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
-    if weight is None or (bias is not None and graph.constant(program.graph_module, bias) is None):
-        raise Refused("its weight is computed at run time")
-    if weight.dtype is not torch.float32:
-        raise Refused(f"its weight is {weight.dtype}, not float32")
+    source, (weight, _) = graph.argument(node, "input"), read_parameters(program.graph_module, node)
     if source.name not in plan.ranges:
         raise Refused("no range was learned for it")
     rank = _rank(source)
@@ -118,12 +112,14 @@ def _rank(node: fx.Node) -> int:
     return 0 if value is None else value.dim()
 
 
-def _also_stored(node: fx.Node, stored: Mapping[fx.Node, None], weights: Mapping[fx.Node, Any]) -> Iterator[fx.Node]:
-    """Yield the values to store because of what a call does with them."""
-    if node in stored and _moves(node):
-        yield graph.argument(node, "self")
-    if (summed := _summed(node, weights)) is not None:
-        yield from (source for source in node.all_input_nodes if source is not summed)
+def _shortcuts(nodes: fx.Graph, weights: Mapping[fx.Node, Any]) -> dict[fx.Node, fx.Node]:
+    """Return what the kernel of a convolution adds to its result, by the sum."""
+    summed = {total: _summed(total, weights) for total in graph.calls(nodes, aten.add.Tensor)}
+    return {
+        total: next(source for source in total.all_input_nodes if source is not convolution)
+        for total, convolution in summed.items()
+        if convolution is not None
+    }
 
 
 def _moves(node: fx.Node) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
+from optimize.quantization.weights import read_parameter, read_parameters
 from optimize.targets.base import FloatLayer
+from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.torchscript.packing import quantize_weight, weight_format
 
 quantized = torch.ops.quantized
@@ -33,16 +35,9 @@ _PRODUCTS = (
 
 def pack_dynamic(program: Program, plan: Quantization) -> tuple[dict[fx.Node, list[Any]], tuple[FloatLayer, ...]]:
     """Pack the weights of every layer of the plan: one object a linear layer, one a cell of a recurrent layer."""
-    packed: dict[fx.Node, list[Any]] = {}
-    left = []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-        try:
-            packed[node] = _pack(program, plan, node)
-        except Refused as refusal:
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
-    for node in graph.calls(program.graph, *_PRODUCTS):
-        left.append(FloatLayer(graph.origin(node), graph.op_name(node), "both its inputs are computed at run time"))
-    return packed, tuple(left)
+    packed, left = convert_layers(graph.calls(program.graph, *ops.LAYERS), lambda node: _pack(program, plan, node))
+    products = graph.calls(program.graph, *_PRODUCTS)
+    return packed, (*left, *(float_layer(node, "both its inputs are computed at run time") for node in products))
 
 
 def emit_dynamic(
@@ -68,28 +63,18 @@ def emit_dynamic(
 
 
 def _pack(program: Program, plan: Quantization, node: fx.Node) -> list[Any]:
-    if node.target is not aten.linear.default and node.target not in graph.RECURRENT:
+    if node.target is not aten.linear.default and node.target not in ops.RECURRENT:
         raise Refused("a convolution is slower with ranges taken at run time")
     if node.name not in plan.layers:
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target is aten.linear.default:
-        weight, bias = (_constant(program, graph.argument(node, name)) for name in ("weight", "bias"))
-        return [_pack_matrix(weight, bias)]
-    weights = [_constant(program, weight) for weight in graph.argument(node, "params")]
+        return [_pack_matrix(*read_parameters(program.graph_module, node))]
+    weights = [read_parameter(program.graph_module, weight) for weight in graph.argument(node, "params")]
     per_cell = 4 if graph.argument(node, "has_biases") else 2
     cells = graph.argument(node, "num_layers") * (2 if graph.argument(node, "bidirectional") else 1)
     if len(weights) != cells * per_cell:
         raise Refused("torch has no integer kernel for a recurrent layer with a projection")
     return [_pack_cell(*weights[start : start + per_cell]) for start in range(0, len(weights), per_cell)]
-
-
-def _constant(program: Program, node: Any) -> Any:
-    value = graph.constant(program.graph_module, node)
-    if value is None and node is not None:
-        raise Refused("its weight is computed at run time")
-    if value is not None and value.dtype is not torch.float32:
-        raise Refused(f"its weight is {value.dtype}, not float32")
-    return value
 
 
 def _pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

@@ -122,11 +122,11 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-_COMPUTES = QuantizedKernel(_same)
-_MOVES = QuantizedKernel(_same, moves=True)
-_PADS = QuantizedKernel(_same, refuses=_not_zero)
-_POOLS = QuantizedKernel(_same, refuses=_not_batched)
-
+#: What torch's own operators compute on integer tensors, with the scale of their input.
+_SAME_SCALE = (
+    aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.hardsigmoid.default, aten.tanh.default,
+    aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec,
+)  # fmt: skip
 KERNELS: dict[Any, QuantizedKernel] = {
     aten.add.Tensor: QuantizedKernel(_binary(quantized.add.default), rescales=True, refuses=_not_two_tensors),
     aten.mul.Tensor: QuantizedKernel(_binary(quantized.mul.default), rescales=True, refuses=_not_two_tensors),
@@ -135,42 +135,9 @@ KERNELS: dict[Any, QuantizedKernel] = {
     aten.sigmoid.default: QuantizedKernel(_rescaled(quantized.sigmoid.default), rescales=True),
     aten.leaky_relu.default: QuantizedKernel(_leaky_relu, rescales=True),
     aten.silu.default: QuantizedKernel(_silu, rescales=True),
-    **dict.fromkeys(
-        (
-            aten.relu.default,
-            aten.relu6.default,
-            aten.hardtanh.default,
-            aten.hardsigmoid.default,
-            aten.tanh.default,
-            aten.upsample_nearest2d.vec,
-            aten.upsample_bilinear2d.vec,
-        ),
-        _COMPUTES,
-    ),
     aten.clamp.default: QuantizedKernel(_same, refuses=_half_open),
-    **dict.fromkeys((*ops.MAX_POOLS, *ops.AVERAGE_POOLS), _POOLS),
-    **dict.fromkeys(ops.PADS, _PADS),
-    **dict.fromkeys(
-        (
-            operator.getitem,
-            aten.reshape.default,
-            aten.flatten.using_ints,
-            aten.permute.default,
-            aten.transpose.int,
-            aten.squeeze.dim,
-            aten.squeeze.dims,
-            aten.unsqueeze.default,
-            aten.slice.Tensor,
-            aten.select.int,
-            aten.split.Tensor,
-            aten.split_with_sizes.default,
-            aten.chunk.default,
-            aten.unbind.int,
-            aten.expand.default,
-            aten.flip.default,
-            aten.pixel_shuffle.default,
-            aten.channel_shuffle.default,
-        ),
-        _MOVES,
-    ),
+    **dict.fromkeys(_SAME_SCALE, QuantizedKernel(_same)),
+    **dict.fromkeys((*ops.MAX_POOLS, *ops.AVERAGE_POOLS), QuantizedKernel(_same, refuses=_not_batched)),
+    **dict.fromkeys(ops.PADS, QuantizedKernel(_same, refuses=_not_zero)),
+    **dict.fromkeys((*ops.PERMUTATIONS, *ops.SELECTIONS, operator.getitem), QuantizedKernel(_same, moves=True)),
 }

@@ -22,12 +22,11 @@ from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.precision.host import half_layers
 from optimize.program import Program
-from optimize.quantization.numerics import scale_and_zero_point
+from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
 from optimize.targets.torchscript.kernels import KERNELS, quantized
-from optimize.targets.torchscript.packing import ACTIVATION
 from optimize.targets.torchscript.placement import TorchScriptPlacement, is_float, place
 from optimize.targets.torchscript.weight_only import pack_weights
 
@@ -128,7 +127,7 @@ class _Integers(_Copy):
     def scale(self, node: fx.Node) -> tuple[float, int]:
         """Return the scale and zero point of a node's result; that of the clip folded into it, if there is one."""
         interval = self.placement.ranges[self.placement.clips.get(node, node)]
-        scale, zero_point = scale_and_zero_point(interval, ACTIVATION)
+        scale, zero_point = scale_and_zero_point(interval, USUAL.activation)
         return float(scale), zero_point
 
     def call(self, node: fx.Node) -> None:

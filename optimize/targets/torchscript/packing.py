@@ -19,6 +19,7 @@ Layers that FBGEMM's fast kernels cover stay there, with 7 bits.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,11 +33,11 @@ from torch import fx
 from optimize import graph, ops, processor
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.numerics import USUAL, TensorFormat, weight_scales
+from optimize.quantization.weights import read_parameters
 
 quantized = torch.ops.quantized
 
-ACTIVATION = TensorFormat("uint8", symmetric=False)
 #: Beyond this many groups the x86 engine leaves oneDNN for FBGEMM, whose grouped kernels accumulate in 16 bits.
 _MOST_GROUPS = 100
 #: Sides of the kernels that FBGEMM computes fast, by (spatial dimensions, channels a group).
@@ -111,7 +112,7 @@ LAYERS: dict[Any, IntegerLayer] = {
 def weight_format(*, per_channel: bool = True, groups: int = 1) -> TensorFormat:
     """Return how this host's kernels want a weight: symmetric, in 7 bits where 16-bit sums would overflow."""
     bits = 8 if processor.host().has_avx512_vnni and groups <= _MOST_GROUPS else 7
-    return TensorFormat("int8", symmetric=True, per_channel=per_channel, bits=bits)
+    return dataclasses.replace(USUAL.weight, per_channel=per_channel, bits=bits)
 
 
 def pack(module: fx.GraphModule, node: fx.Node) -> PackedLayer:
@@ -121,11 +122,7 @@ def pack(module: fx.GraphModule, node: fx.Node) -> PackedLayer:
         Refused: The layer has no integer kernel here; the message is the reason, without a full stop.
     """
     layer = LAYERS[node.target]
-    weight, bias = (graph.constant(module, graph.argument(node, name)) for name in ("weight", "bias"))
-    if weight is None or (bias is None and graph.argument(node, "bias") is not None):
-        raise Refused("its weight is computed at run time")
-    if weight.dtype is not torch.float32:
-        raise Refused(f"its weight is {weight.dtype}, not float32")
+    weight, bias = read_parameters(module, node)
     geometry = {name: _per_dimension(graph.argument(node, name), weight.dim() - 2) for name in layer.geometry}
     source, kernel = graph.argument(node, "input"), weight
     if (absorbed := _absorb(node, weight, geometry)) is not None:

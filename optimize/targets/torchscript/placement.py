@@ -10,7 +10,7 @@ stay integers, and their result gets a scale of its own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,10 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
+from optimize.quantization.flow import trace_integers
 from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
+from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.packing import PackedLayer, pack
 
@@ -51,14 +53,27 @@ class TorchScriptPlacement:
 def place(program: Program, plan: Quantization) -> TorchScriptPlacement:
     """Decide what runs in integers, pack its weights, and say what stays float and why."""
     ranges = _ranges(program, plan)
-    packed, skipped = pack_layers(program, plan, ranges)
+    layers = graph.calls(program.graph, *ops.LAYERS)
+    packed, skipped = convert_layers(layers, lambda node: _pack_layer(program, plan, node, ranges))
     clips = {
         node: user
         for node in program.graph.nodes
         if (user := _folded_clip(node, packed)) is not None and user in ranges
     }
-    wanted = _wanted(program.graph, packed, clips, ranges)
-    integers = _integers(program.graph, packed, clips, wanted, ranges)
+    folded = {clip: node for node, clip in clips.items()}
+
+    def makes(node: fx.Node, born: Set[fx.Node]) -> bool:
+        if node in folded:
+            return folded[node] in born
+        return node in packed or (_is_fed(node, born, ranges) and not _refusal(node, ranges))
+
+    def passes(user: fx.Node, born: Set[fx.Node]) -> bool:
+        return user in folded or user.target in ops.AVERAGES or not _refusal(user, ranges)
+
+    reads = {node: layer.source for node, layer in packed.items()}
+    born, wanted = trace_integers(program.graph, reads, makes, passes)
+    integers = {node for node in born if node in wanted or _is_bound(node, packed, wanted)}
+    integers |= {clip for clip, node in folded.items() if node in integers}
     between = _left_between(program.graph, packed, integers, wanted, ranges)
     return TorchScriptPlacement(packed, frozenset(integers), clips, ranges, (*skipped, *between))
 
@@ -70,22 +85,8 @@ def is_float(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and first.is_floating_point()
 
 
-def pack_layers(
-    program: Program, plan: Quantization, ranges: Mapping[fx.Node, Range]
-) -> tuple[dict[fx.Node, PackedLayer], list[FloatLayer]]:
-    """Pack the weights of every layer of the plan; the rest with the reason."""
-    packed: dict[fx.Node, PackedLayer] = {}
-    skipped = []
-    for node in graph.calls(program.graph, *graph.WEIGHTED, *graph.RECURRENT):
-        try:
-            packed[node] = _pack_layer(program, plan, node, ranges)
-        except Refused as refusal:
-            skipped.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
-    return packed, skipped
-
-
 def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> PackedLayer:
-    if graph.is_call(node, *graph.RECURRENT):
+    if graph.is_call(node, *ops.RECURRENT):
         raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
     if node.name not in plan.layers:
         reason = plan.left_float.get(node.name, "the quantization plan leaves it in float")
@@ -114,9 +115,7 @@ def _ranges(program: Program, plan: Quantization) -> dict[fx.Node, Range]:
 def _folded_clip(node: fx.Node, packed: Mapping[fx.Node, PackedLayer]) -> fx.Node | None:
     """Return the clip at zero that is the only reader of a node with a scale of its own."""
     kernel = KERNELS.get(node.target)
-    rescales = node in packed or (kernel is not None and kernel.rescales)
-    users = list(node.users)
-    return users[0] if rescales and len(users) == 1 and ops.is_clip_at_zero(users[0]) else None
+    return ops.only_clip(node) if node in packed or (kernel is not None and kernel.rescales) else None
 
 
 def _refusal(node: fx.Node, ranges: Mapping[fx.Node, Range]) -> str:
@@ -131,62 +130,24 @@ def _refusal(node: fx.Node, ranges: Mapping[fx.Node, Range]) -> str:
     return kernel.refuses(node)
 
 
-def _wanted(
-    nodes: fx.Graph,
-    packed: Mapping[fx.Node, PackedLayer],
-    clips: Mapping[fx.Node, fx.Node],
-    ranges: Mapping[fx.Node, Range],
-) -> set[fx.Node]:
-    """Return the nodes whose result an integer layer reads, directly or through integer kernels."""
-    folded = set(clips.values())
-    wanted: set[fx.Node] = set()
-    for node in reversed(nodes.nodes):
-        for user in node.users:
-            reads = user in folded or user.target in ops.AVERAGES or not _refusal(user, ranges)
-            if (user in wanted and user not in packed and reads) or (user in packed and packed[user].source is node):
-                wanted.add(node)
-    return wanted
+def _is_bound(node: fx.Node, packed: Mapping[fx.Node, PackedLayer], wanted: Set[fx.Node]) -> bool:
+    """Say whether a value that nobody wants as integers has no other form: most layers', a part of a list of them."""
+    if node in packed:
+        return node.target is not aten.linear.default or torch.backends.quantized.engine not in _FLOAT_LINEAR_ENGINES
+    return node.target is operator.getitem and node.args[0] in wanted
 
 
-def _integers(
-    nodes: fx.Graph,
-    packed: Mapping[fx.Node, PackedLayer],
-    clips: Mapping[fx.Node, fx.Node],
-    wanted: set[fx.Node],
-    ranges: Mapping[fx.Node, Range],
-) -> set[fx.Node]:
-    """Return the nodes whose result is an integer tensor."""
-    integers: set[fx.Node] = set()
-    folded = {clip: node for node, clip in clips.items()}
-    for node in nodes.nodes:
-        if node in packed:
-            runs = node in wanted or not returns_float(node)
-        elif node in folded:
-            runs = folded[node] in integers
-        else:
-            needed = node in wanted or node.target is operator.getitem
-            runs = needed and _fed(node, integers, ranges) and not _refusal(node, ranges)
-        if runs:
-            integers.add(node)
-    return integers
-
-
-def returns_float(node: fx.Node) -> bool:
-    """Say whether an integer layer can return float at once: linear layers can, with one rounding less."""
-    return node.target is aten.linear.default and torch.backends.quantized.engine in _FLOAT_LINEAR_ENGINES
-
-
-def _fed(node: fx.Node, integers: set[fx.Node], ranges: Mapping[fx.Node, Range]) -> bool:
+def _is_fed(node: fx.Node, born: Set[fx.Node], ranges: Mapping[fx.Node, Range]) -> bool:
     """Say whether one input of a call is integers and every other float input can become so."""
     inputs = [source for source in node.all_input_nodes if is_float(source)] if node.op == "call_function" else []
-    return any(source in integers for source in inputs) and all(s in integers or s in ranges for s in inputs)
+    return any(source in born for source in inputs) and all(s in born or s in ranges for s in inputs)
 
 
 def _left_between(
     nodes: fx.Graph,
     packed: Mapping[fx.Node, PackedLayer],
-    integers: set[fx.Node],
-    wanted: set[fx.Node],
+    integers: Set[fx.Node],
+    wanted: Set[fx.Node],
     ranges: Mapping[fx.Node, Range],
 ) -> list[FloatLayer]:
     """Return the operators with an integer layer before and after them that compute in float."""
@@ -200,11 +161,11 @@ def _left_between(
     left = []
     for node in nodes.nodes:
         kernel = KERNELS.get(node.target)
-        silent = node in integers or node.target in graph.WEIGHTED + graph.RECURRENT or (kernel and kernel.moves)
+        silent = node in integers or node.target in ops.LAYERS or (kernel and kernel.moves)
         silent = silent or _absorbed(node, packed)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
             reason = _refusal(node, ranges) or _unused(node in wanted)
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), reason))
+            left.append(float_layer(node, reason))
     return left
 
 

@@ -25,7 +25,7 @@ from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
 from optimize.quantization.plan import Quantization
 from optimize.targets.base import FloatLayer
-from optimize.targets.packaging import planned_floats
+from optimize.targets.packaging import convert_layers, planned_floats
 
 _COLUMNS = 32
 _ROWS = 16
@@ -131,22 +131,19 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
     """
     plan = program.quantization
     assert plan is not None
-    modules: dict[fx.Node, nn.Module] = {}
     tables: dict[str, IntegerTable] = {}
-    left = []
-    for node in graph.calls(program.graph, aten.linear.default, aten.embedding.default):
-        if node.name not in plan.layers:
-            continue
+
+    def convert(node: fx.Node) -> nn.Module:
         source = graph.argument(node, "weight")
         weight = graph.constant(program.graph_module, source)
         assert weight is not None
         path = str(source.target) if source.op == "get_attr" else node.name
         if path not in tables:
             tables[path] = IntegerTable.of(weight, plan)
-        try:
-            modules[node] = _module(program, node, weight, tables[path])
-        except Refused as refusal:
-            left.append(FloatLayer(graph.origin(node), graph.op_name(node), refusal.what))
+        return _module(program, node, weight, tables[path])
+
+    nodes = graph.calls(program.graph, aten.linear.default, aten.embedding.default)
+    modules, left = convert_layers((node for node in nodes if node.name in plan.layers), convert)
     return modules, (*left, *planned_floats(program))
 
 
