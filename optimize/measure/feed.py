@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimize.errors import UsageError
+from optimize import bounds
+from optimize.errors import Refused, UsageError
 from optimize.measure.subjects import FLOATS
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
@@ -98,6 +99,7 @@ def drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.nd
 
     Raises:
         UsageError: Another size is free.
+        Refused: It is larger than an input may be.
     """
     first, *others = spec.shape
     free = next((size for size in others if isinstance(size, str)), None)
@@ -106,7 +108,10 @@ def drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.nd
             f"Input '{spec.name}' {list(spec.shape)} leaves a size free.".replace("'", ""),
             hint="Give --input-shape, such as 3,224,224, or --data.",
         )
-    shape = (first if isinstance(first, int) else batch, *map(int, others))
+    try:
+        shape = bounds.sizes((first if isinstance(first, int) else batch, *map(int, others)))
+    except ValueError as error:
+        raise Refused(f"Input '{spec.name}' is too large: {error}.") from error
     if spec.dtype in FLOATS:
         return generator.standard_normal(shape, np.float32)
     return generator.integers(0, spec.tokens or _TOKENS, shape).astype(spec.dtype)

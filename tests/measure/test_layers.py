@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import optimize
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
+from optimize.measure.feed import drawn
 from optimize.measure.layers import states
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import MODULE, Subject
 from optimize.registry import find_target
-from optimize.targets.base import Artifact, Runner
+from optimize.targets.base import Artifact, Runner, TensorSpec
 from tests.measure.comparisons import compared, compared_sides, edited, renamed, save_onnx, scaled, write_pair
 
 Pair = tuple[Path, Path]
@@ -305,6 +306,11 @@ def test_free_sizes_must_be_given(tmp_path: Path) -> None:
     assert found.outputs[0].name == "y" and [tensor.name for tensor in found.tensors] == ["r", "y"]
     with pytest.raises(UsageError, match="does not fit"):
         compared(path, path, input_shape="4,5,6")
+
+
+def test_inputs_larger_than_memory_are_refused() -> None:
+    with pytest.raises(Refused, match="Input 'x' is too large: 1 x 3 x 1099511627776 is more than"):
+        drawn(TensorSpec("x", ("n", 3, 2**40), "float32"), 1, np.random.default_rng(0))
 
 
 def test_a_spoilt_branch_is_no_recovery() -> None:

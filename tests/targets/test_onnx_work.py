@@ -72,6 +72,24 @@ def test_functions_that_call_themselves_or_hide_operators(tmp_path: Path) -> Non
     refused(saved(tmp_path / "m.onnx", top, [], hiding), "by the name of an operator")
 
 
+@pytest.mark.parametrize(
+    ("op", "inputs", "domain", "message"),
+    [
+        ("DequantizeLinear", [], "", "with 0 inputs; ONNX wants 2 to 3"),
+        ("DequantizeLinear", ["x"], "com.microsoft", "with 1 inputs; ONNX wants 2 to 3"),
+        ("Relu", ["x", "x"], "", "with 2 inputs; ONNX wants 1 to 1"),
+    ],
+)
+def test_nodes_without_the_inputs_of_their_operator(
+    op: str, inputs: list[str], domain: str, message: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node(op, inputs, ["y"], domain=domain)], [])
+    refused(path, message, trust=True)
+    for open_ in (lambda: open_side(str(path)), lambda: Opening(tmp_path).open(str(path)), lambda: read_values(path)):
+        with pytest.raises(Refused, match=message):
+            open_()
+
+
 def test_honest_functions_open(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", [helper.make_node("f9", ["x"], ["y"], domain="local")], [], calls(10, 2))
     assert open_side(str(path)).run([np.array([-1, 2], np.float32)])[0].tolist() == [0, 2]

@@ -201,7 +201,7 @@ def _rows_of_table(values: Values, name: str) -> int | None:
     """Return the rows of the smallest constant table that an input of this name indexes; None where there is none."""
     found = []
     for node in values.model.graph:
-        if node.op_type == "Gather" and node.inputs[1] is not None:
+        if node.op_type == "Gather" and not node.domain and node.inputs[1] is not None:
             cast, sizes = node.inputs[1].producer(), _sizes(node.inputs[0])
             index = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else node.inputs[1]
             if sizes and index is not None and index.name == name:

@@ -1,10 +1,12 @@
-"""Functions that call functions: how many nodes a runtime gets that writes every call out, without writing one out."""
+"""What nodes call: operators with the inputs they need, and functions that stay few when every call is written out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from optimize.errors import Refused
@@ -14,6 +16,8 @@ from optimize.regular import shown
 MOST_NODES = 1_000_000
 #: Calls inside one another.
 MOST_DEPTH = 64
+#: Operators that other domains have with the same inputs.
+_ALIKE = ("QuantizeLinear", "DequantizeLinear")
 Key = tuple[str, str, str]
 
 
@@ -35,11 +39,23 @@ def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
+@functools.cache
+def _input_counts() -> Mapping[str, tuple[int, int]]:
+    """Return the fewest and the most inputs of each operator of ONNX, over all its versions."""
+    found: dict[str, tuple[int, int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain:
+            fewest, most = found.get(schema.name, (schema.min_input, schema.max_input))
+            found[schema.name] = min(fewest, schema.min_input), max(most, schema.max_input)
+    return found
+
+
 def check_calls(model: ModelProto, path: Path) -> None:
-    """Check that a model stays small when calls are written out.
+    """Check that every node has the inputs of its operator, and that a model stays small when calls are written out.
 
     Raises:
-        Refused: It has more than a million nodes then, a function calls itself, or one name is that of two things.
+        Refused: An input is missing or one too many; it has more than a million nodes then, a function calls itself, or
+            one name is that of two things.
     """
     functions = functions_of(model)
     if len(functions) < len(model.functions):
@@ -78,6 +94,7 @@ class _Counter:
         """Return the same of nodes and of the graphs in them."""
         count, height = 0, 0
         for node in nodes:
+            self._check_inputs(node)
             called = [self.of_function(key_of(node), depth + 1)] if key_of(node) in self._functions else []
             inside = [self.of_nodes(graph.node, depth) for graph in graphs_of(node)]
             count += 1 + sum(entry for entry, _ in (*called, *inside))
@@ -89,6 +106,18 @@ class _Counter:
                 hint="Do not open this file, unless you know who made it and why it is so.",
             )
         return count, height
+
+    def _check_inputs(self, node: NodeProto) -> None:
+        """Check the number of a node's inputs: who reads a graph takes the first ones of an operator for granted."""
+        if key_of(node)[0] and node.op_type not in _ALIKE:
+            return
+        fewest, most = _input_counts().get(node.op_type, (0, len(node.input)))
+        if not fewest <= len(node.input) <= most:
+            raise Refused(
+                f"'{shown(self._path)}' has a node {shown(node.op_type)} with {len(node.input)} inputs; "
+                f"ONNX wants {fewest} to {most}.",
+                hint="Export the model again.",
+            )
 
     def _check_depth(self, depth: int) -> None:
         if depth > MOST_DEPTH:
