@@ -1,21 +1,22 @@
 """What would make a model faster: rules that look at it, say what they found, and try the remedy where they can.
 
-One file a family of rules; each rule is a small class that registers itself (``base.register_rule``).
+One file a family of rules; each is a function that looks, decorated with its name and what its remedy asks for
+(``base.rule``), and where it can be tried a function that tries it. What a pass finds is read from its outcome.
 """
 
 from __future__ import annotations
 
 from optimize.advise import elementwise, execution, guidelines, layout, loading, precision, structure
 from optimize.advise.advising import Advised, advise
-from optimize.advise.base import Advice, Case, Finding, Host, Rule, register_rule, registered
+from optimize.advise.base import Advice, Finding, Host, Rule, Setting, registered, rule
 
 __all__ = [
     "Advice",
     "Advised",
-    "Case",
     "Finding",
     "Host",
     "Rule",
+    "Setting",
     "advise",
     "elementwise",
     "execution",
@@ -23,7 +24,7 @@ __all__ = [
     "layout",
     "loading",
     "precision",
-    "register_rule",
     "registered",
+    "rule",
     "structure",
 ]

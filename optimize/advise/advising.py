@@ -1,4 +1,4 @@
-"""The line of advice: every rule looks at one case, remedies are tried, and what helps most comes first."""
+"""The line of advice: every rule looks at one setting, remedies are tried, and what helps most comes first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimize.advise.base import Advice, Case, Host, Rule, registered
+from optimize.advise.base import Advice, Host, Rule, Setting, registered
 from optimize.errors import OptimizeError
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
-from optimize.profile.machine import Limits, measure_limits, torch_threads
+from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
 from optimize.profile.result import FreshProcess
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -37,7 +37,7 @@ class Advised:
 
     advice: tuple[Advice, ...]
     clean: tuple[str, ...]
-    limits: Limits
+    limits: MachineLimits
     batch: int
     run_s: float | None
 
@@ -49,7 +49,7 @@ def advise(
     threads: int = 1,
     attempt: bool = True,
     loader: Any = None,
-    limits: Limits | None = None,
+    limits: MachineLimits | None = None,
     host: Host | None = None,
     fresh: bool = True,
     rules: Iterable[Rule] | None = None,
@@ -71,27 +71,29 @@ def advise(
     """
     progress("machine", 0.0)
     size = batch if program.batch else program.samples
-    case = Case(program, limits or measure_limits(threads), host or Host.current(), size, loader)
+    setting = Setting(program, limits or measure_limits(threads), host or Host.current(), size, loader)
     if fresh:
-        case.startup, case.steady_s = _startup(case, threads, progress)
+        setting.startup, setting.steady_s = _startup(setting, threads, progress)
     asked = [rule for rule in (registered() if rules is None else rules) if attempt or not rule.needs_trial]
     found, clean = [], []
     with torch_threads(threads):
         for done, rule in enumerate(asked):
             progress("rules", done / len(asked))
-            finding = rule.look(case)
+            finding = rule.look(setting)
             if finding is None:
                 clean.append(rule.name)
             else:
-                found.append(_tried(rule, case, Advice(rule.name, rule.effort, finding, untried=rule.untried), attempt))
-    return Advised(tuple(sorted(found, key=_worth)), tuple(clean), case.limits, size, case.steady_s or None)
+                found.append(
+                    _tried(rule, setting, Advice(rule.name, rule.effort, finding, untried=rule.untried), attempt)
+                )
+    return Advised(tuple(sorted(found, key=_worth)), tuple(clean), setting.limits, size, setting.steady_s or None)
 
 
-def _tried(rule: Rule, case: Case, advice: Advice, attempt: bool) -> Advice:
+def _tried(rule: Rule, setting: Setting, advice: Advice, attempt: bool) -> Advice:
     if not attempt:
         return dataclasses.replace(advice, untried="not asked for (--try)")
     try:
-        measured = rule.attempt(case)
+        measured = rule.attempt(setting)
     except (OptimizeError, RuntimeError) as error:  # torch lacks a kernel for that type or layout
         return dataclasses.replace(advice, untried=f"the attempt failed: {str(error).splitlines()[0]}")
     return advice if measured is None else dataclasses.replace(advice, measured=measured, untried="")
@@ -106,11 +108,11 @@ def _worth(advice: Advice) -> tuple[int, float]:
     return 2, 0.0
 
 
-def _startup(case: Case, threads: int, progress: Progress) -> tuple[FreshProcess | None, float]:
+def _startup(setting: Setting, threads: int, progress: Progress) -> tuple[FreshProcess | None, float]:
     """Return what the first call costs in a process of its own, and the seconds of a later one."""
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        artifact = find_target("eager").export(case.program, Path(folder) / "model.eager.pt2")
-        inputs = [to_array(tensor) for tensor in case.inputs(case.program)]
+        artifact = find_target("eager").export(setting.program, Path(folder) / "model.eager.pt2")
+        inputs = [to_array(tensor) for tensor in setting.inputs(setting.program)]
         with Fleet([artifact], threads=threads, progress=progress) as fleet:
             (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
     if timing.latency is None:

@@ -1,23 +1,23 @@
-"""What a rule is: it looks at a case, says what it found and what that costs, and where it can, tries the remedy."""
+"""What a rule is: it looks at a setting, says what it found and what that costs, and where it can, tries the remedy."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from optimize import processor
 from optimize.advise.trials import Measured
 from optimize.costs import Costs, NodeCost, Values, program_costs, values_at
+from optimize.passes.base import Outcome
 from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.reparameterize import Reparameterize
-from optimize.profile.machine import Limits
+from optimize.profile.machine import MachineLimits
 from optimize.profile.result import FreshProcess
 from optimize.program import Program
 
@@ -30,7 +30,7 @@ class Host:
     """What the machine offers.
 
     Attributes:
-        cpu_flags: Instruction sets that matter (``optimize.measure.environment``).
+        cpu_flags: Instruction sets, as Linux names them.
         cores: Processors this process may run on.
         cuda: Whether torch sees a CUDA device.
     """
@@ -42,14 +42,12 @@ class Host:
     @classmethod
     def current(cls) -> Host:
         """Return what this machine offers."""
-        from optimize.measure.environment import current
-
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(current().cpu_flags, affinity, torch.cuda.is_available())
+        return cls(tuple(processor.host().flags), affinity, torch.cuda.is_available())
 
 
 @dataclass
-class Case:
+class Setting:
     """What rules look at.
 
     Attributes:
@@ -63,7 +61,7 @@ class Case:
     """
 
     program: Program
-    limits: Limits
+    limits: MachineLimits
     host: Host
     batch: int = 1
     loader: Any = None
@@ -72,14 +70,19 @@ class Case:
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
-    def merged(self) -> Program:
-        """The program with its branches merged."""
-        return Reparameterize().apply(self.program)[0]
+    def merging(self) -> tuple[Program, Outcome]:
+        """The program with its branches merged, and what was merged."""
+        return Reparameterize().apply(self.program)
 
     @functools.cached_property
+    def folding(self) -> tuple[Program, Outcome]:
+        """The merged program with its norms folded, and what was folded."""
+        return FuseConvBN().apply(self.merging[0])
+
+    @property
     def fused(self) -> Program:
         """The program as ``--fuse`` leaves it: what the architecture itself costs."""
-        return FuseConvBN().apply(self.merged)[0]
+        return self.folding[0]
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -150,48 +153,50 @@ class Advice:
     untried: str = ""
 
 
-class Rule(ABC):
-    """One piece of advice. Subclasses are registered with ``register_rule``.
+@dataclass
+class Rule:
+    """One piece of advice: how it is found, and how its remedy is tried.
 
     Attributes:
         name: What it is called in reports.
         effort: What its remedy asks for.
-        untried: Why its remedy is not tried, for a rule without ``attempt``.
+        look: Returns what could be faster, or None.
+        untried: Why its remedy is not tried, where nothing tries it.
         needs_trial: Whether looking itself makes files and runs them, so that it is left out where nothing is tried.
+        attempt: Tries the remedy and returns what it gains; None where it cannot be tried.
     """
 
-    name: ClassVar[str]
-    effort: ClassVar[Effort]
-    untried: ClassVar[str] = "needs another network"
-    needs_trial: ClassVar[bool] = False
+    name: str
+    effort: Effort
+    look: Callable[[Setting], Finding | None]
+    untried: str
+    needs_trial: bool
+    attempt: Callable[[Setting], Measured | None] = lambda setting: None
 
-    @abstractmethod
-    def look(self, case: Case) -> Finding | None:
-        """Return what could be faster, or None."""
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Try the remedy and return what it gains; None where it cannot be tried."""
-        return None
-
-    @classmethod
-    def summary(cls) -> str:
-        """Return what the rule looks for: the first line of its docstring."""
-        return (inspect.getdoc(cls) or "").split("\n")[0]
+    def remedy(self, attempt: Callable[[Setting], Measured | None]) -> Callable[[Setting], Measured | None]:
+        """Say how the remedy is tried (a decorator)."""
+        self.attempt = attempt
+        return attempt
 
 
-_rules: dict[str, Rule] = {}
-_R = TypeVar("_R", bound="type[Rule]")
+_rules: list[Rule] = []
 
 
-def register_rule(cls: _R) -> _R:
-    """Register one instance of a rule under its ``name`` (a class decorator)."""
-    _rules[cls.name] = cls()
-    return cls
+def rule(
+    name: str, effort: Effort, *, untried: str = "needs another network", needs_trial: bool = False
+) -> Callable[[Callable[[Setting], Finding | None]], Rule]:
+    """Make a rule of a function that looks at a setting (a decorator); see ``Rule``."""
+
+    def register(look: Callable[[Setting], Finding | None]) -> Rule:
+        _rules.append(Rule(name, effort, look, untried, needs_trial))
+        return _rules[-1]
+
+    return register
 
 
 def registered() -> tuple[Rule, ...]:
     """Return every rule that was imported, in order."""
-    return tuple(_rules.values())
+    return tuple(_rules)
 
 
 def by_cost(found: dict[str, float]) -> tuple[str, ...]:

@@ -7,48 +7,43 @@ from collections.abc import Container, Iterator
 from torch import fx
 
 from optimize import graph, ops
-from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
+from optimize.advise.base import Finding, Setting, by_cost, rule
 
 #: A chain of so many operators is worth fusing.
 _LONG = 2
 
 
-@register_rule
-class ElementwiseChains(Rule):
+@rule("element-wise chains", "exact", untried="optimize bench compares the runtimes")
+def find_elementwise_chains(setting: Setting) -> Finding | None:
     """Element-wise operators one after another read and write the same map again and again in eager and TorchScript.
 
     A chain of ``n`` operators writes and reads ``n - 1`` maps more than one fused loop.
     """
-
-    name = "element-wise chains"
-    effort = "exact"
-    untried = "optimize bench compares the runtimes"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find chains of element-wise operators each of which is the only reader of the one before."""
-        found = {graph.origin(chain[-1]): chain for chain in chains(case)}
-        if not found:
-            return None
-        written = {name: cost.written_bytes for name, cost in case.costs.calls.items()}
-        extra = {place: 2.0 * sum(written[node.name] for node in chain[:-1]) for place, chain in found.items()}
-        calls = sum(len(chain) - 1 for chain in found.values())
-        longest = max(found, key=lambda place: len(found[place]))
-        names = ", ".join(map(graph.op_name, found[longest]))
-        return Finding(
-            what=f"{len(found)} chains of element-wise operators; the longest is {names} in '{longest}'.",
-            places=by_cost(extra),
-            saved_s=sum(extra.values()) / case.limits.copy_bytes_per_s + calls * case.limits.call_s,
-            formula="2 * bytes of the values between / copy bandwidth + calls saved * cost of a call",
-            action="Use a runtime that fuses them: --to onnx, openvino or pt2.",
-        )
+    found = {graph.origin(chain[-1]): chain for chain in chains(setting)}
+    if not found:
+        return None
+    written = {name: cost.written_bytes for name, cost in setting.costs.calls.items()}
+    extra = {place: 2.0 * sum(written[node.name] for node in chain[:-1]) for place, chain in found.items()}
+    calls = sum(len(chain) - 1 for chain in found.values())
+    longest = max(found, key=lambda place: len(found[place]))
+    names = ", ".join(map(graph.op_name, found[longest]))
+    return Finding(
+        what=f"{len(found)} chains of element-wise operators; the longest is {names} in '{longest}'.",
+        places=by_cost(extra),
+        saved_s=sum(extra.values()) / setting.limits.copy_bytes_per_s + calls * setting.limits.call_s,
+        formula="2 * bytes of the values between / copy bandwidth + calls saved * cost of a call",
+        action="Use a runtime that fuses them: --to onnx, openvino or pt2.",
+    )
 
 
-def chains(case: Case) -> Iterator[list[fx.Node]]:
+def chains(setting: Setting) -> Iterator[list[fx.Node]]:
     """Yield the longest runs of two and more element-wise calls in which each is the only reader of the one before."""
-    inside = {node for node in case.fused.graph.nodes if ops.is_elementwise(node) and node.name in case.costs.calls}
+    inside = {
+        node for node in setting.fused.graph.nodes if ops.is_elementwise(node) and node.name in setting.costs.calls
+    }
     before = {node: _continued(node, inside) for node in inside}
     after = {source: node for node, source in before.items() if source is not None}
-    for node in case.fused.graph.nodes:
+    for node in setting.fused.graph.nodes:
         if node not in inside or before[node] is not None:
             continue
         chain = [node]

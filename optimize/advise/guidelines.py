@@ -15,7 +15,7 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.advise.access import grouping_excess, least_access, pointwise_access
-from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
+from optimize.advise.base import Finding, Setting, by_cost, rule
 from optimize.advise.elementwise import follows_layer
 from optimize.advise.fragments import joins
 from optimize.advise.trials import Measured, compare_runs
@@ -46,157 +46,137 @@ class _Conv:
         return self.groups > 1 and self.groups == self.c1
 
 
-@register_rule
-class EqualWidths(Rule):
+@rule("G1 equal widths", "retrain")
+def find_unequal_widths(setting: Setting) -> Finding | None:
     """G1: pointwise convolutions whose inputs and outputs differ much in width move more than their work needs.
 
     Memory access cost ``hw * (c1 + c2) + c1 * c2`` against its least value ``2 * sqrt(hw * B) + B / hw`` for the same
     ``B`` multiply-accumulates; reported above 1.1 times. The estimate is the roofline's time before and after.
     """
-
-    name = "G1 equal widths"
-    effort = "retrain"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find dense 1x1 convolutions of unequal widths."""
-        found = {conv: _excess(conv) for conv in _uneven(case)}
-        if not found:
-            return None
-        gains = {conv.layer: _saving(case, conv, least_access(conv.hw, conv.macs)) for conv in found}
-        worst = max(found, key=lambda conv: found[conv])
-        return Finding(
-            what=f"{len(found)} pointwise convolutions have unequal widths; the worst, {worst.c1} to {worst.c2} "
-            f"channels in '{worst.layer}', moves {found[worst]:.2f} times what its work needs.",
-            places=by_cost({conv.layer: found[conv] for conv in found}),
-            saved_s=sum(gains.values()),
-            formula="roofline time of hw(c1+c2)+c1c2 values less that of 2√(hwB)+B/hw; 0 where arithmetic is the bound",
-            action="Give a block one width, and change it where the resolution changes.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the worst convolution against one of equal widths and the same work."""
-        worst = max(_uneven(case), key=_excess)
-        width = round(math.sqrt(worst.c1 * worst.c2))
-        before, after = _layer(worst, worst.c1, worst.c2), _layer(worst, width, width)
-        return compare_runs(before, after, f"'{worst.layer}' alone, {worst.c1}→{worst.c2} against {width}→{width}")
+    found = {conv: _excess(conv) for conv in _uneven(setting)}
+    if not found:
+        return None
+    gains = {conv.layer: _saving(setting, conv, least_access(conv.hw, conv.macs)) for conv in found}
+    worst = max(found, key=lambda conv: found[conv])
+    return Finding(
+        what=f"{len(found)} pointwise convolutions have unequal widths; the worst, {worst.c1} to {worst.c2} "
+        f"channels in '{worst.layer}', moves {found[worst]:.2f} times what its work needs.",
+        places=by_cost({conv.layer: found[conv] for conv in found}),
+        saved_s=sum(gains.values()),
+        formula="roofline time of hw(c1+c2)+c1c2 values less that of 2√(hwB)+B/hw; 0 where arithmetic is the bound",
+        action="Give a block one width, and change it where the resolution changes.",
+    )
 
 
-@register_rule
-class FewGroups(Rule):
+@find_unequal_widths.remedy
+def try_equal_widths(setting: Setting) -> Measured | None:
+    """Time the worst convolution against one of equal widths and the same work."""
+    worst = max(_uneven(setting), key=_excess)
+    width = round(math.sqrt(worst.c1 * worst.c2))
+    before, after = _layer(worst, worst.c1, worst.c2), _layer(worst, width, width)
+    return compare_runs(before, after, f"'{worst.layer}' alone, {worst.c1}→{worst.c2} against {width}→{width}")
+
+
+@rule("G2 few groups", "retrain")
+def find_grouped_convolutions(setting: Setting) -> Finding | None:
     """G2: grouped convolutions move more values than dense ones of the same work.
 
     Excess ``(hw(c1+c2) + c1c2/g) / (hw(c1+c2)/√g + c1c2/g)`` over the dense convolution with as many
     multiply-accumulates. Depthwise convolutions are guideline 4's.
     """
-
-    name = "G2 few groups"
-    effort = "retrain"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find grouped convolutions that are not depthwise."""
-        found = {conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups) for conv in _grouped(case)}
-        if not found:
-            return None
-        worst = max(found, key=lambda conv: found[conv])
-        gains = {conv.layer: _saving(case, conv, _access(conv) / found[conv]) for conv in found}
-        return Finding(
-            what=f"{len(found)} grouped convolutions; the worst, {worst.groups} groups of {worst.c1 // worst.groups} "
-            f"channels in '{worst.layer}', moves {found[worst]:.2f} times the values of a dense one of the same work.",
-            places=by_cost({conv.layer: found[conv] for conv in found}),
-            saved_s=sum(gains.values()),
-            formula="roofline time of hw(c1+c2)+c1c2/g values less that of the dense convolution with as many MACs",
-            action="Use dense convolutions of fewer channels.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the worst convolution against the dense one of the same work."""
-        worst = max(_grouped(case), key=lambda conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups))
-        c1, c2 = (max(round(width / math.sqrt(worst.groups)), 1) for width in (worst.c1, worst.c2))
-        before, after = _layer(worst, worst.c1, worst.c2, worst.groups), _layer(worst, c1, c2)
-        return compare_runs(before, after, f"'{worst.layer}' alone, {worst.groups} groups against dense {c1}→{c2}")
+    found = {conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups) for conv in _grouped(setting)}
+    if not found:
+        return None
+    worst = max(found, key=lambda conv: found[conv])
+    gains = {conv.layer: _saving(setting, conv, _access(conv) / found[conv]) for conv in found}
+    return Finding(
+        what=f"{len(found)} grouped convolutions; the worst, {worst.groups} groups of {worst.c1 // worst.groups} "
+        f"channels in '{worst.layer}', moves {found[worst]:.2f} times the values of a dense one of the same work.",
+        places=by_cost({conv.layer: found[conv] for conv in found}),
+        saved_s=sum(gains.values()),
+        formula="roofline time of hw(c1+c2)+c1c2/g values less that of the dense convolution with as many MACs",
+        action="Use dense convolutions of fewer channels.",
+    )
 
 
-@register_rule
-class FewFragments(Rule):
+@find_grouped_convolutions.remedy
+def try_dense(setting: Setting) -> Measured | None:
+    """Time the worst convolution against the dense one of the same work."""
+    worst = max(_grouped(setting), key=lambda conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups))
+    c1, c2 = (max(round(width / math.sqrt(worst.groups)), 1) for width in (worst.c1, worst.c2))
+    before, after = _layer(worst, worst.c1, worst.c2, worst.groups), _layer(worst, c1, c2)
+    return compare_runs(before, after, f"'{worst.layer}' alone, {worst.groups} groups against dense {c1}→{c2}")
+
+
+@rule("G3 few fragments", "retrain")
+def find_fragments(setting: Setting) -> Finding | None:
     """G3: blocks of several parallel branches keep a machine busy with small operators.
 
     Counted are the branches, none of which reads another, that hold a layer each and are concatenated or summed, after
     what can be merged is merged. The estimate is the cost of the extra calls alone.
     """
-
-    name = "G3 few fragments"
-    effort = "retrain"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find concatenations and sums of three and more branches with layers of their own."""
-        found = {graph.origin(node): branches for node, branches in joins(case.fused) if branches >= FRAGMENTS}
-        if not found:
-            return None
-        worst = max(found, key=lambda place: found[place])
-        return Finding(
-            what=f"{len(found)} blocks are fragmented; the worst, '{worst}', joins {found[worst]} parallel branches.",
-            places=by_cost({place: float(count) for place, count in found.items()}),
-            saved_s=case.limits.call_s * sum(count - 1 for count in found.values()),
-            formula="(branches - 1) * cost of a call; the lost parallelism comes on top",
-            action="Use one wider branch in place of several narrow ones.",
-        )
+    found = {graph.origin(node): branches for node, branches in joins(setting.fused) if branches >= FRAGMENTS}
+    if not found:
+        return None
+    worst = max(found, key=lambda place: found[place])
+    return Finding(
+        what=f"{len(found)} blocks are fragmented; the worst, '{worst}', joins {found[worst]} parallel branches.",
+        places=by_cost({place: float(count) for place, count in found.items()}),
+        saved_s=setting.limits.call_s * sum(count - 1 for count in found.values()),
+        formula="(branches - 1) * cost of a call; the lost parallelism comes on top",
+        action="Use one wider branch in place of several narrow ones.",
+    )
 
 
-@register_rule
-class FewElementwise(Rule):
+@rule("G4 few element-wise operators", "retrain")
+def find_elementwise_traffic(setting: Setting) -> Finding | None:
     """G4: element-wise operators do little work and move much.
 
     Counted are sums, products and activations that a runtime cannot put behind a layer, and depthwise convolutions on
     maps wider than the layer behind them gives (an inverted bottleneck's); reported from 15 % of all traffic.
     """
-
-    name = "G4 few element-wise operators"
-    effort = "retrain"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find a network whose traffic is element-wise to a large part."""
-        moved = {
-            cost.layer: float(cost.moved_bytes)
-            for node in case.fused.graph.nodes
-            if ops.is_elementwise(node) and not follows_layer(node) and (cost := case.costs.calls.get(node.name))
-        }
-        moved |= {conv.layer: float(_bytes(conv)) for conv in _thick(case)}
-        share = sum(moved.values()) / max(case.costs.moved_bytes, 1)
-        if share < ELEMENTWISE_SHARE:
-            return None
-        return Finding(
-            what=f"Element-wise operators and depthwise convolutions on wide maps make {100 * share:.0f} % of what the "
-            "network moves.",
-            places=by_cost(moved),
-            saved_s=sum(moved.values()) / case.limits.copy_bytes_per_s,
-            formula="bytes they move / copy bandwidth: what leaving out all of them would save",
-            action="Keep activations and depthwise convolutions to the narrow side of a block, and sum fewer maps.",
-        )
+    moved = {
+        cost.layer: float(cost.moved_bytes)
+        for node in setting.fused.graph.nodes
+        if ops.is_elementwise(node) and not follows_layer(node) and (cost := setting.costs.calls.get(node.name))
+    }
+    moved |= {conv.layer: float(_bytes(conv)) for conv in _thick(setting)}
+    share = sum(moved.values()) / max(setting.costs.moved_bytes, 1)
+    if share < ELEMENTWISE_SHARE:
+        return None
+    return Finding(
+        what=f"Element-wise operators and depthwise convolutions on wide maps make {100 * share:.0f} % of what the "
+        "network moves.",
+        places=by_cost(moved),
+        saved_s=sum(moved.values()) / setting.limits.copy_bytes_per_s,
+        formula="bytes they move / copy bandwidth: what leaving out all of them would save",
+        action="Keep activations and depthwise convolutions to the narrow side of a block, and sum fewer maps.",
+    )
 
 
-def convolutions(case: Case) -> Iterator[tuple[fx.Node, _Conv]]:
+def convolutions(setting: Setting) -> Iterator[tuple[fx.Node, _Conv]]:
     """Yield the convolutions of the fused program with their sizes."""
-    for node, cost in case.calls(*ops.CONVOLUTIONS):
-        weight, made = case.shape(node.args[1]), case.shape(node)
+    for node, cost in setting.calls(*ops.CONVOLUTIONS):
+        weight, made = setting.shape(node.args[1]), setting.shape(node)
         hw = made[0] * math.prod(made[2:])
         groups = graph.argument(node, "groups")
-        item = case.values[node][0].element_size()
+        item = setting.values[node][0].element_size()
         yield node, _Conv(hw, weight[1] * groups, weight[0], math.prod(weight[2:]), groups, cost.layer, cost.macs, item)
 
 
-def _uneven(case: Case) -> list[_Conv]:
-    dense = [conv for _, conv in convolutions(case) if conv.kernel == 1 and conv.groups == 1]
+def _uneven(setting: Setting) -> list[_Conv]:
+    dense = [conv for _, conv in convolutions(setting) if conv.kernel == 1 and conv.groups == 1]
     return [conv for conv in dense if _excess(conv) >= UNEQUAL]
 
 
-def _grouped(case: Case) -> list[_Conv]:
-    return [conv for _, conv in convolutions(case) if conv.groups > 1 and not conv.is_depthwise]
+def _grouped(setting: Setting) -> list[_Conv]:
+    return [conv for _, conv in convolutions(setting) if conv.groups > 1 and not conv.is_depthwise]
 
 
-def _thick(case: Case) -> Iterator[_Conv]:
+def _thick(setting: Setting) -> Iterator[_Conv]:
     """Yield the depthwise convolutions with more channels than the layer behind them gives."""
-    widths = {node: conv.c2 for node, conv in convolutions(case)}
-    for node, conv in convolutions(case):
+    widths = {node: conv.c2 for node, conv in convolutions(setting)}
+    for node, conv in convolutions(setting):
         behind = next_layer(node)
         if conv.is_depthwise and behind is not None and conv.c1 > widths.get(behind, conv.c1):
             yield conv
@@ -225,9 +205,9 @@ def _bytes(conv: _Conv) -> float:
     return conv.item_bytes * _access(conv)
 
 
-def _saving(case: Case, conv: _Conv, least: float) -> float:
-    now_s = case.limits.least_s(conv.macs, round(_bytes(conv)))
-    return now_s - case.limits.least_s(conv.macs, round(conv.item_bytes * least))
+def _saving(setting: Setting, conv: _Conv, least: float) -> float:
+    now_s = setting.limits.least_s(conv.macs, round(_bytes(conv)))
+    return now_s - setting.limits.least_s(conv.macs, round(conv.item_bytes * least))
 
 
 def _layer(conv: _Conv, c1: int, c2: int, groups: int = 1) -> Callable[[], object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from optimize import graph, ops
-from optimize.advise.base import Case, Finding, Rule, by_cost, register_rule
+from optimize.advise.base import Finding, Setting, by_cost, rule
 from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
 from optimize.graph import aten
@@ -17,92 +17,84 @@ from optimize.graph import aten
 MULTIPLE = 8
 
 
-@register_rule
-class ChannelsLast(Rule):
+@rule("channels_last", "setting")
+def find_contiguous_maps(setting: Setting) -> Finding | None:
     """Two-dimensional convolutions on contiguous maps convert the layout around each call.
 
     oneDNN and cuDNN compute with the channels innermost. On contiguous maps each dense convolution reads and writes its
     input and output once more to convert them.
     """
-
-    name = "channels_last"
-    effort = "setting"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find dense two-dimensional convolutions."""
-        moved = {
-            cost.layer: 2.0 * (cost.written_bytes + case.values[node.args[0]][0].nbytes)  # type: ignore[index]
-            for node, cost in case.calls(aten.conv2d.default)
-            if case.shape(node.args[1])[1] > 1
-        }
-        if not moved:
-            return None
-        return Finding(
-            what=f"{len(moved)} two-dimensional convolutions run on contiguous maps.",
-            places=by_cost(moved),
-            saved_s=sum(moved.values()) / case.limits.copy_bytes_per_s,
-            formula="2 * bytes of their inputs and outputs / copy bandwidth; nothing where the kernel converts nothing",
-            action="model.to(memory_format=torch.channels_last), and the inputs too; ONNX Runtime and OpenVINO choose "
-            "their own layout.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the network with weights and inputs in channels_last."""
-        last = case.fused.clone()
-        for weight in last.graph_module.parameters():
-            weight.data = _channels_last(weight.data)
-        inputs = tuple(_channels_last(tensor) for tensor in case.inputs(last))
-        return compare_runs(runner(case, case.fused), lambda: last.run(inputs), "the fused network in eager")
+    moved = {
+        cost.layer: 2.0 * (cost.written_bytes + setting.values[node.args[0]][0].nbytes)  # type: ignore[index]
+        for node, cost in setting.calls(aten.conv2d.default)
+        if setting.shape(node.args[1])[1] > 1
+    }
+    if not moved:
+        return None
+    return Finding(
+        what=f"{len(moved)} two-dimensional convolutions run on contiguous maps.",
+        places=by_cost(moved),
+        saved_s=sum(moved.values()) / setting.limits.copy_bytes_per_s,
+        formula="2 * bytes of their inputs and outputs / copy bandwidth; nothing where the kernel converts nothing",
+        action="model.to(memory_format=torch.channels_last), and the inputs too; ONNX Runtime and OpenVINO choose "
+        "their own layout.",
+    )
 
 
-@register_rule
-class ChannelMultiples(Rule):
+@find_contiguous_maps.remedy
+def try_channels_last(setting: Setting) -> Measured | None:
+    """Time the network with weights and inputs in channels_last."""
+    last = setting.fused.clone()
+    for weight in last.graph_module.parameters():
+        weight.data = _channels_last(weight.data)
+    inputs = tuple(_channels_last(tensor) for tensor in setting.inputs(last))
+    return compare_runs(runner(setting, setting.fused), lambda: last.run(inputs), "the fused network in eager")
+
+
+@rule("channels in multiples of 8", "retrain")
+def find_ragged_channels(setting: Setting) -> Finding | None:
     """Channel counts that are no multiple of 8 leave lanes of vector registers and tensor cores idle.
 
     A layer of ``c`` channels costs what one of ``8 * ceil(c / 8)`` does, so ``1 - c / (8 * ceil(c / 8))`` of its time
     is idle. Input channels of the first layer and outputs of the last are the task's and not counted.
     """
+    found = _ragged(setting)
+    if not found:
+        return None
+    costs = {cost.layer: cost for _, cost in setting.calls(*ops.WEIGHTED)}
+    idle = {place: setting.limits.least_s(costs[place].macs, 0) * _idle(width) for place, width in found.items()}
+    worst = max(idle, key=lambda place: idle[place])
+    return Finding(
+        what=f"{len(found)} layers have channels that are no multiple of {MULTIPLE}; '{worst}' has {found[worst]}.",
+        places=by_cost(idle),
+        saved_s=sum(idle.values()),
+        formula="time of their MACs * (1 - c / (8 ceil(c / 8)))",
+        action="Round widths to multiples of 8 (16 for INT8) when the network is designed or pruned.",
+    )
 
-    name = "channels in multiples of 8"
-    effort = "retrain"
 
-    def look(self, case: Case) -> Finding | None:
-        """Find layers whose channel counts are no multiple of 8."""
-        found = _ragged(case)
-        if not found:
-            return None
-        costs = {cost.layer: cost for _, cost in case.calls(*ops.WEIGHTED)}
-        idle = {place: case.limits.least_s(costs[place].macs, 0) * _idle(width) for place, width in found.items()}
-        worst = max(idle, key=lambda place: idle[place])
-        return Finding(
-            what=f"{len(found)} layers have channels that are no multiple of {MULTIPLE}; '{worst}' has {found[worst]}.",
-            places=by_cost(idle),
-            saved_s=sum(idle.values()),
-            formula="time of their MACs * (1 - c / (8 ceil(c / 8)))",
-            action="Round widths to multiples of 8 (16 for INT8) when the network is designed or pruned.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the largest such convolution against one with the next multiple: a ratio of 1 means padding is free."""
-        found = _ragged(case)
-        nodes = {cost.layer: (node, cost) for node, cost in case.calls(aten.conv2d.default) if cost.layer in found}
-        if not nodes:
-            return None
-        node, cost = max(nodes.values(), key=lambda entry: entry[1].macs)
-        ragged, padded = (_width(case, node, grow) for grow in (False, True))
-        return compare_runs(ragged, padded, f"'{cost.layer}' alone against its next multiple of {MULTIPLE}")
+@find_ragged_channels.remedy
+def try_multiples(setting: Setting) -> Measured | None:
+    """Time the largest such convolution against one with the next multiple: a ratio of 1 means padding is free."""
+    found = _ragged(setting)
+    nodes = {cost.layer: (node, cost) for node, cost in setting.calls(aten.conv2d.default) if cost.layer in found}
+    if not nodes:
+        return None
+    node, cost = max(nodes.values(), key=lambda entry: entry[1].macs)
+    ragged, padded = (_width(setting, node, grow) for grow in (False, True))
+    return compare_runs(ragged, padded, f"'{cost.layer}' alone against its next multiple of {MULTIPLE}")
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _ragged(case: Case) -> dict[str, int]:
+def _ragged(setting: Setting) -> dict[str, int]:
     """Return the layers with a ragged channel count that is not the task's, with that count."""
-    layers = list(case.calls(*ops.WEIGHTED))
+    layers = list(setting.calls(*ops.WEIGHTED))
     found = {}
     for index, (node, cost) in enumerate(layers):
-        weight = case.shape(node.args[1])
+        weight = setting.shape(node.args[1])
         counted = [*([weight[1]] if index else []), *([weight[0]] if index < len(layers) - 1 else [])]
         ragged = [width for width in counted if width % MULTIPLE and width > 1]
         if ragged:
@@ -119,9 +111,9 @@ def _idle(width: int) -> float:
     return 1.0 - width / (MULTIPLE * math.ceil(width / MULTIPLE))
 
 
-def _width(case: Case, node: torch.fx.Node, grow: bool) -> Callable[[], object]:
+def _width(setting: Setting, node: torch.fx.Node, grow: bool) -> Callable[[], object]:
     """Return a convolution like this one to run on noise, its channels grown to the next multiples where asked."""
-    made, weight, given = (case.shape(value) for value in (node, node.args[1], node.args[0]))
+    made, weight, given = (setting.shape(value) for value in (node, node.args[1], node.args[0]))
     groups = graph.argument(node, "groups")
     widths = [weight[1] * groups, weight[0]]
     if grow:

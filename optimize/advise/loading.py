@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.advise.base import Case, Finding, Rule, register_rule
+from optimize.advise.base import Finding, Setting, rule
 from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, summarize
 
@@ -18,95 +18,77 @@ _ROUNDS = 3
 _USUAL_PREFETCH = 2
 
 
-@register_rule
-class LoaderWorkers(Rule):
+@rule("data loader workers", "setting")
+def find_loader_without_workers(setting: Setting) -> Finding | None:
     """Data loaded by the process that computes: each waits for the other.
 
     With ``L`` seconds to load a batch and ``M`` to compute it, a run takes ``L + M`` in one process and
     ``max(L / workers, M)`` with workers.
     """
-
-    name = "data loader workers"
-    effort = "setting"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find a loader without workers."""
-        if case.loader is None or case.loader.num_workers:
-            return None
-        load_s, run_s = _seconds_a_batch(case.loader), _run_s(case)
-        workers = _workers(case)
-        return Finding(
-            what=f"The loader reads in the computing process: {1e3 * load_s:.2f} ms a batch beside "
-            f"{1e3 * run_s:.2f} ms of computing.",
-            places=(),
-            saved_s=max(load_s + run_s - max(load_s / workers, run_s), 0.0),
-            formula="L + M - max(L / workers, M) a batch, both measured",
-            action=f"DataLoader(..., num_workers={workers}, persistent_workers=True).",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time passes over the first batches with and without workers; starting them is left out."""
-        workers = _workers(case)
-        loaders = [case.loader, _with_workers(case.loader, workers)]
-        rounds = []
-        for _ in range(_ROUNDS):
-            rounds.append([_seconds_a_batch(loader) for loader in loaders])
-        return summarize(np.array(rounds), f"a batch of the loader, 0 against {workers} workers")
+    if setting.loader is None or setting.loader.num_workers:
+        return None
+    load_s, run_s = _seconds_a_batch(setting.loader), _run_s(setting)
+    workers = _workers(setting)
+    return Finding(
+        what=f"The loader reads in the computing process: {1e3 * load_s:.2f} ms a batch beside "
+        f"{1e3 * run_s:.2f} ms of computing.",
+        places=(),
+        saved_s=max(load_s + run_s - max(load_s / workers, run_s), 0.0),
+        formula="L + M - max(L / workers, M) a batch, both measured",
+        action=f"DataLoader(..., num_workers={workers}, persistent_workers=True).",
+    )
 
 
-@register_rule
-class Prefetch(Rule):
+@find_loader_without_workers.remedy
+def try_workers(setting: Setting) -> Measured | None:
+    """Time passes over the first batches with and without workers; starting them is left out."""
+    workers = _workers(setting)
+    loaders = [setting.loader, _with_workers(setting.loader, workers)]
+    rounds = []
+    for _ in range(_ROUNDS):
+        rounds.append([_seconds_a_batch(loader) for loader in loaders])
+    return summarize(np.array(rounds), f"a batch of the loader, 0 against {workers} workers")
+
+
+@rule("prefetch", "setting", untried="shows over whole epochs")
+def find_short_prefetch(setting: Setting) -> Finding | None:
     """Workers that hold too few batches ready, or that start anew for every epoch."""
-
-    name = "prefetch"
-    effort = "setting"
-    untried = "shows over whole epochs"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find workers that do not persist or prefetch fewer than two batches."""
-        loader = case.loader
-        if loader is None or not loader.num_workers:
-            return None
-        few = (loader.prefetch_factor or 0) < _USUAL_PREFETCH
-        if loader.persistent_workers and not few:
-            return None
-        wrong = [
-            *(["end with every epoch"] if not loader.persistent_workers else []),
-            *(["hold one batch ready"] * few),
-        ]
-        return Finding(
-            what=f"The loader's {loader.num_workers} workers {' and '.join(wrong)}.",
-            places=(),
-            saved_s=None,
-            formula="none: the start of the workers once an epoch, and waits when batches take unequally long",
-            action="DataLoader(..., persistent_workers=True, prefetch_factor=2 or more).",
-        )
+    loader = setting.loader
+    if loader is None or not loader.num_workers:
+        return None
+    few = (loader.prefetch_factor or 0) < _USUAL_PREFETCH
+    if loader.persistent_workers and not few:
+        return None
+    wrong = [
+        *(["end with every epoch"] if not loader.persistent_workers else []),
+        *(["hold one batch ready"] * few),
+    ]
+    return Finding(
+        what=f"The loader's {loader.num_workers} workers {' and '.join(wrong)}.",
+        places=(),
+        saved_s=None,
+        formula="none: the start of the workers once an epoch, and waits when batches take unequally long",
+        action="DataLoader(..., persistent_workers=True, prefetch_factor=2 or more).",
+    )
 
 
-@register_rule
-class PinnedMemory(Rule):
+@rule("pinned memory", "setting", untried="shows only while a GPU computes")
+def find_pageable_batches(setting: Setting) -> Finding | None:
     """Batches in pageable memory are copied twice on their way to the GPU, and the copy is waited for."""
-
-    name = "pinned memory"
-    effort = "setting"
-    untried = "shows only while a GPU computes"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find a loader that does not pin its batches on a machine with CUDA."""
-        if case.loader is None or not case.host.cuda or case.loader.pin_memory:
-            return None
-        moved = sum(tensor.nbytes for tensor in case.inputs(case.program))
-        return Finding(
-            what=f"The loader gives batches in pageable memory, {moved} bytes a run.",
-            places=(),
-            saved_s=moved / case.limits.copy_bytes_per_s,
-            formula="bytes of a batch / copy bandwidth: the copy into the driver's own pinned memory",
-            action="DataLoader(..., pin_memory=True) and tensor.to(device, non_blocking=True).",
-        )
+    if setting.loader is None or not setting.host.cuda or setting.loader.pin_memory:
+        return None
+    moved = sum(tensor.nbytes for tensor in setting.inputs(setting.program))
+    return Finding(
+        what=f"The loader gives batches in pageable memory, {moved} bytes a run.",
+        places=(),
+        saved_s=moved / setting.limits.copy_bytes_per_s,
+        formula="bytes of a batch / copy bandwidth: the copy into the driver's own pinned memory",
+        action="DataLoader(..., pin_memory=True) and tensor.to(device, non_blocking=True).",
+    )
 
 
-def _workers(case: Case) -> int:
-    return max(1, min(case.host.cores, _MOST_WORKERS))
+def _workers(setting: Setting) -> int:
+    return max(1, min(setting.host.cores, _MOST_WORKERS))
 
 
 def _with_workers(loader: Any, workers: int) -> Any:
@@ -128,8 +110,8 @@ def _seconds_a_batch(loader: Any) -> float:
     return (time.perf_counter() - start) / max(count, 1)
 
 
-def _run_s(case: Case) -> float:
-    run = runner(case, case.program)
+def _run_s(setting: Setting) -> float:
+    run = runner(setting, setting.program)
     run()
     start = time.perf_counter()
     run()

@@ -8,94 +8,80 @@ from collections.abc import Callable
 from torch import fx
 
 from optimize import graph, ops
-from optimize.advise.base import Case, Finding, Rule, register_rule
+from optimize.advise.base import Finding, Setting, rule
 from optimize.advise.trials import Measured, compare_runs
 from optimize.graph import aten
-from optimize.passes.fuse_conv_bn import FuseConvBN
-from optimize.passes.reparameterize import Reparameterize
 from optimize.program import Program
 
 
-@register_rule
-class BiasBeforeNorm(Rule):
+@rule("bias before BatchNorm", "exact")
+def find_bias_before_norm(setting: Setting) -> Finding | None:
     """A bias in front of a BatchNorm does nothing: the norm subtracts it again with the mean."""
-
-    name = "bias before BatchNorm"
-    effort = "exact"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find layers with a bias whose only reader is a BatchNorm."""
-        layers = [layer for layer, _ in _biased(case.program)]
-        if not layers:
-            return None
-        width = sum(layer.meta["val"].shape[1] for layer in layers)
-        return Finding(
-            what=f"{len(layers)} layers in front of a BatchNorm have a bias, {width} parameters that do nothing.",
-            places=tuple(map(graph.origin, layers)),
-            saved_s=0.0,
-            formula="0: runtimes add a bias inside the layer; what is saved are parameters and their optimizer states",
-            action="Write bias=False in layers that a BatchNorm follows.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the network without those biases, moved into the norms' means."""
-        bare = without_biases(case.program)
-        return compare_runs(runner(case, case.program), runner(case, bare), "the network in eager")
+    layers = [layer for layer, _ in _biased(setting.program)]
+    if not layers:
+        return None
+    width = sum(layer.meta["val"].shape[1] for layer in layers)
+    return Finding(
+        what=f"{len(layers)} layers in front of a BatchNorm have a bias, {width} parameters that do nothing.",
+        places=tuple(map(graph.origin, layers)),
+        saved_s=0.0,
+        formula="0: runtimes add a bias inside the layer; what is saved are parameters and their optimizer states",
+        action="Write bias=False in layers that a BatchNorm follows.",
+    )
 
 
-@register_rule
-class UnmergedBranches(Rule):
+@find_bias_before_norm.remedy
+def try_without_biases(setting: Setting) -> Measured | None:
+    """Time the network without those biases, moved into the norms' means."""
+    bare = without_biases(setting.program)
+    return compare_runs(runner(setting, setting.program), runner(setting, bare), "the network in eager")
+
+
+@rule("unmerged branches", "exact")
+def find_unmerged_branches(setting: Setting) -> Finding | None:
     """Parallel linear branches of one input that are one convolution (RepVGG, ACNet, Diverse Branch Block)."""
-
-    name = "unmerged branches"
-    effort = "exact"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find branches that ``Reparameterize`` merges."""
-        rewrites = Reparameterize().apply(case.program)[1].rewrites
-        if not rewrites:
-            return None
-        return Finding(
-            what=f"{len(rewrites)} groups of parallel branches compute one layer each.",
-            places=tuple(rewrite.where for rewrite in rewrites),
-            saved_s=case.least_s(case.program) - case.least_s(case.merged),
-            formula="roofline time of the operators before less after, with the cost of a call for each",
-            action="optimize MODEL --fuse merges them, exactly.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the network with its branches merged."""
-        return compare_runs(runner(case, case.program), runner(case, case.merged), "the network in eager")
+    merged, outcome = setting.merging
+    if not outcome.rewrites:
+        return None
+    return Finding(
+        what=f"{len(outcome.rewrites)} groups of parallel branches compute one layer each.",
+        places=tuple(rewrite.where for rewrite in outcome.rewrites),
+        saved_s=setting.least_s(setting.program) - setting.least_s(merged),
+        formula="roofline time of the operators before less after, with the cost of a call for each",
+        action="optimize MODEL --fuse merges them, exactly.",
+    )
 
 
-@register_rule
-class UnfoldedNorms(Rule):
+@find_unmerged_branches.remedy
+def try_merged(setting: Setting) -> Measured | None:
+    """Time the network with its branches merged."""
+    return compare_runs(runner(setting, setting.program), runner(setting, setting.merging[0]), "the network in eager")
+
+
+@rule("BatchNorm not folded", "exact")
+def find_unfolded_norms(setting: Setting) -> Finding | None:
     """BatchNorms that fold into the layer beside them."""
-
-    name = "BatchNorm not folded"
-    effort = "exact"
-
-    def look(self, case: Case) -> Finding | None:
-        """Find norms that ``FuseConvBN`` folds once branches are merged."""
-        rewrites = FuseConvBN().apply(case.merged)[1].rewrites
-        if not rewrites:
-            return None
-        return Finding(
-            what=f"{len(rewrites)} BatchNorms run on their own in eager and TorchScript.",
-            places=tuple(rewrite.where for rewrite in rewrites),
-            saved_s=case.least_s(case.merged) - case.least_s(case.fused),
-            formula="roofline time of the operators before less after, with the cost of a call for each",
-            action="optimize MODEL --fuse folds them, exactly; ONNX Runtime and OpenVINO fold them by themselves.",
-        )
-
-    def attempt(self, case: Case) -> Measured | None:
-        """Time the network with its norms folded."""
-        return compare_runs(runner(case, case.merged), runner(case, case.fused), "the network in eager")
+    (merged, _), (_, outcome) = setting.merging, setting.folding
+    if not outcome.rewrites:
+        return None
+    return Finding(
+        what=f"{len(outcome.rewrites)} BatchNorms run on their own in eager and TorchScript.",
+        places=tuple(rewrite.where for rewrite in outcome.rewrites),
+        saved_s=setting.least_s(merged) - setting.least_s(setting.fused),
+        formula="roofline time of the operators before less after, with the cost of a call for each",
+        action="optimize MODEL --fuse folds them, exactly; ONNX Runtime and OpenVINO fold them by themselves.",
+    )
 
 
-def runner(case: Case, program: Program) -> Callable[[], object]:
-    """Return a program on the case's inputs as something to run."""
-    return functools.partial(program.run, case.inputs(program))
+@find_unfolded_norms.remedy
+def try_folded(setting: Setting) -> Measured | None:
+    """Time the network with its norms folded."""
+    return compare_runs(runner(setting, setting.merging[0]), runner(setting, setting.fused), "the network in eager")
+
+
+def runner(setting: Setting, program: Program) -> Callable[[], object]:
+    """Return a program on the setting's inputs as something to run."""
+    return functools.partial(program.run, setting.inputs(program))
 
 
 def without_biases(program: Program) -> Program:

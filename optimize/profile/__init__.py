@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from optimize.costs import Costs, NodeCost, program_costs
 from optimize.profile.artifacts import profile_file
-from optimize.profile.machine import Limits, measure_limits
+from optimize.profile.machine import MachineLimits, measure_limits
 from optimize.profile.memory import LiveMemory, live_memory
 from optimize.profile.profiling import profile_program
 from optimize.profile.result import KernelProfile, Profile
@@ -17,8 +17,8 @@ from optimize.profile.trace import chrome_trace, write_trace
 __all__ = [
     "Costs",
     "KernelProfile",
-    "Limits",
     "LiveMemory",
+    "MachineLimits",
     "NodeCost",
     "Profile",
     "chrome_trace",

@@ -21,7 +21,7 @@ from optimize.measure.openers import open_file
 from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
 from optimize.profile.kernels import take_times
-from optimize.profile.machine import Limits, measure_limits
+from optimize.profile.machine import MachineLimits, measure_limits
 from optimize.profile.profiling import fresh_process, join, require_times
 from optimize.profile.result import Profile
 from optimize.progress import Progress, silent
@@ -45,7 +45,7 @@ def profile_file(
     input_shape: str | None = None,
     batch: int = 1,
     threads: int = 1,
-    limits: Limits | None = None,
+    limits: MachineLimits | None = None,
     fresh: bool = True,
     trust: bool = False,
     progress: Progress = silent,
@@ -96,7 +96,7 @@ def profile_here(
     """Profile a file in this process on the inputs in ``folder``; return the profile as JSON holds it."""
     found, inputs = artifact_from(artifact), read_arrays(folder / _INPUTS)
     probe = find_target(found.target).probe(Probing(found, inputs, folder, threads))
-    machine, times = TypeAdapter(Limits).validate_python(limits), take_times(probe, progress=tell)
+    machine, times = TypeAdapter(MachineLimits).validate_python(limits), take_times(probe, progress=tell)
     profile = join(times, probe.costs(), {}, machine, target=found.target, batch=len(inputs[0]))
     dumped: dict[str, Any] = TypeAdapter(Profile).dump_python(profile, mode="json")
     return dumped

@@ -21,7 +21,7 @@ _CALLS = 500
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """Measured limits of this machine at a thread count.
 
     Attributes:
@@ -40,7 +40,7 @@ class Limits:
     def least_s(self, macs: int, moved_bytes: int, dtype: str = "float32") -> float:
         """Return the roofline's time: that of the arithmetic or of the traffic, whichever is longer.
 
-        >>> Limits(1, {"float32": 50e9}, 10e9, 1e-6).least_s(macs=50_000_000, moved_bytes=20_000_000)
+        >>> MachineLimits(1, {"float32": 50e9}, 10e9, 1e-6).least_s(macs=50_000_000, moved_bytes=20_000_000)
         0.002
         """
         return max(macs / self.peak(dtype), moved_bytes / self.copy_bytes_per_s)
@@ -50,12 +50,12 @@ class Limits:
         return self.macs_per_s.get(dtype, self.macs_per_s["float32"])
 
 
-def measure_limits(threads: int = 1) -> Limits:
+def measure_limits(threads: int = 1) -> MachineLimits:
     """Measure this machine with so many threads; takes about two seconds."""
     with torch_threads(threads), torch.inference_mode():
         taken = {name: list(filter(None, map(_attempt, makers))) for name, makers in _PRODUCTS.items()}
         peaks = {name: _SIZE**3 / min(seconds) for name, seconds in taken.items() if seconds}
-        return Limits(threads, peaks, _copy_bandwidth(), _call_s())
+        return MachineLimits(threads, peaks, _copy_bandwidth(), _call_s())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from optimize.errors import UsageError
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.profile.kernels import Times, take_times
-from optimize.profile.machine import Limits, measure_limits, torch_threads
+from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
 from optimize.profile.memory import live_memory
 from optimize.profile.python_cost import PythonCost, python_cost
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
@@ -29,7 +29,7 @@ from optimize.targets.base import Artifact, Probing
 from optimize.targets.probe import TimedKernel
 
 _FRESH_BUDGET_S = 1.0
-#: What runtimes call the types that ``Limits`` knows.
+#: What runtimes call the types that ``MachineLimits`` knows.
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 
 
@@ -53,7 +53,7 @@ def profile_program(
     *,
     batch: int = 1,
     threads: int = 1,
-    limits: Limits | None = None,
+    limits: MachineLimits | None = None,
     fresh: bool = True,
     progress: Progress = silent,
 ) -> Profile:
@@ -94,7 +94,9 @@ def profile_program(
     )
 
 
-def join(times: Times, costs: Costs, layers: Mapping[str, str], limits: Limits, *, target: str, batch: int) -> Profile:
+def join(
+    times: Times, costs: Costs, layers: Mapping[str, str], limits: MachineLimits, *, target: str, batch: int
+) -> Profile:
     """Return a profile: each kernel with its layers and what they cost.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimize.profile.kernels import Clock
-from optimize.profile.machine import Limits
+from optimize.profile.machine import MachineLimits
 from optimize.profile.memory import LiveMemory
 from optimize.profile.python_cost import PythonCost
 
@@ -89,7 +89,7 @@ class Profile:
     clock: Clock
     runs: int
     kernels: tuple[KernelProfile, ...]
-    limits: Limits
+    limits: MachineLimits
     fresh: FreshProcess | None = None
     live: LiveMemory | None = None
     python: PythonCost | None = None

@@ -13,23 +13,23 @@ Architectures", CACM 2009.
 
 from __future__ import annotations
 
-from optimize.profile.machine import Limits
+from optimize.profile.machine import MachineLimits
 
 
-def attainable(limits: Limits, intensity: float, dtype: str) -> float:
+def attainable(limits: MachineLimits, intensity: float, dtype: str) -> float:
     """Return the MACs a second that a kernel of this intensity (MACs a byte) can reach."""
     return min(limits.peak(dtype), intensity * limits.copy_bytes_per_s)
 
 
-def ridge(limits: Limits, dtype: str) -> float:
+def ridge(limits: MachineLimits, dtype: str) -> float:
     """Return the intensity (MACs a byte) from which arithmetic is the bound."""
     return limits.peak(dtype) / limits.copy_bytes_per_s
 
 
-def bound(limits: Limits, intensity: float, dtype: str) -> str:
+def bound(limits: MachineLimits, intensity: float, dtype: str) -> str:
     """Return what bounds a kernel: ``memory`` or ``compute``.
 
-    >>> bound(Limits(1, {"float32": 50e9}, 10e9, 1e-6), intensity=2.0, dtype="float32")
+    >>> bound(MachineLimits(1, {"float32": 50e9}, 10e9, 1e-6), intensity=2.0, dtype="float32")
     'memory'
     """
     return "memory" if intensity < ridge(limits, dtype) else "compute"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from optimize import wording as form
 from optimize.measure.environment import Environment
-from optimize.profile.machine import Limits
+from optimize.profile.machine import MachineLimits
 from optimize.profile.result import KernelProfile, Profile
 from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
@@ -186,7 +186,7 @@ def plot(found: Profile) -> Plot | None:
     return Plot(name, x, y, (*roofs, *dots), 460.0, is_large=True)
 
 
-def _axes(kernels: Sequence[KernelProfile], limits: Limits) -> tuple[Axis, Axis]:
+def _axes(kernels: Sequence[KernelProfile], limits: MachineLimits) -> tuple[Axis, Axis]:
     across = [math.log10(kernel.intensity or 1.0) for kernel in kernels]
     across += [math.log10(ridge(limits, dtype)) for dtype in limits.macs_per_s]
     up = [math.log10(kernel.macs_per_s or 1.0) for kernel in kernels]
@@ -200,7 +200,7 @@ def _powers(low: float, high: float, title: str) -> Axis:
     return Axis(low, high, ticks, title)
 
 
-def _roof(dtype: str, limits: Limits, x: Axis, y: Axis) -> Mark:
+def _roof(dtype: str, limits: MachineLimits, x: Axis, y: Axis) -> Mark:
     """Return a roof from the left edge, or from where it enters at the bottom, over its ridge to the right edge."""
     start = max(x.low, y.low - math.log10(limits.copy_bytes_per_s))
     corners = [start, math.log10(ridge(limits, dtype)), x.high]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import models
 import optimize
-from optimize.advise import Case, Host, advise, registered
+from optimize.advise import Host, Setting, advise, registered
 from optimize.advise.fragments import joins
 from optimize.advise.guidelines import convolutions
 from optimize.advise.structure import without_biases
@@ -27,8 +27,8 @@ GPU = Host(cpu_flags=(), cores=1, cuda=True)
 RULES = {rule.name: rule for rule in registered()}
 
 
-def case(program: Program, host: Host = PLAIN, **given: object) -> Case:
-    return Case(program, LIMITS, host, **given)  # type: ignore[arg-type]
+def case(program: Program, host: Host = PLAIN, **given: object) -> Setting:
+    return Setting(program, LIMITS, host, **given)  # type: ignore[arg-type]
 
 
 def guidelines(program: Program) -> set[str]:
@@ -91,7 +91,7 @@ def _repvgg() -> Program:
     return optimize.capture(reference.build(), (reference.inputs(),))
 
 
-def _warm(program: Program, first_s: float) -> Case:
+def _warm(program: Program, first_s: float) -> Setting:
     return case(program, startup=FreshProcess(1.0, first_s, None), steady_s=0.01)
 
 
@@ -217,12 +217,12 @@ def test_advice_is_sorted_and_says_what_was_not_tried() -> None:
 
 
 def test_an_attempt_that_fails_is_said_and_the_others_go_on() -> None:
-    class Failing(type(RULES["threads"])):  # type: ignore[misc]
-        def attempt(self, case: Case) -> None:
-            raise RuntimeError("no kernel\nand a long story")
+    def fail(setting: Setting) -> None:
+        raise RuntimeError("no kernel\nand a long story")
 
+    failing = dataclasses.replace(RULES["threads"], attempt=fail)
     found = advise(
-        BOTTLENECKS, batch=64, limits=LIMITS, host=CPU, fresh=False, rules=[Failing(), RULES["G1 equal widths"]]
+        BOTTLENECKS, batch=64, limits=LIMITS, host=CPU, fresh=False, rules=[failing, RULES["G1 equal widths"]]
     )
     assert {advice.rule: advice.untried for advice in found.advice} == {
         "threads": "the attempt failed: no kernel", "G1 equal widths": ""

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.profile.machine import Limits
+from optimize.profile.machine import MachineLimits
 from optimize.program import Program
 
-LIMITS = Limits(
+LIMITS = MachineLimits(
     threads=1, macs_per_s={"float32": 50e9, "bfloat16": 100e9, "int8": 200e9}, copy_bytes_per_s=20e9, call_s=1e-6
 )
 
