@@ -29,9 +29,9 @@ from models.repvgg import fashion_repvgg
 from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
-from optimize.quantization.numerics import Numerics
+from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.plan import Quantization
-from optimize.quantization.simulation import USUAL, Simulation
+from optimize.quantization.simulation import Simulation
 
 MODELS = Path(__file__).parents[1] / "models"
 BATCH, LARGEST_DROP = 250, 0.3

@@ -78,7 +78,7 @@ FORBIDDEN_TODAY = frozenset(
 SHARED_TODAY: frozenset[str] = frozenset()
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
 #: 150 lines more than before for what the user keeps, recipes that replay, and entry points.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 47_560, 349, 395
+MOST_LINES, MOST_FILES, MOST_CLASSES = 47_430, 347, 395
 
 
 def _modules() -> dict[str, ast.Module]:

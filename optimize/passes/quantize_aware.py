@@ -16,7 +16,7 @@ from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
 from optimize.quantization.aware import QuantizedModule, Steps, clip_weights
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.calibrate import learn_ranges
+from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
 from optimize.registry import register_pass
 
@@ -113,7 +113,7 @@ class QuantizeAware(PrecisionPass):
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
         assert program.quantization is not None
         batches = FlatBatches(program, self.calibration)
-        found, _ = learn_ranges(program, batches, calibrator="mse", form=USUAL.activation)
+        found = watch(program, batches).ranges("mse", USUAL.activation)
         program.quantization = replace(program.quantization, ranges={**found, **module.ranges()})
 
     def _run(self, train: Callable[[Any], Any], module: QuantizedModule) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-import torch
 from torch import fx
 
 from optimize import graph, ops
@@ -27,7 +26,7 @@ from optimize.quantization.numerics import USUAL, TensorFormat
 from optimize.quantization.plan import Calibration, Quantization, Range
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sparing import spare_layers
-from optimize.quantization.weights import SAMPLES, WeightRounding
+from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float
 from optimize.registry import find_target, register_pass
 
 #: Samples that tell which layers err most.
@@ -203,7 +202,4 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
     if graph.is_call(node, *ops.RECURRENT):
         return "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
-    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
-    if weight is None:
-        return "its weight is computed at run time"
-    return "" if weight.dtype is torch.float32 else f"its weight is {weight.dtype}, not float32"
+    return reason_for_float(graph.constant(program.graph_module, graph.argument(node, "weight")))

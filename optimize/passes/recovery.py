@@ -27,7 +27,7 @@ from optimize.passes.quantize_static import choose_layers
 from optimize.program import Program
 from optimize.quantization.attempts import Attempt, Seen, best_attempts
 from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
-from optimize.quantization.calibrate import learn_ranges
+from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.plan import Quantization
@@ -112,7 +112,7 @@ def _activations_noise(program: Program, learn: Batches, judge: Batches, referen
     better: where a link lost less in all and activations are nearer, nothing is lost by weights that this would see. A
     draw of their rounding moves the answers by half a decibel, and a good rounding of all takes longer than the rest.
     """
-    ranges, _ = learn_ranges(program, learn, calibrator="mse", form=USUAL.activation)
+    ranges = watch(program, learn).ranges("mse", USUAL.activation)
     layers, _ = choose_layers(program)
     plan = Quantization("static", frozenset(node.name for node in layers), ranges)
     return noise_share(simulated_db(program, judge, plan, reference=reference, weights=False))

@@ -12,6 +12,8 @@ from torch import fx
 
 from optimize import graph, processor
 from optimize.graph import aten
+from optimize.precision.attention import spell_attention
+from optimize.precision.casting import write_casts
 from optimize.program import Program
 from optimize.quantization.plan import Quantization
 
@@ -25,6 +27,12 @@ def half_layers(program: Program, plan: Quantization) -> frozenset[fx.Node]:
         return frozenset()
     linear = graph.calls(program.graph, aten.linear.default)
     return frozenset(node for node in linear if node.name in plan.spared and _rows(node) >= _ROWS)
+
+
+def write_halves(program: Program, plan: Quantization) -> None:
+    """Let these layers compute in bfloat16, with attention spelled out where it reads them, in place; then refresh."""
+    if halves := half_layers(program, plan):
+        write_casts(program, halves | spell_attention(program, plan.ranges), torch.bfloat16, masks=False)
 
 
 def _rows(layer: fx.Node) -> int:

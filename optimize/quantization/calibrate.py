@@ -163,18 +163,6 @@ class _Watcher:
         return Observations(finite, samples)
 
 
-def learn_ranges(
-    program: Program, batches: Batches, *, calibrator: str, form: TensorFormat
-) -> tuple[dict[str, Range], int]:
-    """Return the range of every float value by node name, by one rule, and the number of samples seen.
-
-    Raises:
-        Refused: There is no data, or a value is not finite (the message names the layer).
-    """
-    observations = watch(program, batches)
-    return observations.ranges(calibrator, form), observations.samples
-
-
 def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[int], bool] | None = None) -> int:
     """Run the program over the data and show every float value to ``see``; return the number of samples.
 

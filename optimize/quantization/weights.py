@@ -85,11 +85,16 @@ def read_parameters(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tenso
 def read_parameter(module: fx.GraphModule, node: fx.Node | None) -> Any:
     """Return one of them, None where there is none; raise as :func:`read_parameters`."""
     value = graph.constant(module, node)
-    if value is None and node is not None:
-        raise Refused("its weight is computed at run time")
-    if value is not None and value.dtype is not torch.float32:
-        raise Refused(f"its weight is {value.dtype}, not float32")
+    if node is not None and (reason := reason_for_float(value)):
+        raise Refused(reason)
     return value
+
+
+def reason_for_float(weight: torch.Tensor | None) -> str:
+    """Return why the value of a weight, None where it is not constant, cannot become integers, or an empty string."""
+    if weight is None:
+        return "its weight is computed at run time"
+    return "" if weight.dtype is torch.float32 else f"its weight is {weight.dtype}, not float32"
 
 
 def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:

@@ -11,9 +11,7 @@ from torch import fx
 
 from optimize import graph, processor
 from optimize.errors import Refused
-from optimize.precision.attention import spell_attention
-from optimize.precision.casting import write_casts
-from optimize.precision.host import half_layers
+from optimize.precision.host import write_halves
 from optimize.program import Program
 from optimize.quantization.numerics import USUAL, TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.targets.pt2.placement import InductorPlacement, place
@@ -51,9 +49,7 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
             _store_weight(lowered.graph_module, node, weight, form)
     for node in placement.sums:
         write_sum(lowered.graph, node)
-    halves = half_layers(lowered, plan) - placement.weights.keys()
-    if halves:
-        write_casts(lowered, halves | spell_attention(lowered, plan.ranges), torch.bfloat16, masks=False)
+    write_halves(lowered, plan)
     lowered.refresh()
     return lowered, placement
 

@@ -56,7 +56,7 @@ class TorchScript(Target):
         if program.quantization is None:
             scripted = _compile(program)
         else:
-            from optimize.targets.torchscript.engine import fresh_engine
+            from optimize.targets.torchscript.packing import fresh_engine
 
             with fresh_engine():
                 scripted, coverage = _compile_int8(program)

@@ -18,9 +18,7 @@ from torch import fx
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.precision.attention import spell_attention
-from optimize.precision.casting import write_casts
-from optimize.precision.host import half_layers
+from optimize.precision.host import half_layers, write_halves
 from optimize.program import Program
 from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.plan import Quantization
@@ -157,7 +155,10 @@ class _Integers(_Copy):
 
 
 def _static(program: Program, plan: Quantization) -> Lowered:
-    program = _with_halves(program, plan)
+    if half_layers(program, plan):
+        program = program.clone()
+        write_halves(program, plan)
+        program.refresh()
     placement = place(program, plan)
     lowering = _Integers(program, placement)
     for node in program.graph.nodes:
@@ -167,18 +168,6 @@ def _static(program: Program, plan: Quantization) -> Lowered:
             lowering.call(node)
     names = tuple(graph.origin(node) for node in placement.packed)
     return Lowered(lowering.finish(), names, placement.left_float)
-
-
-def _with_halves(program: Program, plan: Quantization) -> Program:
-    """Return the program with those products left in float in bfloat16 that this host multiplies faster so."""
-    names = {node.name for node in half_layers(program, plan)}
-    if not names:
-        return program
-    program = program.clone()
-    halves = {node for node in program.graph.nodes if node.name in names} | spell_attention(program, plan.ranges)
-    write_casts(program, halves, torch.bfloat16, masks=False)
-    program.refresh()
-    return program
 
 
 def _dynamic(program: Program, plan: Quantization) -> Lowered:

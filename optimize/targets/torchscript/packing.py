@@ -20,7 +20,8 @@ Layers that FBGEMM's fast kernels cover stay there, with 7 bits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,9 @@ from optimize.quantization.numerics import USUAL, TensorFormat, weight_scales
 from optimize.quantization.weights import read_parameters
 
 quantized = torch.ops.quantized
+
+#: The best engine first. A process that imports torch begins with the first of them that the host has.
+ENGINES = ("x86", "fbgemm", "onednn", "qnnpack")
 
 #: Beyond this many groups the x86 engine leaves oneDNN for FBGEMM, whose grouped kernels accumulate in 16 bits.
 _MOST_GROUPS = 100
@@ -107,6 +111,22 @@ LAYERS: dict[Any, IntegerLayer] = {
     ),
     aten.linear.default: IntegerLayer(quantized.linear_prepack.default, quantized.linear.default, ()),
 }
+
+
+@contextmanager
+def fresh_engine() -> Iterator[None]:
+    """Let torch's integer kernels be those of a fresh process, whatever this one was left with.
+
+    ``torch.ao.quantization`` examples set ``torch.backends.quantized.engine`` and leave it set; weights packed for
+    another engine than the one that the file meets lose 3 dB on a ViT.
+    """
+    before = torch.backends.quantized.engine
+    has = torch.backends.quantized.supported_engines
+    torch.backends.quantized.engine = next((name for name in ENGINES if name in has), before)
+    try:
+        yield
+    finally:
+        torch.backends.quantized.engine = before
 
 
 def weight_format(*, per_channel: bool = True, groups: int = 1) -> TensorFormat:

@@ -151,27 +151,20 @@ def _left_between(
     ranges: Mapping[fx.Node, Range],
 ) -> list[FloatLayer]:
     """Return the operators with an integer layer before and after them that compute in float."""
-    after, before = set(packed), set(packed)
-    for node in nodes.nodes:
-        if any(source in after for source in node.all_input_nodes):
-            after.add(node)
-    for node in reversed(nodes.nodes):
-        if any(user in before for user in node.users):
-            before.add(node)
+    reads = {node: layer.source for node, layer in packed.items()}
+
+    def follows(node: fx.Node, after: Set[fx.Node]) -> bool:
+        return node in packed or not after.isdisjoint(node.all_input_nodes)
+
+    after, before = trace_integers(nodes, reads, follows, lambda user, after: user not in packed)
     left = []
     for node in nodes.nodes:
         kernel = KERNELS.get(node.target)
         silent = node in integers or node.target in ops.LAYERS or (kernel and kernel.moves)
-        silent = silent or _absorbed(node, packed)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
             reason = _refusal(node, ranges) or _unused(node in wanted)
             left.append(float_layer(node, reason))
     return left
-
-
-def _absorbed(node: fx.Node, packed: Mapping[fx.Node, PackedLayer]) -> bool:
-    """Say whether nobody reads a node because the weights of the layer after it do its work."""
-    return all(user in packed and packed[user].source is not node for user in node.users)
 
 
 def _unused(wanted: bool) -> str:
