@@ -26,11 +26,11 @@ import optimize
 from benchmarks.flags import fused
 from models.data import DEFAULT_ROOT, fashion_mnist
 from models.repvgg import fashion_repvgg
+from optimize.plan import Quantization
 from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL, Numerics
-from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import Simulation
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -15,8 +15,8 @@ from optimize.measure.bound import Bound
 from optimize.measure.layer_times import LayerTime
 from optimize.passes.base import Pass
 from optimize.pipeline import Step
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
 from optimize.registry import find_target

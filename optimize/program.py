@@ -19,7 +19,7 @@ from optimize import graph
 from optimize.costs import count
 from optimize.errors import Refused
 from optimize.escaping import plain
-from optimize.quantization.plan import Quantization
+from optimize.plan import Quantization
 from optimize.records import MergeOutlook, Stats
 
 MAX_BATCH = 4096

@@ -11,8 +11,8 @@ import optimize
 from optimize import invariants
 from optimize.errors import VerificationFailed
 from optimize.graph import aten, calls
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 
 
 def program() -> Program:

@@ -9,8 +9,8 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.registry import register_pass
 
 

@@ -15,6 +15,7 @@ from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
+from optimize.plan import Calibration, Quantization, Range
 from optimize.program import Program
 from optimize.progress import tell
 from optimize.quantization import cache
@@ -23,7 +24,6 @@ from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import USUAL, TensorFormat
-from optimize.quantization.plan import Calibration, Quantization, Range
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float

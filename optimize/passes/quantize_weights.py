@@ -13,9 +13,9 @@ from optimize import graph, ops
 from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
+from optimize.plan import Quantization
 from optimize.program import Program, tensor_value
 from optimize.quantization.blocks import round_to_blocks
-from optimize.quantization.plan import Quantization
 from optimize.registry import register_pass
 
 _COVERED = (aten.linear.default, aten.embedding.default)

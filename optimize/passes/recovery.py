@@ -24,13 +24,13 @@ from optimize.distances import noise_share, ratio_db
 from optimize.errors import Refused
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
 from optimize.passes.quantize_static import choose_layers
+from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.attempts import Attempt, Seen, best_attempts
 from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
 from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
-from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import simulated_db
 from optimize.quantization.sparing import NEAR_DB
 

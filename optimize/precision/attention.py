@@ -15,8 +15,8 @@ from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
+from optimize.plan import Range
 from optimize.program import Program
-from optimize.quantization.plan import Range
 
 #: Sequences for which this is faster: shorter ones are conversions, longer ones leave the cache.
 _SHORTEST, _LONGEST = 64, 512

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import fx
 
 from optimize import graph, processor
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 
 #: Rows from which a product in bfloat16 is faster than in float32, its two conversions included (1.7 times at 197).
 _ROWS = 16

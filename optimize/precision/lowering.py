@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from optimize.errors import Refused
+from optimize.plan import HalfPlan
 from optimize.precision.casting import is_concerned, write_casts
 from optimize.precision.placement import assign, follow_widest
-from optimize.precision.plan import HalfPlan
 from optimize.program import Program, tensor_value
 
 

@@ -8,10 +8,8 @@ half list from CUDA 9.1 on, so they are here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-#: ``measured`` keeps what data shows to need float32; the others are the optimization levels of Apex.
-Policy = Literal["measured", "O0", "O1", "O2", "O3"]
+from optimize.plan import Policy
 
 APEX_HALF = frozenset({
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", "prelu",

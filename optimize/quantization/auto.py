@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import fx
 
+from optimize.plan import Range
 from optimize.program import Program
 from optimize.quantization.batches import Flat, FlatBatches
 from optimize.quantization.calibrate import Observations, watch_halves
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
-from optimize.quantization.plan import Range
 from optimize.quantization.simulation import stored_values
 
 #: Samples that ranges to be judged are learned from, in two halves.

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.errors import Refused
+from optimize.plan import Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, scale_and_zero_point
-from optimize.quantization.plan import Range
 from optimize.quantization.simulation import MOVES, largest_step, stored_values
 
 Steps = Literal["learned", "frozen"]

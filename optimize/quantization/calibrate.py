@@ -10,12 +10,12 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.errors import Refused
+from optimize.plan import Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.batches import check, samples_of
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import Statistics
-from optimize.quantization.plan import Range
 
 Batches = Iterable[Sequence[torch.Tensor]]
 See = Callable[[fx.Node, torch.Tensor], None]

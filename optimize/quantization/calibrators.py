@@ -17,9 +17,9 @@ from typing import Literal
 
 import numpy as np
 
+from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.observers import SIDE, Statistics
-from optimize.quantization.plan import Range
 
 Calibrator = Literal["auto", "minmax", "average", "percentile", "mse", "entropy"]
 #: A rule for one tensor, given the integers it will be stored in.

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.quantization.plan import Range
+from optimize.plan import Range
 
 #: Scales below this lose precision in float32 arithmetic of the runtimes; a constant tensor gets this one.
 SMALLEST_SCALE = 1e-9

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from optimize.errors import Refused
-from optimize.quantization.plan import Range
+from optimize.plan import Range
 
 #: Bins of the magnitudes; the KL rule wants 2048 at most and 1024 at least.
 SIDE = 2048

@@ -16,8 +16,8 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.distances import ratio_db
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import Simulation, stored_values
 
 #: Samples the errors are taken on: ranks of layers settle long before ranges do.

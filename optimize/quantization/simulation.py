@@ -18,10 +18,10 @@ from torch import fx
 from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
 from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, Numerics, TensorFormat, scale_and_zero_point
-from optimize.quantization.plan import Quantization
 
 #: Operators whose output runtimes store with the scale of their input.
 MOVES = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)

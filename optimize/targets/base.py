@@ -16,8 +16,8 @@ from optimize.errors import TargetUnavailable
 from optimize.quantization.numerics import USUAL, Numerics
 
 if TYPE_CHECKING:
+    from optimize.plan import Quantization
     from optimize.program import Program
-    from optimize.quantization.plan import Quantization
     from optimize.targets.probe import Probe
     from optimize.targets.values import FileValues
 

@@ -12,11 +12,11 @@ import optimize
 from models import REFERENCES
 from models.repvgg import fashion_repvgg
 from optimize import graph, ops
+from optimize.plan import Range
 from optimize.quantization.auto import JUDGED, choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
-from optimize.quantization.plan import Range
 from optimize.quantization.simulation import simulated_db
 
 MODELS = Path(__file__).parents[2] / "models"

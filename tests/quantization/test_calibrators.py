@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from optimize.plan import Range
 from optimize.quantization.calibrators import RULES, entropy, kl_divergences, magnitude_counts, mse, percentile
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point
 from optimize.quantization.observers import COUNTED, Statistics
-from optimize.quantization.plan import Range
 
 UNSIGNED = TensorFormat("uint8", symmetric=False)
 SIGNED = TensorFormat("int8", symmetric=True)

@@ -1,7 +1,7 @@
 import numpy as np
 
+from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
-from optimize.quantization.plan import Range
 
 UNSIGNED = TensorFormat("uint8", symmetric=False)
 SIGNED = TensorFormat("int8", symmetric=True, per_channel=True)

@@ -11,8 +11,8 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from optimize import graph, ops
+from optimize.plan import Quantization
 from optimize.quantization.numerics import USUAL, Numerics, TensorFormat, scale_and_zero_point
-from optimize.quantization.plan import Quantization
 from optimize.quantization.simulation import (
     Simulation,
     round_weight,

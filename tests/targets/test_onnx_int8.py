@@ -15,8 +15,8 @@ import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.passes.reparameterize import Reparameterize
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.registry import find_target
 from optimize.targets.base import Artifact, Coverage
 from optimize.targets.onnx_graph.export import save, to_onnx

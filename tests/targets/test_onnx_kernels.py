@@ -16,8 +16,8 @@ from torch.nn import functional
 import optimize
 from models import randomize_batch_norm
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
+from optimize.plan import Range
 from optimize.program import Program
-from optimize.quantization.plan import Range
 from optimize.registry import find_target
 from optimize.targets.base import Artifact, FloatLayer
 from optimize.targets.onnx.rewrites import rewrite_for_integers

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import optimize
 from optimize import processor
+from optimize.plan import Range
 from optimize.processor import described
-from optimize.quantization.plan import Range
 from optimize.targets.onnx.rewrites import rewrite_for_integers
 from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx

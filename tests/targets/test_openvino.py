@@ -20,7 +20,7 @@ from optimize.errors import Refused, TargetUnavailable
 from optimize.job import Export
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
-from optimize.quantization.plan import Quantization
+from optimize.plan import Quantization
 from optimize.registry import find_target
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.runner import OpenVINORunner

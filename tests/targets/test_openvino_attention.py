@@ -17,9 +17,9 @@ import optimize
 from models import REFERENCES
 from optimize import graph, ops, processor
 from optimize.passes.quantize_static import QuantizeStatic
+from optimize.plan import Range
 from optimize.processor import Processor
 from optimize.program import Program
-from optimize.quantization.plan import Range
 from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx

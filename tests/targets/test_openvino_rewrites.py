@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import optimize
 from optimize.passes.cast_half import CastBF16
+from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat
-from optimize.quantization.plan import Range
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import optimize
 from optimize import graph, ops
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.targets.pt2 import PT2
 from optimize.targets.pt2.lowering import SCALE, lower
 from optimize.targets.pt2.placement import InductorPlacement, place

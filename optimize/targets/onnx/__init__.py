@@ -28,8 +28,8 @@ from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT,
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from optimize.plan import Quantization
     from optimize.program import Program
-    from optimize.quantization.plan import Quantization
     from optimize.targets.probe import Probe
     from optimize.targets.values import FileValues
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from optimize.plan import Quantization
 from optimize.quantization.numerics import TensorFormat, quantize, weight_scales
-from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx.gru import reason_for_float, write_gru
 from optimize.targets.onnx_graph.export import ORIGIN

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from optimize.quantization.plan import Quantization
+from optimize.plan import Quantization
 from optimize.targets.base import Coverage
 from optimize.targets.onnx.means import sum_integers
 from optimize.targets.onnx.products import add_bias_in_products

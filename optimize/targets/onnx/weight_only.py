@@ -14,9 +14,9 @@ import onnx_ir as ir
 import torch
 
 from optimize import graph as aten_graph
+from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.blocks import Blocks, read_blocks
-from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import add, constant, is_float, replace, store, tidy

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from optimize.quantization.plan import Quantization, Range
+from optimize.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import constant, moves, name_of, readers, scalar

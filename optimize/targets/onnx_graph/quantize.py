@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from optimize.plan import Quantization
 from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
-from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, scalar, store, tidy
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from optimize.quantization.plan import Range
+from optimize.plan import Range
 from optimize.targets.onnx_graph.nodes import FLOOR, PERMUTATIONS, constant, moves, name_of, scalar
 
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})

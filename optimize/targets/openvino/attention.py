@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
-from optimize.quantization.plan import Range
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import (
     FULL,

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
-from optimize.quantization.plan import Range
 from optimize.targets.onnx_graph.nodes import (
     PERMUTATIONS,
     add,

@@ -25,9 +25,9 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.plan import Quantization, Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
-from optimize.quantization.plan import Quantization, Range
 from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer

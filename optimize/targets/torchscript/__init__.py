@@ -16,8 +16,8 @@ from optimize.targets.base import FLOATS, INT8, Artifact, Availability, Coverage
 if TYPE_CHECKING:
     import torch
 
+    from optimize.plan import Quantization
     from optimize.program import Program
-    from optimize.quantization.plan import Quantization
     from optimize.targets.probe import Probe
 
 

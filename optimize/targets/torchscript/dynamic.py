@@ -15,8 +15,8 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.plan import Quantization
 from optimize.quantization.weights import read_parameter, read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer

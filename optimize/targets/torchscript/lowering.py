@@ -18,10 +18,10 @@ from torch import fx
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.precision.host import half_layers, write_halves
 from optimize.program import Program
 from optimize.quantization.numerics import USUAL, scale_and_zero_point
-from optimize.quantization.plan import Quantization
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.torchscript.dynamic import emit_dynamic, pack_dynamic
 from optimize.targets.torchscript.kernels import KERNELS, quantized

@@ -19,9 +19,9 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.plan import Quantization, Range
 from optimize.program import Program
 from optimize.quantization.flow import trace_integers
-from optimize.quantization.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.torchscript.kernels import KERNELS

@@ -21,9 +21,9 @@ from torch.nn import functional
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
+from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
-from optimize.quantization.plan import Quantization
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, planned_floats
 

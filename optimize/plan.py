@@ -1,4 +1,4 @@
-"""What quantization decided, as data on the program: the layers to quantize and the range of every value."""
+"""What precision passes decided, as data by node name: what becomes integers, their ranges, what becomes half."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from optimize.precision.plan import HalfPlan
+#: ``measured`` keeps what data shows to need float32; the others are the optimization levels of Apex.
+Policy = Literal["measured", "O0", "O1", "O2", "O3"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,24 @@ class Range:
         Range(low=-3.0, high=2.0)
         """
         return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+@dataclass(frozen=True)
+class HalfPlan:
+    """What must compute in a 16-bit type and what must not; the rest goes where casts are fewest.
+
+    Attributes:
+        dtype: ``float16`` or ``bfloat16``.
+        halves: Names of the nodes that must be in it. A layer that a quantization plan runs in integers is one of them
+            where its outputs are to be.
+        floats: Names of those that must be in float32.
+        policy: What chose them.
+    """
+
+    dtype: str
+    halves: frozenset[str]
+    floats: frozenset[str]
+    policy: Policy = "measured"
 
 
 @dataclass(frozen=True)
