@@ -21,7 +21,7 @@ from optimize.errors import UsageError, nearest
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program, tensor_value
-from optimize.quantization import outlook
+from optimize.quantization import merge_outlook
 from optimize.records import MergeOutlook
 from optimize.registry import register_pass
 
@@ -195,7 +195,7 @@ class _Merging:
         parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         prospects = None
         if len(term.parts) > 1:
-            prospects = outlook.compare(home, "", [part.weight for part in term.parts], term.operator.weight)
+            prospects = merge_outlook.compare(home, "", [part.weight for part in term.parts], term.operator.weight)
         rewrite = Rewrite(home, f"{parts} merged into one {graph.op_name(call)}")
         weight, bias = graph.argument(call, "weight"), graph.argument(call, "bias")
         self.written.append(_Written(rewrite, weight, bias, prospects))

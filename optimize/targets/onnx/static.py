@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from optimize.plan import Quantization
 from optimize.targets.base import Coverage
-from optimize.targets.onnx.means import sum_integers
+from optimize.targets.onnx.exact_means import sum_integers
 from optimize.targets.onnx.products import add_bias_in_products
 from optimize.targets.onnx.rewrites import rewrite_for_integers
 from optimize.targets.onnx.widening import widen_channels, widen_inputs

@@ -20,8 +20,8 @@ from optimize.files import whole
 from optimize.program import Program
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
-from optimize.targets.onnx_graph.keys import transpose_keys
 from optimize.targets.onnx_graph.tracing import Names, trace_names
+from optimize.targets.onnx_graph.transposed_keys import transpose_keys
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
 #: released since 2024 reads it (ONNX Runtime 1.17, TensorRT 10, OpenVINO 2024.0). Newer ones add nothing used here.

@@ -15,7 +15,7 @@ from optimize.precision.host import write_halves
 from optimize.program import Program
 from optimize.quantization.numerics import USUAL, TensorFormat, quantize, scale_and_zero_point, weight_scales
 from optimize.targets.pt2.placement import InductorPlacement, place
-from optimize.targets.pt2.sums import write_sum
+from optimize.targets.pt2.single_positions import write_sum
 
 #: Ending of the name under which a package holds the weight scales of a layer.
 SCALE = "_int8_scale"

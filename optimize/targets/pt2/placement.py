@@ -31,7 +31,7 @@ from optimize.quantization.flow import trace_integers
 from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer
-from optimize.targets.pt2.sums import is_sum
+from optimize.targets.pt2.single_positions import is_sum
 
 _CONVOLUTIONS = ops.CONVOLUTIONS[:2]
 #: The layers that inductor has integer kernels for.

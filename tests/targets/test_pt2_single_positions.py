@@ -15,7 +15,7 @@ from optimize.program import Program
 from optimize.targets.pt2 import PT2
 from optimize.targets.pt2.lowering import SCALE, lower
 from optimize.targets.pt2.placement import InductorPlacement, place
-from optimize.targets.pt2.sums import is_sum, write_sum
+from optimize.targets.pt2.single_positions import is_sum, write_sum
 from tests.targets.scripted import captured, draw, quantized, seeded, sqnr_db
 
 SHAPE = (3, 12, 12)
