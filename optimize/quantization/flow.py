@@ -21,7 +21,7 @@ def trace_integers(
 
     Args:
         nodes: The graph.
-        reads: What each integer layer reads as integers.
+        reads: What each integer layer reads as integers; a padding that its weights have absorbed may lie between.
         makes: Says whether a value is made as integers, given those before it that are.
         passes: Says whether a call whose value is wanted takes integers, given all that are born so.
     """
@@ -29,8 +29,8 @@ def trace_integers(
     for node in nodes.nodes:
         if makes(node, born):
             born.add(node)
-    wanted: set[fx.Node] = set()
+    read, wanted = set(reads.values()), set[fx.Node]()
     for node in reversed(nodes.nodes):
-        if any(reads.get(user) is node or (user in wanted and passes(user, born)) for user in node.users):
+        if node in read or any(user in wanted and passes(user, born) for user in node.users):
             wanted.add(node)
     return born, wanted

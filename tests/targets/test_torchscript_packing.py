@@ -100,6 +100,19 @@ def test_a_padding_of_other_values_is_kept(options: dict[str, Any], tmp_path: Pa
     assert sqnr_db(want, got) > 30
 
 
+def test_a_sum_before_an_absorbed_padding_stays_in_integers(tmp_path: Path) -> None:
+    layers = {"first": seeded(nn.Conv2d, 8, 8, 1), "last": seeded(nn.Conv2d, 8, 8, 3, 2, groups=8)}
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.first(x)
+        return net.last(aten.constant_pad_nd.default(y + F.relu(y), [0, 1, 0, 1], 0.0))
+
+    artifact, want, got = int8(captured(forward, (8, 12, 12), **layers), tmp_path, (8, 12, 12))
+    assert artifact.coverage.kernels.keys() >= {"quantized::add"}
+    assert artifact.coverage.kernels["aten::quantize_per_tensor"] == 1
+    assert sqnr_db(want, got) > 30
+
+
 def test_an_absorbed_padding_after_a_float_operator_is_not_reported(tmp_path: Path) -> None:
     layers = {"first": seeded(nn.Conv2d, 8, 8, 1), "last": seeded(nn.Conv2d, 8, 8, 3, 2, groups=8)}
 
