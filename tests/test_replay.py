@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,6 +22,8 @@ from tests.quantization.test_sensitivity import fragile, images
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = "tests.quantization.test_sensitivity:fragile"
 TARGETS = "onnx,torchscript"
+#: Decibels that only the fragile layer misses: about 57 with it in INT8, 75 and more without.
+BOUND = 66
 ROOT = Path(__file__).parents[1]
 
 
@@ -39,7 +42,9 @@ def floats(folder: Path) -> dict[str, list[str]]:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose fragile layer goes back to float, and in which a module is kept."""
     folder = tmp_path_factory.mktemp("replay")
-    words = f"{MODEL} --input-shape 3,12,12 --int8 --keep last --min-sqnr 33 --to {TARGETS} -q --out {folder / 'a'}"
+    np.save(folder / "data.npy", images(64).numpy())
+    asked = f"--int8 --calib {folder / 'data.npy'} --keep last --min-sqnr {BOUND} --to {TARGETS}"
+    words = f"{MODEL} --input-shape 3,12,12 {asked} -q --out {folder / 'a'}"
     done = subprocess.run(
         [sys.executable, "-m", "optimize", *words.split()], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -49,7 +54,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_recipe_holds_what_was_asked_and_what_was_decided(first: Path) -> None:
     recipe = read(first / "recipe.yaml")
-    assert recipe.keep == ("last",) and recipe.min_sqnr == 33.0 and recipe.input_shape == "3,12,12"
+    assert recipe.keep == ("last",) and recipe.min_sqnr == BOUND and recipe.input_shape == "3,12,12"
     assert recipe.decided.keys() == {"onnx int8", "torchscript int8"}
     for row, layers in recipe.decided.items():
         assert "fragile" in layers and set(layers.values()) <= set(floats(first)[row])

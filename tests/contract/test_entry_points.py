@@ -75,8 +75,9 @@ def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_pat
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 100
     words = ("bench", row["path"], "--seconds", 1, "--restarts", 1, "--out", "bench", "-q")
     assert command(outside, *words, cwd=tmp_path).returncode == 0
-    words = ("check", row["path"], row["path"], "--max-regression", "500%", "--max-seconds", 20, "-q")
-    assert command(outside, *words, cwd=tmp_path).returncode == 0
+    words = ("check", row["path"], row["path"], "--max-regression", "500%", "--max-seconds", 5, "-q")
+    judged = command(outside, *words, cwd=tmp_path)
+    assert judged.returncode in (0, 3), judged.stderr  # 3 where a busy machine leaves the speed open
 
 
 def test_one_that_cannot_be_imported_stops_nothing_and_is_named_where_it_misses(outside: Path, tmp_path: Path) -> None:

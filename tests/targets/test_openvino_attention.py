@@ -337,12 +337,13 @@ def test_the_file_is_as_near_to_the_program_as_without_the_rewrites(
         (program_of(SelfAttention), SHAPE) if name == "attention" else (reference("vit"), REFERENCES["vit"].input_shape)
     )
     plan = quantized(program, shape)
-    found = worst_db(OpenVINO().export(plan, tmp_path / "net.xml"), program, shape)
+    many = (64,)  # of a few samples the noise that rounding makes differs by 1.5 dB by chance
+    found = worst_db(OpenVINO().export(plan, tmp_path / "net.xml"), program, shape, many)
     monkeypatch.setattr(attention, "separate_projections", lambda model, layers: frozenset())
     monkeypatch.setattr(attention, "multiply_integers", lambda model, ranges: 0)
     artifact = OpenVINO().export(plan, tmp_path / "plain.xml")
     assert "Subgraph@i8" not in coverage_of(artifact).kernels
-    assert found > worst_db(artifact, program, shape) - 1
+    assert found > worst_db(artifact, program, shape, many) - 1
 
 
 def spared_program() -> Program:
