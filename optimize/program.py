@@ -20,7 +20,7 @@ from optimize.costs import count
 from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.plan import Quantization
-from optimize.records import MergeOutlook, Stats
+from optimize.records import Stats
 
 MAX_BATCH = 4096
 #: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
@@ -42,7 +42,6 @@ class Program:
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
         notes: What capture had to say, for the report.
         applied: The passes that changed it and are applied once: lossy ones, and those that decide by data.
-        merges: What merging branches did to the INT8 prospects of each merged weight; for the quantizer to use.
         unquantized: The program as it was before its quantization plan: same node names, weights not yet rounded.
     """
 
@@ -56,7 +55,6 @@ class Program:
     compiled: torch.jit.ScriptModule | None = None
     notes: list[str] = field(default_factory=list)
     applied: tuple[Any, ...] = ()
-    merges: tuple[MergeOutlook, ...] = ()
     unquantized: Program | None = field(default=None, repr=False)
 
     @property

@@ -41,7 +41,7 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     model = open_program(job, progress)
     datasets = open_datasets(job.recipe, model.program)
     passes = job.passes(calibration_data(job, model.program, datasets, progress))
-    plain, *quantized = transform(model.program, passes, progress)
+    plain, *quantized = transform(model.program, passes, (target,), progress)
     if not quantized:
         raise Refused("The model has no layer that static INT8 is for.")
     errors, source = _errors(quantized[-1], datasets, progress)

@@ -131,7 +131,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         calibrate=job.given_calibration,
     )
     calibration = calibration_data(job, model.program, datasets, tell)
-    variants = transform(model.program, job.passes(calibration), tell)
+    variants = transform(model.program, job.passes(calibration), job.recipe.targets, tell)
     with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
         search = Search(job, model.program, baseline, datasets, tell)
@@ -158,7 +158,7 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
     exports = []
     for target in map(job.recipe.target, job.recipe.targets):
         plain: Artifact | None = None
-        for variant in variants:
+        for variant in (each for each in variants if each.is_for(target.name)):
             path = folder / f"{_stem(job.source)}.{variant.precision}{target.suffix}"
             decided = job.recipe.decided.get(f"{target.name} {variant.precision}")
             program = variant.program if decided is None else as_decided(variant.program, decided)
@@ -173,10 +173,12 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
     return exports
 
 
-def transform(program: Program, passes: Sequence[Pass], progress: Progress | None = None) -> list[Variant]:
+def transform(
+    program: Program, passes: Sequence[Pass], targets: Sequence[str] = (), progress: Progress | None = None
+) -> list[Variant]:
     """Run the shared passes once, then each precision pass with those that prepare for it; return the variants.
 
-    The float variant is the first.
+    The float variant is the first. Targets to which integers mean different things have variants of their own.
 
     Raises:
         UsageError: The passes are in an impossible order.
@@ -192,14 +194,29 @@ def transform(program: Program, passes: Sequence[Pass], progress: Progress | Non
         compiled = Pipeline(script).run(base.program)
     variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
     for chain in chains:
-        start = _integers(variants, chain[0]) if chain[0].continues else base.program
-        with heard_by(tell):
-            trace = Pipeline(chain).run(start)
-        if not trace.steps[-1].outcome.rewrites:  # the step says why, and there is no file to add
-            variants[0] = replace(variants[0], steps=(*variants[0].steps, trace.steps[-1]))
-        else:
-            variants.append(Variant(trace.program.precision, trace.program, trace.steps))
+        starts = _integers(variants, chain[0]) if chain[0].continues else [Variant("", base.program)]
+        made: list[Variant] = []
+        for start in starts:
+            for suited, names in _suited(chain, start.targets or targets):
+                with heard_by(tell):
+                    trace = Pipeline(suited).run(start.program)
+                made.append(Variant(trace.program.precision, trace.program, trace.steps, names or start.targets))
+        if made[0].steps[-1].outcome.rewrites:
+            variants += made
+        else:  # the step says why, and there is no file to add
+            variants[0] = replace(variants[0], steps=(*variants[0].steps, made[0].steps[-1]))
     return variants
+
+
+def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pass], tuple[str, ...]]]:
+    """Return the passes of a chain as each group of targets needs them, with their names; none where all need one."""
+    alike: dict[object, list[str]] = {}
+    for name in targets:
+        alike.setdefault(registry.find_target(name).numerics.formats, []).append(name)
+    groups = [([entry.suited_to(names[0]) for entry in chain], tuple(names)) for names in alike.values()]
+    if any(passes != groups[0][0] for passes, _ in groups):
+        return groups
+    return [(groups[0][0] if groups else list(chain), ())]
 
 
 def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
@@ -220,16 +237,19 @@ def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
     return chains[:-1]
 
 
-def _integers(variants: Sequence[Variant], entry: Pass) -> Program:
-    """Return the program of the last static INT8 variant, for a pass to go on from.
+def _integers(variants: Sequence[Variant], entry: Pass) -> list[Variant]:
+    """Return the last static INT8 variants, one for all targets or one a group of them, for a pass to go on from.
 
     Raises:
         UsageError: There is none.
     """
-    for variant in reversed(variants):
+    found: dict[tuple[str, ...], Variant] = {}
+    for variant in variants:
         plan = variant.program.quantization
         if plan is not None and plan.mode == "static" and plan.half is None:
-            return variant.program
+            found[variant.targets] = variant
+    if found:
+        return list(found.values())
     raise UsageError(
         f"{entry.name}(mixed=True) goes on from static INT8, and none is before it.", hint="Put QuantizeStatic before."
     )

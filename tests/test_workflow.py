@@ -110,6 +110,22 @@ def test_int8_mixed_with_half_is_a_variant_that_goes_on_from_int8() -> None:
         transform(program, [optimize.FuseConvBN(), optimize.CastFP16(mixed=True)])
 
 
+def test_targets_of_another_integer_format_have_a_program_of_their_own() -> None:
+    program, data = optimize.capture(net(), (torch.rand(2, 3, 8, 8),)), [torch.randn(32, 3, 8, 8)]
+    passes = [optimize.QuantizeStatic(calibration=data), optimize.CastFP16(mixed=True), optimize.CastFP16()]
+    plain, usual, own, mixed, mixed_own, half = transform(program, passes, ("onnx", "tensorrt", "openvino"))
+    assert plain.targets == half.targets == () and half.precision == "float16"
+    assert usual.targets == mixed.targets == ("onnx", "openvino") and usual.precision == own.precision == "int8"
+    assert own.targets == mixed_own.targets == ("tensorrt",) and mixed_own.precision == "int8-float16"
+    assert [variant.is_for("tensorrt") for variant in (plain, usual, own)] == [True, False, True]
+    ranges = [variant.program.quantization.ranges for variant in (usual, own, mixed_own)]  # type: ignore[union-attr]
+    assert ranges[0] != ranges[1] == ranges[2]
+    (_, alone) = transform(program, passes[:1], ("tensorrt",))
+    assert alone.targets == () and alone.program.quantization.ranges == ranges[1]  # type: ignore[union-attr]
+    (_, common) = transform(program, passes[:1], ("onnx", "openvino"))
+    assert common.targets == () and common.program.quantization.ranges == ranges[0]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("cast", [optimize.CastFP16, optimize.CastBF16])
 def test_files_that_take_half_are_fed_and_judged_like_the_others(cast: type, tmp_path: Path) -> None:
     module, x = net(), torch.rand(8, 3, 8, 8)

@@ -14,7 +14,7 @@ from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError, nearest
 from optimize.program import Program
-from optimize.records import Rewrite, Skip
+from optimize.records import MergeOutlook, Rewrite, Skip
 
 
 class Stage(IntEnum):
@@ -47,11 +47,13 @@ class Outcome:
         rewrites: The places it changed.
         skips: The places it left alone, with the reason.
         notes: What else the report should say.
+        merges: What merging branches did to the INT8 prospects of each merged weight.
     """
 
     rewrites: tuple[Rewrite, ...] = ()
     skips: tuple[Skip, ...] = ()
     notes: tuple[str, ...] = ()
+    merges: tuple[MergeOutlook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class Pass(ABC):
     def continues(self) -> bool:
         """Whether it goes on from the INT8 variant before it; a precision pass else starts from the float program."""
         return False
+
+    def suited_to(self, target: str) -> Pass:
+        """Return the pass for a program that one target is to write; itself, where targets do not differ to it."""
+        return self
 
     @abstractmethod
     def rewrite(self, program: Program) -> Outcome:

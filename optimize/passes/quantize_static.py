@@ -40,8 +40,9 @@ class QuantizeStatic(PrecisionPass):
 
     The program itself stays in float: ranges and layers are written onto it, and each target places its own
     quantize/dequantize operators from them when it lowers the program, because every runtime fuses another placement.
-    One calibration therefore serves all targets of a command. Weights stay floats too, but are moved onto the integer
-    grid that a target will find (one symmetric scale an output channel), so that rounding there changes nothing more.
+    One calibration therefore serves all targets of one integer format. Weights stay floats too, but are moved onto
+    the integer grid that a target will find (one symmetric scale an output channel), so that rounding there changes
+    nothing more.
 
     When it applies: convolutions, transposed convolutions and linear layers with a constant weight. Skipped, with the
     reason: layers whose weight is computed at run time, recurrent layers (use ``QuantizeDynamic``).
@@ -52,8 +53,9 @@ class QuantizeStatic(PrecisionPass):
 
     Attributes:
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``.
-        target: Name of the one target the ranges are for; empty for any. Decides the format that clipping is
-            weighed against.
+        target: Name of the one target the ranges are for; empty for the usual formats. Decides what clipping is
+            weighed against. A run gives targets of other formats, such as TensorRT's symmetric activations, a
+            program of their own.
         calibrator: Rule for the ranges (``quantization/calibrators.py``); ``auto`` chooses for each tensor by the error
             it causes further on.
         rounding: ``compensated`` rounds weights so that the layers' outputs on the data move least, and takes the mean
@@ -103,6 +105,11 @@ class QuantizeStatic(PrecisionPass):
     def data(self) -> Given:
         """The calibration data it was given."""
         return self.calibration
+
+    def suited_to(self, target: str) -> QuantizeStatic:
+        """Return the pass with ranges for a target of formats other than the usual ones."""
+        usual = bool(self.target) or find_target(target).numerics.formats == USUAL.formats
+        return self if usual else dataclasses.replace(self, target=target)
 
     def rewrite(self, program: Program) -> Outcome:
         """Write the quantization plan onto the program."""

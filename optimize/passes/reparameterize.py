@@ -45,7 +45,7 @@ class Reparameterize(Pass):
     cost more, merged weights that overflow, BatchNorm with the statistics of the batch, blocks named in ``leave``.
 
     What it costs: nothing at run time. A merged kernel can be harder to quantize (X. Chu et al., 2022, arXiv
-    2212.01593): ``program.merges`` says how much, and what to do.
+    2212.01593): ``outcome.merges`` says how much, and what to do.
 
     Attributes:
         leave: Module paths of blocks to leave unmerged, such as ``("stages.0.1",)``.
@@ -80,6 +80,7 @@ class Reparameterize(Pass):
         module = program.graph_module
         keeps_norms = _keeps_norms(module)
         rewrites: list[Rewrite] = []
+        outlooks: list[MergeOutlook] = []
         while True:
             merges = [_Merging(module, layout, self.leave, keeps_norms) for layout in Layout]
             for merging in merges:
@@ -88,10 +89,9 @@ class Reparameterize(Pass):
             if not written:
                 self._check_leave([entry.where for entry in rewrites], merges)
                 skips = [skip for merging in merges for skip in reversed(merging.skips)]
-                return Outcome(tuple(rewrites), tuple(dict.fromkeys(skips)))
+                return Outcome(tuple(rewrites), tuple(dict.fromkeys(skips)), merges=tuple(outlooks))
             graph.remove_unused(module)  # frees the paths that the merged weights take over
-            settled = [entry.settle(module) for entry in written]
-            program.merges = (*program.merges, *(entry for entry in settled if entry is not None))
+            outlooks += filter(None, [entry.settle(module) for entry in written])
             rewrites += [entry.rewrite for entry in written]
 
     def _check_leave(self, merged: Sequence[str], merges: Sequence[_Merging]) -> None:

@@ -60,6 +60,11 @@ class Numerics:
     weight: TensorFormat
     bias: Literal["int32", "float"]
 
+    @property
+    def formats(self) -> tuple[TensorFormat, TensorFormat]:
+        """Those of activations and weights: what ranges and rounded weights depend on."""
+        return self.activation, self.weight
+
 
 #: Unsigned activations, signed weights with a scale a channel: the form of most CPU runtimes.
 USUAL = Numerics(

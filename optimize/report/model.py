@@ -201,6 +201,7 @@ class TraceStep(StrictRecord):
         relative_error: The same divided by the largest output.
         before: The program before.
         after: The program after.
+        targets: Those it was for, where others had one of their own; empty for all.
     """
 
     pass_name: str = Field(validation_alias=AliasChoices("pass", "pass_name"), serialization_alias="pass")
@@ -214,10 +215,11 @@ class TraceStep(StrictRecord):
     relative_error: float | None
     before: Stats
     after: Stats
+    targets: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, step: pipeline.Step) -> TraceStep:
-        """Return the record of a pipeline's step."""
+    def of(cls, step: pipeline.Step, targets: tuple[str, ...] = ()) -> TraceStep:
+        """Return the record of a pipeline's step, for some of the run's targets or for all."""
         outcome = step.outcome
         return cls(
             pass_name=step.pass_name,
@@ -231,6 +233,7 @@ class TraceStep(StrictRecord):
             relative_error=step.relative_error,
             before=step.before,
             after=step.after,
+            targets=targets,
         )
 
 

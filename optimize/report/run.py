@@ -166,7 +166,7 @@ def _step(step: TraceStep) -> doc.Item:
     skips = [(doc.Span(skip.where, "code"), f" ({skip.op}): {skip.reason}") for skip in step.skips]
     rewrites = [(doc.Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
     return doc.Item(
-        step.pass_name,
+        f"{step.pass_name} for {', '.join(step.targets)}" if step.targets else step.pass_name,
         ", ".join(filter(None, (*done, error))),
         tag=step.exactness,
         end=form.seconds(step.seconds),

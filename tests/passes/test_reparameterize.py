@@ -199,15 +199,15 @@ def test_a_merge_that_hurts_quantization_is_reported_as_data() -> None:
         if isinstance(module, nn.BatchNorm2d) and "identity" in name:
             module.running_var.fill_(1e-3)  # a large identity on top of small kernels: RepVGG's INT8 collapse
     program = optimize.capture(net, (REFERENCES["repvgg"].inputs(2),))
-    merged, _ = optimize.Reparameterize().apply(program)
-    assert len(merged.merges) == 5
+    merged, outcome = optimize.Reparameterize().apply(program)
+    assert len(outcome.merges) == 5
     state = merged.graph_module.state_dict()
-    assert all(entry.weight in state and entry.weight == f"{entry.where}.weight" for entry in merged.merges)
-    hurt = [entry for entry in merged.merges if entry.remedy == "leave_unmerged"]
+    assert all(entry.weight in state and entry.weight == f"{entry.where}.weight" for entry in outcome.merges)
+    hurt = [entry for entry in outcome.merges if entry.remedy == "leave_unmerged"]
     assert hurt and all(entry.after.channel_db < entry.before.channel_db - 3 for entry in hurt)
-    assert {entry.remedy for entry in merged.merges} > {"leave_unmerged"}, "blocks without an identity are harmless"
-    kept, _ = optimize.Reparameterize(leave=tuple(entry.where for entry in hurt)).apply(program)
-    assert {entry.where for entry in kept.merges} == {e.where for e in merged.merges} - {e.where for e in hurt}
+    assert {entry.remedy for entry in outcome.merges} > {"leave_unmerged"}, "blocks without an identity are harmless"
+    _, kept = optimize.Reparameterize(leave=tuple(entry.where for entry in hurt)).apply(program)
+    assert {entry.where for entry in kept.merges} == {e.where for e in outcome.merges} - {e.where for e in hurt}
 
 
 def test_unequal_padding_and_cropping_are_written_back_exactly() -> None:

@@ -269,8 +269,8 @@ def test_a_large_identity_is_flagged_as_hard_to_quantize(
     build: Callable[[float], nn.Module], variance: float, flagged: bool
 ) -> None:
     program = capture(build(variance), (torch.randn(2, 64, 7, 7),))
-    merged = optimize.Reparameterize().apply(program)[0]
-    (outlook,) = merged.merges
+    merged, outcome = optimize.Reparameterize().apply(program)
+    (outlook,) = outcome.merges
     assert dict(merged.graph_module.named_parameters()).keys() >= {outlook.weight}
     assert (outlook.after.spread > 20) is flagged
     assert (outlook.remedy != "none") is flagged
