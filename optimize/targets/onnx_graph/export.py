@@ -20,6 +20,7 @@ from optimize.files import whole
 from optimize.program import Program
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
+from optimize.targets.onnx_graph.nodes import used_names
 from optimize.targets.onnx_graph.tracing import Names, trace_names
 from optimize.targets.onnx_graph.transposed_keys import transpose_keys
 
@@ -61,7 +62,7 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
     _name_values(program, model, names)
     _name_nodes(program, model, names)
     transpose_keys(model)
-    present = set(ir.convenience.create_value_mapping(model.graph))
+    present = used_names(model.graph)
     return model, {node: value for node, value in names.values.items() if value in present}
 
 
