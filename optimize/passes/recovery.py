@@ -31,7 +31,7 @@ from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
 from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
-from optimize.quantization.simulation import simulated_db
+from optimize.quantization.simulation import simulated_db, stored_values
 from optimize.quantization.sparing import NEAR_DB
 
 #: Samples that are looked at, half of them held out.
@@ -112,9 +112,9 @@ def _activations_noise(program: Program, learn: Batches, judge: Batches, referen
     better: where a link lost less in all and activations are nearer, nothing is lost by weights that this would see. A
     draw of their rounding moves the answers by half a decibel, and a good rounding of all takes longer than the rest.
     """
-    ranges = watch(program, learn).ranges("mse", USUAL.activation)
-    layers, _ = choose_layers(program)
-    plan = Quantization("static", frozenset(node.name for node in layers), ranges)
+    names = frozenset(node.name for node in choose_layers(program)[0])
+    ranges = watch(program, learn, only=stored_values(program, names)).ranges("mse", USUAL.activation)
+    plan = Quantization("static", names, ranges)
     return noise_share(simulated_db(program, judge, plan, reference=reference, weights=False))
 
 

@@ -22,7 +22,7 @@ from optimize.program import Program
 from optimize.quantization.batches import Flat, FlatBatches
 from optimize.quantization.calibrate import Observations, watch_halves
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
-from optimize.quantization.simulation import stored_values
+from optimize.quantization.simulation import round_value, stored_values
 
 #: Samples that ranges to be judged are learned from, in two halves.
 LEARNED = 64
@@ -125,7 +125,7 @@ def _error(
     """Return the noise-to-signal ratio in the values stored next, summed, when one value is rounded in a range."""
     original = values[start]
     assert isinstance(original, torch.Tensor)
-    rounded = torch.fake_quantize_per_tensor_affine(original, *scale_and_zero_point(interval, form), *form.bounds)
+    rounded = round_value(original, *scale_and_zero_point(interval, form), *form.bounds)
     moved: dict[fx.Node, object] = {start: rounded}
 
     def value(node: fx.Node) -> Any:

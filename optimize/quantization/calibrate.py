@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -72,12 +72,20 @@ class _Observation(fx.Interpreter):
         return result
 
 
-def watch(program: Program, batches: Batches, *, also: See | None = None, until_settled: bool = False) -> Observations:
+def watch(
+    program: Program,
+    batches: Batches,
+    *,
+    only: Collection[fx.Node] | None = None,
+    also: See | None = None,
+    until_settled: bool = False,
+) -> Observations:
     """Run the program over the data once and return the statistics of every float value.
 
     Args:
         program: A float program.
         batches: Batches of flat inputs.
+        only: The values to look at; all where None.
         also: Shown every value too.
         until_settled: Stop when no extremum has grown by 1 % over the last 64 samples and the last half of the data.
 
@@ -91,7 +99,8 @@ def watch(program: Program, batches: Batches, *, also: See | None = None, until_
     watcher = _Watcher(program)
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
-        watcher.see(node, value)
+        if only is None or node in only:
+            watcher.see(node, value)
         if also is not None:
             also(node, value)
 

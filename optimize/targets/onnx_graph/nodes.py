@@ -13,6 +13,9 @@ PERMUTATIONS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatt
 #: Operators that move or select values without changing them: their output is within their input's range.
 MOVES = PERMUTATIONS | {"Slice", "Gather", "Expand", "MaxPool", "SpaceToDepth", "Split", "Tile"}
 
+#: Operators that hold graphs of their own.
+_HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
 #: Written on a value: its readers answer the same for everything below this number.
 FLOOR = "optimize.floor"
 #: Kept beside a weight in half: the float32 array it was rounded from.
@@ -119,10 +122,12 @@ def used_names(graph: ir.Graph) -> set[str | None]:
     """Return the names of all values, those of subgraphs too (onnx_ir's own walk takes twenty times as long)."""
     found = {value.name for value in graph.inputs} | set(graph.initializers)
     for node in graph:
-        found.update(output.name for output in node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.GRAPH:
-                found |= used_names(attribute.as_graph())
+        for output in node.outputs:
+            found.add(output.name)
+        if node.op_type in _HOLDERS:
+            for attribute in node.attributes.values():
+                if attribute.type is ir.AttributeType.GRAPH:
+                    found |= used_names(attribute.as_graph())
     return found
 
 

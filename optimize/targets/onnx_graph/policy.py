@@ -19,7 +19,7 @@ class Placement:
         layers: Weighted operators it has an integer kernel for; their first input and weight are quantized.
         stored: Those whose output is stored as integers too (a kernel with integer output only).
         between: Operators without weights that run on integers when all their inputs do and an integer kernel reads
-            their output.
+            their output. Of one that reads several activations, placement.py must know it (``_JOINING``).
         joins: Those of ``between`` for which one integer input is enough.
         one_scale: Operators whose inputs and output share one scale.
         residual: Quantize the second input of an Add that a quantized layer feeds.
