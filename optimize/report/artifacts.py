@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optimize import wording as form
 from optimize.measure.latency import Latency, Speedup
-from optimize.report.charts import Mark, Plot, Timed, distributions, linear_axis, log_axis, short_seconds
+from optimize.report.charts import Mark, Plot, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
 from optimize.report.model import DISAGREES_DB, Report, Row, file_name
 
@@ -150,15 +150,7 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
     return "Agreement with the original", Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None), detail)
 
 
-def timed(report: Report) -> list[Timed]:
-    """Return the runs of every row of a report that was timed; the hue is its place in the table."""
-    return [
-        Timed(row.name, hue, taken.samples_s, taken.median_s, taken.ci_low_s, taken.ci_high_s)
-        for hue, row, taken in timed_rows(report)
-    ]
-
-
-def timed_rows(report: Report) -> list[tuple[int, Row, Latency]]:
+def timed(report: Report) -> list[tuple[int, Row, Latency]]:
     """Return every row that was timed with its place in the table and its latency."""
     rows = enumerate((report.baseline, *report.rows))
     return [(hue, row, row.latency) for hue, row in rows if row.latency is not None and is_timed(row)]
@@ -178,7 +170,7 @@ def tradeoff(report: Report) -> Plot | None:
 
     None with fewer than two points.
     """
-    rows = timed_rows(report)
+    rows = timed(report)
     scored = all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in rows)
     found = [
         (math.log10(taken.median_s), quality, hue, row.name)

@@ -11,7 +11,7 @@ from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import document as doc
 from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
 from optimize.report.bench_model import BenchReport, BenchRow
-from optimize.report.charts import Axis, Mark, Plot, Timed, distributions, linear_axis, short_count
+from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis, short_count
 from optimize.report.run import machine_facts
 
 #: What is written to ``--out``, all or none.
@@ -67,7 +67,8 @@ def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
 def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
         yield scenario_grid(report, scenario)
-        if plot := distributions(timed(report, scenario)):
+        found = [(hue, row, figures_of(row, scenario)) for hue, row in enumerate(report.rows)]
+        if plot := distributions([entry for entry in found if entry[2].blocks]):
             yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))
 
 
@@ -105,16 +106,6 @@ def _line(
 ) -> doc.GridLine:
     name = doc.Cell(row.name, kind, "strong" if row is report.rows[0] and not tone else tone)
     return doc.GridLine((name, *cells.values()), tone)
-
-
-def timed(report: BenchReport, scenario: Scenario) -> list[Timed]:
-    """Return the runs of every file in a scenario, for drawing."""
-    found = ((hue, row.name, figures_of(row, scenario)) for hue, row in enumerate(report.rows))
-    return [
-        Timed(name, hue, entry.samples_s.tolist(), entry.median_s, entry.ci_low_s, entry.ci_high_s)
-        for hue, name, entry in found
-        if entry.median_s is not None and entry.ci_low_s is not None and entry.ci_high_s is not None
-    ]
 
 
 def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:

@@ -10,7 +10,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import changes
 from optimize.report import document as doc
-from optimize.report.artifacts import artifacts, cards, charts, status_text, timed_rows
+from optimize.report.artifacts import artifacts, cards, charts, status_text, timed
 from optimize.report.model import LayerFigures, Report, Row, TraceStep
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
@@ -76,7 +76,7 @@ def tell_run(report: Report) -> doc.Document:
 def runs(report: Report) -> doc.Grid:
     """Return for each timed row how many runs were kept, their 95th percentile, the first call and the load time."""
     rows = []
-    for _, row, taken in timed_rows(report):
+    for _, row, taken in timed(report):
         tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR[95]} runs"
         first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
         rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
