@@ -19,7 +19,7 @@ from optimize.escaping import plain
 if TYPE_CHECKING:
     from optimize.bench.figures import Figures
     from optimize.measure.latency import Latency
-    from optimize.report.bench_model import BenchRow
+    from optimize.report.bench import BenchRow
     from optimize.report.model import Row
 
 #: Units of the view box on a screen and on a phone, and of a chart that is scrolled.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Generic, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
@@ -17,13 +17,10 @@ from optimize.measure.quality import Quality
 from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats
 from optimize.targets.base import Artifact, Coverage, LayerTypes
 
-if TYPE_CHECKING:
-    from optimize import pipeline
-
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
 Status = Literal["measured", "not_run", "failed"]
-
+_Found = TypeVar("_Found")
 
 Family = Literal["convolution", "normalisation", "linear", "add", "activation", "end", "other"]
 _FAMILIES: dict[str, Family] = {
@@ -110,39 +107,19 @@ class Row(StrictRecord):
         """Return the row of an artifact that was run; ``failed`` with its reason when it could not be."""
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        return cls._written(
-            artifact,
-            status="failed" if reason else "measured",
-            reason=reason,
-            latency=timing.latency,
-            speedup=timing.speedup,
-            peak_memory_bytes=timing.peak_memory_bytes,
-            agreement=quality.agreement,
-            accuracy=quality.accuracy,
-        )
+        return cls._of(artifact, timing, quality, status="failed" if reason else "measured", reason=reason)
 
     @classmethod
     def not_run(cls, artifact: Artifact, reason: str) -> Row:
         """Return the row of an artifact that was written and cannot be executed on this machine."""
-        return cls._written(artifact, status="not_run", reason=reason)
+        return cls._of(artifact, status="not_run", reason=reason)
 
     @classmethod
-    def _written(cls, artifact: Artifact, **measured: object) -> Row:
-        return cls.model_validate(
-            {
-                "target": artifact.target,
-                "path": str(artifact.path),
-                "precision": artifact.precision,
-                "size_bytes": artifact.size_bytes,
-                "sha256": artifact.sha256,
-                "coverage": artifact.coverage,
-                "notes": artifact.notes,
-                "versions": dict(artifact.versions),
-                "layer_types": artifact.layer_types,
-                "providers": artifact.providers,
-                **measured,
-            }
-        )
+    def _of(cls, artifact: Artifact, *measured: Timing | Quality, **more: str) -> Row:
+        """Return the row that says what these say, under the names they have for it."""
+        told = {name: value for part in (artifact, *measured) for name, value in vars(part).items()}
+        told |= {"path": str(artifact.path), **more}
+        return cls.model_validate({name: told[name] for name in cls.model_fields if name in told})
 
 
 class Operation(StrictRecord):
@@ -187,7 +164,7 @@ class Comparison(StrictRecord):
 
 
 class TraceStep(StrictRecord):
-    """What one pass did; mirrors ``optimize.pipeline.Step``.
+    """What one pass did, read from the ``optimize.pipeline.Step`` that needs torch.
 
     Attributes:
         pass_name: The pass (``pass`` in JSON).
@@ -205,33 +182,15 @@ class TraceStep(StrictRecord):
 
     pass_name: str = Field(validation_alias=AliasChoices("pass", "pass_name"), serialization_alias="pass")
     options: str
-    exactness: Literal["exact", "rounding", "lossy"]
-    rewrites: tuple[Rewrite, ...]
-    skips: tuple[Skip, ...]
-    notes: tuple[str, ...]
+    exactness: Literal["exact", "rounding", "lossy"] = Field(validation_alias=AliasPath("exactness", "value"))
+    rewrites: tuple[Rewrite, ...] = Field(validation_alias=AliasPath("outcome", "rewrites"))
+    skips: tuple[Skip, ...] = Field(validation_alias=AliasPath("outcome", "skips"))
+    notes: tuple[str, ...] = Field(validation_alias=AliasPath("outcome", "notes"))
     seconds: float
     max_error: float | None
     relative_error: float | None
     before: Stats
     after: Stats
-
-    @classmethod
-    def of(cls, step: pipeline.Step) -> TraceStep:
-        """Return the record of a pipeline's step."""
-        outcome = step.outcome
-        return cls(
-            pass_name=step.pass_name,
-            options=step.options,
-            exactness=step.exactness.value,
-            rewrites=outcome.rewrites,
-            skips=outcome.skips,
-            notes=outcome.notes,
-            seconds=step.seconds,
-            max_error=step.max_error,
-            relative_error=step.relative_error,
-            before=step.before,
-            after=step.after,
-        )
 
 
 class ModelRecord(StrictRecord):
@@ -279,6 +238,20 @@ class SavedRecord(StrictRecord):
     schema_version: Literal[1] = 1
     created: str = Field(default_factory=now)
     command: str
+
+
+class ModelFindings(SavedRecord, Generic[_Found]):
+    """What a command found of one model.
+
+    Attributes:
+        source: The model.
+        environment: The machine.
+        found: Every figure.
+    """
+
+    source: str
+    environment: Environment
+    found: _Found
 
 
 class Report(SavedRecord):

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from optimize import wording as form
-from optimize.measure.environment import Environment
 from optimize.profile.machine import MachineLimits
 from optimize.profile.result import KernelProfile, Profile
 from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
 from optimize.report.charts import Axis, Mark, Plot, short_count
 from optimize.report.document import Cards, Cell, Chart, Charts, Document, Grid, Section, Text, grid, only, some
-from optimize.report.model import SavedRecord
+from optimize.report.model import ModelFindings
 
+#: What ``profile.json`` holds.
+ProfileRecord = ModelFindings[Profile]
 #: What is written to ``--out``, all or none.
 FILES = ("profile.json", "roofline.svg", "profile.html")
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
@@ -38,20 +39,6 @@ _LARGEST, _SMALLEST = 13.0, 2.5
 _HUES = {"float32": 1, "bfloat16": 4, "int8": 2}
 _RUNTIME = "call, inputs, outputs, scheduling"
 _OUTSIDE = {"eager": "Python, dispatch, allocation", "torchscript": "interpreter, dispatch, allocation"}
-
-
-class ProfileRecord(SavedRecord):
-    """What ``profile.json`` holds.
-
-    Attributes:
-        source: The model.
-        environment: The machine.
-        found: Every figure (``optimize.profile.result.Profile``).
-    """
-
-    source: str
-    environment: Environment
-    found: Profile
 
 
 def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:

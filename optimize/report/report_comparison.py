@@ -22,7 +22,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report.artifacts import ratio_cell
-from optimize.report.bench_model import BenchReport, BenchRow
+from optimize.report.bench import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some
 from optimize.report.files import checked, read
 from optimize.report.model import Report, Row, StrictRecord, file_name
