@@ -14,6 +14,7 @@ from optimize.report.model import DISAGREES_DB, Report, Row, file_name
 
 if TYPE_CHECKING:
     from optimize.bench.figures import Figures
+    from optimize.report.bench import BenchRow
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
@@ -82,7 +83,7 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
     }
 
 
-def status_text(row: Row) -> str:
+def status_text(row: Row | BenchRow) -> str:
     """Return why a row has no figures, empty when it has."""
     words = {"measured": "", "not_run": "not run", "failed": "failed"}[row.status]
     if not row.reason or row.reason.startswith(words):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.measure.subjects import Subject
 from optimize.report import document as doc
-from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
+from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status, status_text
 from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis, short_count
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
@@ -219,7 +219,7 @@ def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
     medians = [entry.median_s for row, entry in found if entry.median_s is not None and row.status == "measured"]
     lines = []
     for row, entry in found:
-        reason = _reason(row) or entry.reason
+        reason = status_text(row) or entry.reason
         best = len(found) > 1 and not reason and entry.median_s == min(medians, default=None)
         cells = _cells(entry)
         if reason:
@@ -228,18 +228,17 @@ def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
             empty = doc.Cell(short_status(reason), tone="warn", reason=reason)
             cells["Median"] = empty if kept.is_missing else stopped
         lines.append(_line(report, row, cells, "best" if best else ""))
-    shown = doc.Grid(("File", *_cells(found[0][1])), tuple(lines), title=scenario.name.capitalize(), is_hued=True)
-    return _fitted(shown, "Median")
+    return _grid(scenario.name.capitalize(), _cells(found[0][1]), lines).without_empty("Median")
 
 
 def files(report: BenchReport) -> doc.Grid:
     """Return what there is to say of each file whatever the scenario."""
-    lines = tuple(_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows)
-    return _fitted(doc.Grid(("File", *_file_cells(report.rows[0])), lines, title="Files", is_hued=True), "Size")
+    lines = [_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows]
+    return _grid("Files", _file_cells(report.rows[0]), lines).without_empty("Size")
 
 
-def _fitted(shown: doc.Grid, kept: str) -> doc.Grid:
-    return doc.Grid(**{**vars(shown.without_empty(kept)), "first_to_go": FIRST_TO_GO})
+def _grid(title: str, columns: Iterable[str], lines: Iterable[doc.GridLine]) -> doc.Grid:
+    return doc.Grid(("File", *columns), tuple(lines), title=title, first_to_go=FIRST_TO_GO, is_hued=True)
 
 
 def _line(
@@ -257,13 +256,10 @@ def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:
         ("streams", [entry for entry in report.plan.scenarios if entry.batch == first]),
     ):
         steps = [str(entry.batch if what == "batch" else entry.streams) for entry in scenarios]
-        rates = [[_rate(figures_of(row, entry)) for entry in scenarios] for row in report.rows]
+        found = [[figures_of(row, entry).throughput for entry in scenarios] for row in report.rows]
+        rates = [[rate.per_s if rate else None for rate in line] for line in found]
         if plot := sweep(what, steps, rates):
             yield doc.Chart(plot, f"Over {what}", "samples a second")
-
-
-def _rate(found: Figures) -> float | None:
-    return found.throughput.per_s if found.throughput else None
 
 
 def sweep(what: str, steps: list[str], rates: list[list[float | None]]) -> Plot | None:
@@ -330,12 +326,7 @@ def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
     for row in report.rows:
         for entry in row.scenarios[:1] if row.reason else row.scenarios:
             if row.reason or entry.reason:
-                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", _reason(row) or entry.reason
-
-
-def _reason(row: BenchRow) -> str:
-    """Return why a row has no figures, empty when it has."""
-    return f"failed: {row.reason}" if row.status == "failed" else row.reason
+                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", status_text(row) or entry.reason
 
 
 def _cells(found: Figures) -> dict[str, doc.Cell]:

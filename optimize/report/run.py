@@ -40,6 +40,7 @@ def tell_run(report: Report) -> doc.Document:
     work = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
     warnings = doc.Items(tuple(doc.Item("", text) for text in report.warnings), title="Warnings", tone="warn")
     reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
+    notes = ((row.name, note) for row in report.rows for note in row.notes)
     sections = (
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
@@ -57,7 +58,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.Items(tuple(_covered(row) for row in report.rows if row.coverage), title="INT8 coverage"),
         *_foremost(report),
         doc.only(warnings, "console"),
-        _notes(report),
+        doc.Facts(tuple(notes), title="Notes", on=doc.PAGES),
         doc.Facts(model_facts(report), title="Model", on=doc.PAGES),
         doc.Facts(environment_facts(report), title="Environment", on=doc.PAGES),
         doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
@@ -223,11 +224,6 @@ def _covered(row: Row) -> doc.Item:
             _list("In INT8", [(doc.Span(name, "code"),) for name in row.coverage.quantized]),
         ),
     )
-
-
-def _notes(report: Report) -> doc.Facts:
-    notes = tuple((row.name, note) for row in report.rows for note in row.notes)
-    return doc.Facts(notes, title="Notes", on=doc.PAGES)
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
