@@ -55,8 +55,7 @@ def _show_change(program: Program, variant: Variant, title: str, given: dict[str
     from optimize.report.model import TraceStep
 
     change, out = operations.compare(program, variant.program), given["out"]
-    steps = map(TraceStep.model_validate, variant.steps)
-    why = (tuple(steps), variant.program.merges) if given["why"] else None
+    why = ([TraceStep.of(step) for step in variant.steps], variant.program.merges) if given["why"] else None
     told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
     if out:
         check_ending(out, ".svg", ".html", example="graph.svg, for example")

@@ -82,7 +82,7 @@ def assemble(
         environment=machine,
         baseline=eager,
         rows=rows,
-        trace=tuple(TraceStep.model_validate(step) for variant in variants for step in variant.steps),
+        trace=tuple(TraceStep.of(step) for variant in variants for step in variant.steps),
         merges=tuple(variants[0].program.merges),
         graph=change,
         layers=tuple(_layers(exports)),

@@ -80,21 +80,17 @@ class BenchRow(StrictRecord):
         loads = [start.load_s for start in starts if start.load_s]
         firsts = [next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups]
         peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
-        return cls(
-            name=track.subject.name,
-            kind=track.subject.kind,
-            target=artifact.target,
+        return cls.reading(
+            track.subject,
+            artifact,
+            judged,
             path=str(artifact.path.resolve()) if artifact.sha256 else None,
             size_bytes=artifact.size_bytes or None,
             sha256=artifact.sha256 or None,
-            status=judged.status,
-            reason=judged.reason,
             ran_on=track.ran_on,
             load_s=float(np.median(loads)) if loads else None,
             first_call_s=float(np.median(firsts)) if firsts else None,
             peak_memory_bytes=max(peaks, default=None),
-            agreement=judged.agreement,
-            scenarios=judged.scenarios,
             starts=tuple(starts),
         )
 

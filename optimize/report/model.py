@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
@@ -16,6 +16,9 @@ from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
 from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats
 from optimize.targets.base import Artifact, Coverage, LayerTypes
+
+if TYPE_CHECKING:
+    from optimize import pipeline
 
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
@@ -52,6 +55,12 @@ class StrictRecord(BaseModel):
         serialize_by_alias=True,
         populate_by_name=True,
     )
+
+    @classmethod
+    def reading(cls, *parts: object, **more: object) -> Self:
+        """Return the record that says what these say, under the names they have for it, and what else is given."""
+        told = {name: value for part in parts for name, value in vars(part).items()} | more
+        return cls.model_validate({name: told[name] for name in cls.model_fields if name in told})
 
 
 class Row(StrictRecord):
@@ -107,19 +116,13 @@ class Row(StrictRecord):
         """Return the row of an artifact that was run; ``failed`` with its reason when it could not be."""
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        return cls._of(artifact, timing, quality, status="failed" if reason else "measured", reason=reason)
+        status = "failed" if reason else "measured"
+        return cls.reading(artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
 
     @classmethod
     def not_run(cls, artifact: Artifact, reason: str) -> Row:
         """Return the row of an artifact that was written and cannot be executed on this machine."""
-        return cls._of(artifact, status="not_run", reason=reason)
-
-    @classmethod
-    def _of(cls, artifact: Artifact, *measured: Timing | Quality, **more: str) -> Row:
-        """Return the row that says what these say, under the names they have for it."""
-        told = {name: value for part in (artifact, *measured) for name, value in vars(part).items()}
-        told |= {"path": str(artifact.path), **more}
-        return cls.model_validate({name: told[name] for name in cls.model_fields if name in told})
+        return cls.reading(artifact, path=str(artifact.path), status="not_run", reason=reason)
 
 
 class Operation(StrictRecord):
@@ -164,7 +167,7 @@ class Comparison(StrictRecord):
 
 
 class TraceStep(StrictRecord):
-    """What one pass did, read from the ``optimize.pipeline.Step`` that needs torch.
+    """What one pass did; mirrors ``optimize.pipeline.Step``, which needs torch.
 
     Attributes:
         pass_name: The pass (``pass`` in JSON).
@@ -182,15 +185,20 @@ class TraceStep(StrictRecord):
 
     pass_name: str = Field(validation_alias=AliasChoices("pass", "pass_name"), serialization_alias="pass")
     options: str
-    exactness: Literal["exact", "rounding", "lossy"] = Field(validation_alias=AliasPath("exactness", "value"))
-    rewrites: tuple[Rewrite, ...] = Field(validation_alias=AliasPath("outcome", "rewrites"))
-    skips: tuple[Skip, ...] = Field(validation_alias=AliasPath("outcome", "skips"))
-    notes: tuple[str, ...] = Field(validation_alias=AliasPath("outcome", "notes"))
+    exactness: Literal["exact", "rounding", "lossy"]
+    rewrites: tuple[Rewrite, ...]
+    skips: tuple[Skip, ...]
+    notes: tuple[str, ...]
     seconds: float
     max_error: float | None
     relative_error: float | None
     before: Stats
     after: Stats
+
+    @classmethod
+    def of(cls, step: pipeline.Step) -> TraceStep:
+        """Return the record of a pipeline's step."""
+        return cls.reading(step, step.outcome, exactness=step.exactness.value)
 
 
 class ModelRecord(StrictRecord):

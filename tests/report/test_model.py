@@ -88,7 +88,7 @@ def test_row_that_was_not_run_or_failed_says_why(tmp_path: Path) -> None:
 def test_step_of_a_pipeline() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     trace = optimize.Pipeline([optimize.FuseConvBN()]).run(optimize.capture(net, (torch.ones(2, 3, 8, 8),)))
-    step = TraceStep.model_validate(trace.steps[0])
+    step = TraceStep.of(trace.steps[0])
     assert (step.pass_name, step.exactness, len(step.rewrites)) == ("FuseConvBN", "exact", 1)
     assert step.before.ops["batch_norm"] == 1 and "batch_norm" not in step.after.ops
     assert TraceStep.model_validate_json(step.model_dump_json()) == step
