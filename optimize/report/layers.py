@@ -184,7 +184,16 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
 def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
     judged = doc.Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
     yield doc.only(judged, "html") if judged else None
-    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), title="Outputs")
+    outputs = [
+        (
+            output.name,
+            doc.Cell(_level(output.distance), tone="bad" if output.distance.sqnr_db < found.threshold_db else "good"),
+            form.error(output.distance.max_abs_error),
+            form.share(found.top1) if output is found.outputs[0] else "",
+        )
+        for output in found.outputs
+    ]
+    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), outputs, title="Outputs")
     chart = plot(found)
     yield doc.Charts((doc.Chart(chart),), title="SQNR of every value") if chart else None
     tensors = sorted(found.tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else found.tensors
@@ -198,13 +207,6 @@ def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | Non
     yield replace(_values(found.tensors, paged=True), title="In order of execution", on=("html",))
     for note in found.notes:
         yield doc.Text(note, "dim")
-
-
-def _output_rows(found: Distances) -> Iterator[tuple[str | doc.Cell, ...]]:
-    for index, output in enumerate(found.outputs):
-        distance = output.distance
-        shown = doc.Cell(_level(distance), tone="bad" if distance.sqnr_db < found.threshold_db else "good")
-        yield output.name, shown, form.error(distance.max_abs_error), form.share(found.top1) if not index else ""
 
 
 def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
