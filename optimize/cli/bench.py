@@ -13,7 +13,7 @@ from optimize.cli import options
 from optimize.errors import UsageError
 
 if TYPE_CHECKING:
-    from optimize.report.bench_model import BenchReport
+    from optimize.report.bench import BenchReport
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.measure.environment import current
     from optimize.measure.openers import Opening
     from optimize.measure.subjects import agreed_inputs
-    from optimize.report.bench_model import BenchReport
+    from optimize.report.bench import BenchReport
 
     _check_affinity(given["affinity"])
     device = given["device"]

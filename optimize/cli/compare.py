@@ -66,24 +66,21 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     from optimize.measure.layers import THRESHOLD_DB
     from optimize.report.console import Phases, show
     from optimize.report.files import save
-    from optimize.report.layers import Comparing, check_name, compare_files, tell_layers
+    from optimize.report.layers import check_name, compare_files, tell_layers
 
     if given["out"]:
         check_name(given["out"], layers=given["layers"])
     limit = THRESHOLD_DB if given["threshold"] is None else given["threshold"]
-    asked = Comparing(
-        first=first,
-        second=second,
-        layers=given["layers"],
-        data=given["data"],
-        input_shape=given["input_shape"],
-        preprocessing=options.preprocessing(given),
-        threshold_db=limit,
-        trust=given["trust"],
-        command=options.command_line(),
-    )
     with Phases(quiet=given["quiet"]) as phases:
-        record = compare_files(asked, phases.update)
+        record = compare_files(
+            first,
+            second,
+            phases.update,
+            preprocessing=options.preprocessing(given),
+            threshold_db=limit,
+            command=options.command_line(),
+            **{name: given[name] for name in ("layers", "data", "input_shape", "trust")},
+        )
     told = tell_layers(record, worst_first=given["worst_first"])
     show(told)
     if given["out"]:

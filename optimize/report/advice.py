@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from optimize import wording as form
 from optimize.advise.advising import Advised
 from optimize.advise.base import Advice
-from optimize.measure.environment import Environment
-from optimize.report.document import Cell, Document, Item, Items, Span, Text, grid, some
-from optimize.report.model import SavedRecord
+from optimize.report.document import Cell, Document, Item, Items, Span, Text, grid, named, some
+from optimize.report.model import ModelFindings
 
+#: What ``advice.json`` holds.
+AdviceRecord = ModelFindings[Advised]
 #: What is written to ``--out``, all or none.
 FILES = ("advice.json", "advice.html")
 NOTE = (
@@ -24,20 +25,6 @@ _EFFORTS = {
     "retrain": "another network",
 }
 _PLACES = 4
-
-
-class AdviceRecord(SavedRecord):
-    """What ``advice.json`` holds.
-
-    Attributes:
-        source: The model.
-        environment: The machine.
-        found: Every figure (``optimize.advise.advising.Advised``).
-    """
-
-    source: str
-    environment: Environment
-    found: Advised
 
 
 def tell_advice(record: AdviceRecord) -> Document:
@@ -79,8 +66,7 @@ def _details(advice: Advice) -> Iterator[tuple[Span, str]]:
     finding, measured = advice.finding, advice.measured
     yield _detail("Do", finding.action)
     if finding.places:
-        more = len(finding.places) - _PLACES
-        yield _detail("Where", ", ".join(finding.places[:_PLACES]) + (f" and {more} more" if more > 0 else ""))
+        yield _detail("Where", named(finding.places, _PLACES))
     yield _detail("Estimate", finding.formula)
     if measured is not None:
         times = f"{form.seconds(measured.before_s)} before, {form.seconds(measured.after_s)} after"

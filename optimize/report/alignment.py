@@ -6,6 +6,7 @@ A block is a module small enough to be read as one: containers of blocks (``laye
 
 from __future__ import annotations
 
+import functools
 import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -27,12 +28,10 @@ class OperationGroup:
     """Operations that stand beside each other.
 
     Attributes:
-        block: Path of the module they are read in, empty for the model itself.
         before: In the captured graph.
         after: What the passes left of them.
     """
 
-    block: str
     before: tuple[Operation, ...]
     after: tuple[Operation, ...]
 
@@ -44,23 +43,22 @@ class OperationGroup:
 
 @dataclass(frozen=True)
 class BlockSection:
-    """Neighbouring groups of one block."""
+    """Neighbouring groups of one block: its path, empty for the model itself."""
 
     block: str
     groups: tuple[OperationGroup, ...]
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the passes changed something."""
+        return any(group.is_changed for group in self.groups)
 
-def sections(comparison: Comparison, largest: int = LARGEST_BLOCK) -> tuple[BlockSection, ...]:
-    """Return both graphs in execution order, inputs and outputs included, block by block.
 
-    Args:
-        comparison: The graphs.
-        largest: A module with more operations is opened.
-    """
-    blocks = ModuleBlocks(comparison.before.operations, largest)
-    pairs = _absorb(_pair(comparison), comparison)
-    groups = [OperationGroup(blocks.of((after or before)[0].where), before, after) for before, after in pairs]
-    runs = itertools.groupby(groups, key=lambda group: group.block)
+def sections(comparison: Comparison) -> tuple[BlockSection, ...]:
+    """Return both graphs in execution order, inputs and outputs included, block by block."""
+    blocks = ModuleBlocks(comparison.before.operations)
+    groups = _absorb(_pair(comparison), comparison)
+    runs = itertools.groupby(groups, key=lambda group: blocks.of((group.after or group.before)[0].where))
     return tuple(BlockSection(block, tuple(members)) for block, members in runs)
 
 
@@ -71,7 +69,7 @@ class ModuleBlocks:
         self._largest = largest
         self._counts: Counter[str] = Counter()
         self._children: defaultdict[str, set[str]] = defaultdict(set)
-        self._opened: dict[str, bool] = {}
+        self._is_opened = functools.cache(self._is_too_large)
         for operation in operations:
             for outer, inner in itertools.pairwise(_prefixes(operation.where)):
                 self._children[outer].add(inner.rpartition(".")[2])
@@ -81,11 +79,6 @@ class ModuleBlocks:
         """Return the block that a module path lies in."""
         return next((path for path in _prefixes(where) if not self._is_opened(path)), where)
 
-    def _is_opened(self, path: str) -> bool:
-        if path not in self._opened:
-            self._opened[path] = self._is_too_large(path)
-        return self._opened[path]
-
     def _is_too_large(self, path: str) -> bool:
         children, count = self._children[path], self._counts[path]
         if len(children) == 1:  # a wrapper is what it wraps
@@ -93,9 +86,6 @@ class ModuleBlocks:
         is_list = bool(children) and all(name.isdigit() for name in children)
         is_large = count >= SMALLEST_SHARE * self._largest * len(children)
         return bool(children) and (count > self._largest or (is_list and is_large))
-
-
-_Pair = tuple[tuple[Operation, ...], tuple[Operation, ...]]
 
 
 def _prefixes(path: str) -> list[str]:
@@ -107,47 +97,43 @@ def _prefixes(path: str) -> list[str]:
     return ["", *itertools.accumulate(path.split("."), lambda outer, name: f"{outer}.{name}")] if path else [""]
 
 
-def _pair(comparison: Comparison) -> Iterator[_Pair]:
+def _pair(comparison: Comparison) -> Iterator[OperationGroup]:
     """Yield what stayed as pairs, and between them what vanished beside what is new."""
     before, after = comparison.before.operations, comparison.after.operations
     row, column = 0, 0
     for left, right in (*_kept(before, after), (len(before), len(after))):
         yield from _replaced(before[row:left], after[column:right])
         if left < len(before):
-            yield (before[left],), (after[right],)
+            yield OperationGroup((before[left],), (after[right],))
         row, column = left + 1, right + 1
 
 
 def _kept(before: Sequence[Operation], after: Sequence[Operation]) -> list[tuple[int, int]]:
     """Return the longest list of positions, increasing on both sides, of operations with the same name and operator."""
-    places = {_key(entry): index for index, entry in enumerate(after)}
-    found = [(index, places[_key(entry)]) for index, entry in enumerate(before) if _key(entry) in places]
+    places = {(entry.name, entry.kind): index for index, entry in enumerate(after)}
     ends: list[int] = []
-    chains: list[tuple] = []  # (pair, rest of the chain); chains[n] ends at the smallest position for its length n + 1
-    for pair in found:
-        length = bisect_left(ends, pair[1])
-        chain = (pair, chains[length - 1] if length else None)
-        ends[length : length + 1] = [pair[1]]
-        chains[length : length + 1] = [chain]
-    kept, rest = [], chains[-1] if chains else None
-    while rest is not None:
-        kept.append(rest[0])
-        rest = rest[1]
+    chains: list[tuple] = []  # (rest of the chain, pair); chains[n] ends at the smallest position for its length n + 1
+    for row, entry in enumerate(before):
+        column = places.get((entry.name, entry.kind))
+        if column is not None:
+            length = bisect_left(ends, column)
+            ends[length : length + 1] = [column]
+            chains[length : length + 1] = [(chains[length - 1] if length else (), (row, column))]
+    kept, rest = [], chains[-1] if chains else ()
+    while rest:
+        rest, pair = rest
+        kept.append(pair)
     return kept[::-1]
 
 
-def _key(operation: Operation) -> tuple[str, str]:
-    return operation.name, operation.kind
-
-
-def _replaced(gone: Sequence[Operation], new: Sequence[Operation]) -> Iterator[_Pair]:
+def _replaced(gone: Sequence[Operation], new: Sequence[Operation]) -> Iterator[OperationGroup]:
     """Divide what vanished among what came instead: each to the module nearest to its own, in order.
 
     What is new and nearest to nothing that vanished goes with the one before it.
     """
     if len(new) < 2:
         if gone or new:
-            yield tuple(gone), tuple(new)
+            yield OperationGroup(tuple(gone), tuple(new))
         return
     shares: list[list[Operation]] = [[] for _ in new]
     current = 0
@@ -157,7 +143,7 @@ def _replaced(gone: Sequence[Operation], new: Sequence[Operation]) -> Iterator[_
         shares[current].append(operation)
     starts = [index for index, share in enumerate(shares) if share] or [0]
     for index, end in zip([0, *starts[1:]], [*starts[1:], len(new)], strict=True):
-        yield tuple(itertools.chain(*shares[index:end])), tuple(new[index:end])
+        yield OperationGroup(tuple(itertools.chain(*shares[index:end])), tuple(new[index:end]))
 
 
 def _shared(first: str, second: str) -> int:
@@ -165,32 +151,33 @@ def _shared(first: str, second: str) -> int:
     return sum(left == right for left, right in zip(_prefixes(first), _prefixes(second), strict=False))
 
 
-def _absorb(pairs: Iterator[_Pair], comparison: Comparison) -> list[_Pair]:
+def _absorb(groups: Iterator[OperationGroup], comparison: Comparison) -> list[OperationGroup]:
     """Put what vanished without a successor to the layer it was folded into: the one it read, or the one that read it.
 
     A BatchNorm folded into its convolution stands beside that convolution.
     """
     names = [operation.name for operation in comparison.before.operations]
-    done: list[_Pair] = []
+    done: list[OperationGroup] = []
     waiting: tuple[Operation, ...] = ()
-    for before, after in pairs:
-        if not after:
-            while before and done and _absorbs(done[-1]) and _reads(before[0], done[-1][0], names):
-                done[-1] = ((*done[-1][0], before[0]), done[-1][1])
+    for group in groups:
+        before = group.before
+        if not group.after:
+            while before and done and _absorbs(done[-1]) and _reads(before[0], done[-1].before, names):
+                done[-1] = OperationGroup((*done[-1].before, before[0]), done[-1].after)
                 before = before[1:]
             waiting = before
             continue
-        if waiting and _absorbs((before, after)) and _reads(before[0], waiting[-1:], names):
+        if waiting and _absorbs(group) and _reads(before[0], waiting[-1:], names):
             before = (*waiting, *before)
         elif waiting:
-            done.append((waiting, ()))
+            done.append(OperationGroup(waiting, ()))
         waiting = ()
-        done.append((before, after))
-    return [*done, (waiting, ())] if waiting else done
+        done.append(OperationGroup(before, group.after))
+    return [*done, OperationGroup(waiting, ())] if waiting else done
 
 
-def _absorbs(pair: _Pair) -> bool:
-    return bool(pair[0]) and len(pair[1]) == 1 and pair[1][0].kind.startswith(ABSORBING)
+def _absorbs(group: OperationGroup) -> bool:
+    return bool(group.before) and len(group.after) == 1 and group.after[0].kind.startswith(ABSORBING)
 
 
 def _reads(reader: Operation, sources: Sequence[Operation], names: Sequence[str]) -> bool:

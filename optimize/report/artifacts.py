@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from optimize import wording as form
 from optimize.measure.latency import Latency, Speedup
-from optimize.report.charts import Mark, Plot, Timed, distributions, linear_axis, log_axis, short_seconds
+from optimize.report.charts import Mark, Plot, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
 from optimize.report.model import DISAGREES_DB, Report, Row, file_name
 
 if TYPE_CHECKING:
     from optimize.bench.figures import Figures
+    from optimize.report.bench import BenchRow
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
@@ -82,7 +83,7 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
     }
 
 
-def status_text(row: Row) -> str:
+def status_text(row: Row | BenchRow) -> str:
     """Return why a row has no figures, empty when it has."""
     words = {"measured": "", "not_run": "not run", "failed": "failed"}[row.status]
     if not row.reason or row.reason.startswith(words):
@@ -150,15 +151,7 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
     return "Agreement with the original", Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None), detail)
 
 
-def timed(report: Report) -> list[Timed]:
-    """Return the runs of every row of a report that was timed; the hue is its place in the table."""
-    return [
-        Timed(row.name, hue, taken.samples_s, taken.median_s, taken.ci_low_s, taken.ci_high_s)
-        for hue, row, taken in timed_rows(report)
-    ]
-
-
-def timed_rows(report: Report) -> list[tuple[int, Row, Latency]]:
+def timed(report: Report) -> list[tuple[int, Row, Latency]]:
     """Return every row that was timed with its place in the table and its latency."""
     rows = enumerate((report.baseline, *report.rows))
     return [(hue, row, row.latency) for hue, row in rows if row.latency is not None and is_timed(row)]
@@ -178,7 +171,7 @@ def tradeoff(report: Report) -> Plot | None:
 
     None with fewer than two points.
     """
-    rows = timed_rows(report)
+    rows = timed(report)
     scored = all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in rows)
     found = [
         (math.log10(taken.median_s), quality, hue, row.name)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from optimize import registry
 from optimize.errors import TargetUnavailable
-from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import Quality
 from optimize.passes.base import Exactness
-from optimize.records import Stats
 from optimize.report.model import (
     DISAGREES_DB,
     CalibrationRecord,
@@ -67,12 +65,20 @@ def assemble(
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
     rows = tuple(_row(entry, measured, job) for entry in exports)
     change = compare(model.program, variants[0].program)
+    plans = [variant.program.quantization for variant in variants]
+    calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
     about = (*model.warnings, *model.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         command=job.command or "optimize.optimize(...)",
         recipe=recipe.yaml() if recipe.passes else None,
-        model=_model(model, baseline, change.before.stats),
-        calibration=_calibration(variants),
+        model=ModelRecord(
+            source=model.source,
+            sha256=model.sha256,
+            parameters=change.before.stats.parameters,
+            macs=change.before.stats.macs,
+            inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in baseline.inputs),
+        ),
+        calibration=CalibrationRecord.model_validate(calibrations[0]) if calibrations else None,
         environment=machine,
         baseline=eager,
         rows=rows,
@@ -81,16 +87,6 @@ def assemble(
         graph=change,
         layers=tuple(_layers(exports)),
         warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
-    )
-
-
-def _model(model: CapturedModel, baseline: Artifact, stats: Stats) -> ModelRecord:
-    return ModelRecord(
-        source=model.source,
-        sha256=model.sha256,
-        parameters=stats.parameters,
-        macs=stats.macs,
-        inputs=tuple(_describe(spec) for spec in baseline.inputs),
     )
 
 
@@ -103,7 +99,9 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if available.run:
         timing, quality = next(measured)
-        row = Row.measured(artifact, timing, quality).model_copy(update={"bound": _checked(job, entry, quality)})
+        lossy = entry.precision != "float32"  # which has nothing to give back
+        bound = job.bound.check(quality) if job.bound is not None and lossy else None
+        row = Row.measured(artifact, timing, quality).model_copy(update={"bound": bound})
     else:
         row = Row.not_run(artifact, f"not run: {available.reason}")
     if row.status == "failed":  # a file that does not run is not kept
@@ -116,23 +114,6 @@ def _layers(exports: Sequence[Export]) -> Iterator[LayerFigures]:
     for entry in exports:
         for cost in layer_costs(entry.program, entry.times, entry.errors):
             yield LayerFigures(row=f"{entry.target} {entry.precision}", **dataclasses.asdict(cost))
-
-
-def _checked(job: Job, entry: Export, quality: Quality) -> BoundCheck | None:
-    """Return whether a file keeps what was asked; float32 has nothing to give back."""
-    return None if job.bound is None or entry.precision == "float32" else job.bound.check(quality)
-
-
-def _describe(spec: object) -> str:
-    return f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]"  # type: ignore[attr-defined]
-
-
-def _calibration(variants: Sequence[Variant]) -> CalibrationRecord | None:
-    for variant in variants:
-        plan = variant.program.quantization
-        if plan is not None and plan.calibration is not None:
-            return CalibrationRecord.model_validate(plan.calibration)
-    return None
 
 
 def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:

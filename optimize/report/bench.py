@@ -1,17 +1,25 @@
-"""What ``optimize bench`` tells: a table a scenario, the files, what was left out, how and where it was measured."""
+"""What ``optimize bench`` saves and tells: a table a scenario, the files, what was left out, how and where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
 
 from optimize import wording as form
-from optimize.bench.figures import Figures
-from optimize.measure.runs import Scenario
+from optimize.bench.doubts import Doubt
+from optimize.bench.figures import Figures, Judged, Status
+from optimize.measure.agreement import Agreement
+from optimize.measure.environment import Environment
+from optimize.measure.lockstep import Plan
+from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR
+from optimize.measure.subjects import Subject
 from optimize.report import document as doc
-from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status
-from optimize.report.bench_model import BenchReport, BenchRow
-from optimize.report.charts import Axis, Mark, Plot, Timed, distributions, linear_axis, short_count
+from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status, status_text
+from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis, short_count
+from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
 
 #: What is written to ``--out``, all or none.
@@ -26,6 +34,135 @@ NOTE = (
 _PERCENTILES = (90, 95, 99)
 #: Names that a title holds.
 _NAMED = 3
+
+
+class BenchRow(StrictRecord):
+    """One file or module.
+
+    Attributes:
+        name: What to call it.
+        kind: What it is, in words.
+        target: The target whose runtime ran it; ``module`` for a torch module run in Python.
+        path: The file; None for a factory.
+        size_bytes: Size of the file, external data included; None for a factory.
+        sha256: Hash of the file, hexadecimal; None for a factory.
+        status: ``measured``, ``not_run`` or ``failed`` (what it did before is kept).
+        reason: Why it was not measured, empty otherwise.
+        ran_on: Providers or devices that its runtime says it used; empty where it does not say.
+        load_s: Importing the runtime and loading the file, median over processes.
+        first_call_s: The first run of a process, median over processes.
+        peak_memory_bytes: Largest resident memory of a process, runtime included.
+        agreement: With the first file's outputs on noise; None for that one.
+        scenarios: The figures and every sample.
+        starts: Every process: its load time and warm-up runs.
+    """
+
+    name: str
+    kind: str
+    target: str
+    path: str | None
+    size_bytes: int | None
+    sha256: str | None
+    status: Status
+    reason: str
+    ran_on: tuple[str, ...]
+    load_s: float | None
+    first_call_s: float | None
+    peak_memory_bytes: int | None
+    agreement: Agreement | None
+    scenarios: tuple[Figures, ...]
+    starts: tuple[Start, ...]
+
+    @classmethod
+    def of(cls, track: Track[Subject], judged: Judged) -> BenchRow:
+        """Return the row of a subject."""
+        artifact, starts = track.subject.artifact, track.starts
+        loads = [start.load_s for start in starts if start.load_s]
+        firsts = [next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups]
+        peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
+        return cls.reading(
+            track.subject,
+            artifact,
+            judged,
+            path=str(artifact.path.resolve()) if artifact.sha256 else None,
+            size_bytes=artifact.size_bytes or None,
+            sha256=artifact.sha256 or None,
+            ran_on=track.ran_on,
+            load_s=float(np.median(loads)) if loads else None,
+            first_call_s=float(np.median(firsts)) if firsts else None,
+            peak_memory_bytes=max(peaks, default=None),
+            starts=tuple(starts),
+        )
+
+
+class BenchReport(SavedRecord):
+    """What ``bench.json`` holds.
+
+    Attributes:
+        kind: Tells it from the report of a run.
+        environment: The machine, read before measuring.
+        plan: How it was measured.
+        restarts: Sets of processes that were run.
+        seconds: It took.
+        inputs: What one run of the first scenario took, as text.
+        device: What torch modules ran on.
+        device_timing: Whether runs were timed by events on a device, or why not.
+        energy: What counted energy, or why nothing did.
+        frequencies_mhz: Of the processor, between restarts; empty where not readable.
+        rows: One a file, the one that ratios are quoted against first.
+        warnings: What makes a figure doubtful, and what to do about it.
+    """
+
+    kind: Literal["bench"] = "bench"
+    environment: Environment
+    plan: Plan
+    restarts: int
+    seconds: float
+    inputs: tuple[str, ...]
+    device: str
+    device_timing: str
+    energy: str
+    frequencies_mhz: tuple[float, ...]
+    rows: tuple[BenchRow, ...]
+    warnings: tuple[Doubt, ...]
+
+    @classmethod
+    def of(
+        cls,
+        outcome: Runs[Subject],
+        judged: Sequence[Judged],
+        doubts: Sequence[Doubt],
+        plan: Plan,
+        machine: Environment,
+        command: str,
+        *,
+        device: str,
+        energy: str,
+    ) -> BenchReport:
+        """Return the record of a finished benchmark."""
+        specs = next((track.subject.artifact.inputs for track in outcome.tracks if track.subject.places), ())
+        batch = plan.scenarios[0].batch
+        inputs = tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, (batch, *spec.shape[1:])))}]" for spec in specs)
+        return cls(
+            command=command,
+            environment=machine,
+            plan=plan,
+            restarts=outcome.restarts,
+            seconds=round(outcome.seconds, 3),
+            inputs=inputs,
+            device=device,
+            device_timing=_device_timing(judged, device),
+            energy=energy,
+            frequencies_mhz=tuple(outcome.frequencies_mhz),
+            rows=tuple(map(BenchRow.of, outcome.tracks, judged)),
+            warnings=tuple(doubts),
+        )
+
+
+def _device_timing(judged: Sequence[Judged], device: str) -> str:
+    if any(figures.device_s is not None for entry in judged for figures in entry.scenarios):
+        return "torch modules: events on the GPU around each run, inputs already there"
+    return "none, everything ran on the CPU" if device == "cpu" else "none, no torch module ran on the GPU"
 
 
 def tell_bench(report: BenchReport) -> doc.Document:
@@ -67,7 +204,8 @@ def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
 def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
         yield scenario_grid(report, scenario)
-        if plot := distributions(timed(report, scenario)):
+        found = [(hue, row, figures_of(row, scenario)) for hue, row in enumerate(report.rows)]
+        if plot := distributions([entry for entry in found if entry[2].blocks]):
             yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))
 
 
@@ -77,7 +215,7 @@ def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
     medians = [entry.median_s for row, entry in found if entry.median_s is not None and row.status == "measured"]
     lines = []
     for row, entry in found:
-        reason = _reason(row) or entry.reason
+        reason = status_text(row) or entry.reason
         best = len(found) > 1 and not reason and entry.median_s == min(medians, default=None)
         cells = _cells(entry)
         if reason:
@@ -86,18 +224,17 @@ def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
             empty = doc.Cell(short_status(reason), tone="warn", reason=reason)
             cells["Median"] = empty if kept.is_missing else stopped
         lines.append(_line(report, row, cells, "best" if best else ""))
-    shown = doc.Grid(("File", *_cells(found[0][1])), tuple(lines), title=scenario.name.capitalize(), is_hued=True)
-    return _fitted(shown, "Median")
+    return _grid(scenario.name.capitalize(), _cells(found[0][1]), lines).without_empty("Median")
 
 
 def files(report: BenchReport) -> doc.Grid:
     """Return what there is to say of each file whatever the scenario."""
-    lines = tuple(_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows)
-    return _fitted(doc.Grid(("File", *_file_cells(report.rows[0])), lines, title="Files", is_hued=True), "Size")
+    lines = [_line(report, row, _file_cells(row), kind=row.kind) for row in report.rows]
+    return _grid("Files", _file_cells(report.rows[0]), lines).without_empty("Size")
 
 
-def _fitted(shown: doc.Grid, kept: str) -> doc.Grid:
-    return doc.Grid(**{**vars(shown.without_empty(kept)), "first_to_go": FIRST_TO_GO})
+def _grid(title: str, columns: Iterable[str], lines: Iterable[doc.GridLine]) -> doc.Grid:
+    return doc.Grid(("File", *columns), tuple(lines), title=title, first_to_go=FIRST_TO_GO, is_hued=True)
 
 
 def _line(
@@ -105,16 +242,6 @@ def _line(
 ) -> doc.GridLine:
     name = doc.Cell(row.name, kind, "strong" if row is report.rows[0] and not tone else tone)
     return doc.GridLine((name, *cells.values()), tone)
-
-
-def timed(report: BenchReport, scenario: Scenario) -> list[Timed]:
-    """Return the runs of every file in a scenario, for drawing."""
-    found = ((hue, row.name, figures_of(row, scenario)) for hue, row in enumerate(report.rows))
-    return [
-        Timed(name, hue, entry.samples_s.tolist(), entry.median_s, entry.ci_low_s, entry.ci_high_s)
-        for hue, name, entry in found
-        if entry.median_s is not None and entry.ci_low_s is not None and entry.ci_high_s is not None
-    ]
 
 
 def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:
@@ -125,13 +252,10 @@ def _sweeps(report: BenchReport) -> Iterator[doc.Chart]:
         ("streams", [entry for entry in report.plan.scenarios if entry.batch == first]),
     ):
         steps = [str(entry.batch if what == "batch" else entry.streams) for entry in scenarios]
-        rates = [[_rate(figures_of(row, entry)) for entry in scenarios] for row in report.rows]
+        found = [[figures_of(row, entry).throughput for entry in scenarios] for row in report.rows]
+        rates = [[rate.per_s if rate else None for rate in line] for line in found]
         if plot := sweep(what, steps, rates):
             yield doc.Chart(plot, f"Over {what}", "samples a second")
-
-
-def _rate(found: Figures) -> float | None:
-    return found.throughput.per_s if found.throughput else None
 
 
 def sweep(what: str, steps: list[str], rates: list[list[float | None]]) -> Plot | None:
@@ -198,12 +322,7 @@ def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
     for row in report.rows:
         for entry in row.scenarios[:1] if row.reason else row.scenarios:
             if row.reason or entry.reason:
-                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", _reason(row) or entry.reason
-
-
-def _reason(row: BenchRow) -> str:
-    """Return why a row has no figures, empty when it has."""
-    return f"failed: {row.reason}" if row.status == "failed" else row.reason
+                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", status_text(row) or entry.reason
 
 
 def _cells(found: Figures) -> dict[str, doc.Cell]:

@@ -22,6 +22,7 @@ from optimize.report.document import (
     Span,
     Text,
     grid,
+    named,
     some,
 )
 from optimize.report.drawing import draw
@@ -99,9 +100,8 @@ def _tell_why(trace: Sequence[TraceStep], merges: Sequence[MergeOutlook], *, who
 def _left_alone(trace: Sequence[TraceStep], whole: bool) -> Iterator[Item]:
     for step in trace:
         for op, reason, places in grouped_skips(step.skips):
-            named = places if whole else places[:SHOWN]
-            more = f" and {len(places) - len(named)} more" if len(named) < len(places) else ""
-            yield Item(step.pass_name, f"{len(places)} × {op}: {reason}", lines=(f"{', '.join(named)}{more}",))
+            shown = named(places, len(places) if whole else SHOWN)
+            yield Item(step.pass_name, f"{len(places)} × {op}: {reason}", lines=(shown,))
 
 
 def grouped_skips(skips: Sequence[Skip]) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -163,7 +163,6 @@ def merge_summary(merges: Sequence[MergeOutlook]) -> str:
     wide = [merge for merge in merges if merge.is_wide]
     if not wide:
         return ""
-    names = ", ".join(merge.where or "the model" for merge in wide[:SHOWN])
-    more = f" and {len(wide) - SHOWN} more" if len(wide) > SHOWN else ""
+    names = named([merge.where or "the model" for merge in wide], SHOWN)
     verb = "kernel is" if len(wide) == 1 else "kernels are"
-    return f"{len(wide)} merged {verb} harder to quantize (spread max |w| / std > {WIDE_SPREAD:.0f}): {names}{more}."
+    return f"{len(wide)} merged {verb} harder to quantize (spread max |w| / std > {WIDE_SPREAD:.0f}): {names}."

@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from optimize import wording as form
 from optimize.escaping import plain
+
+if TYPE_CHECKING:
+    from optimize.bench.figures import Figures
+    from optimize.measure.latency import Latency
+    from optimize.report.bench import BenchRow
+    from optimize.report.model import Row
 
 #: Units of the view box on a screen and on a phone, and of a chart that is scrolled.
 WIDE, NARROW, LARGE = 480, 300, 960
@@ -24,7 +30,7 @@ _LETTER = 7.0  # width of an average letter
 #: A lane of a distribution holds its label on a line of its own, and the outline below.
 _LANE, _PEAK, _BASE = 68.0, 36.0, 60.0
 _POINTS = 96
-Kind = Literal["line", "curve", "limit", "front", "area", "interval", "bar", "dot", "hollow", "cloud", "ring", "label"]
+Kind = Literal["line", "curve", "limit", "front", "area", "interval", "bar", "dot", "hollow", "cloud", "label"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class Axis:
     high: float
     ticks: tuple[tuple[float, str], ...] = ()
     title: str = ""
+
+    def onto(self, start: float, end: float) -> Callable[[float], float]:
+        """Return where each value stands when the axis goes from ``start`` to ``end``."""
+        span = (self.high - self.low) or 1.0
+        return lambda value: round(start + (value - self.low) / span * (end - start), 2)
 
 
 @dataclass(frozen=True)
@@ -89,36 +100,15 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Mark):
     """A mark as it is drawn: a path, or without one a circle; one without a radius is its label alone."""
 
-    kind: Kind
-    hue: int
-    title: str
-    path: str
-    x: float
-    y: float
-    size: float
-    label: str = ""
-    detail: str = ""
+    path: str = ""
+    x: float = 0.0
+    y: float = 0.0
     label_x: float = 0.0
     label_y: float = 0.0
     anchor: Literal["start", "middle", "end"] = "start"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A linear map from ``low..high`` to ``start..end``."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Return where a value stands."""
-        part = (value - self.low) / ((self.high - self.low) or 1.0)
-        return round(self.start + part * (self.end - self.start), 2)
 
 
 class Drawn:
@@ -135,8 +125,8 @@ class Drawn:
         self.left = _LEFT if plot.y.ticks else 12
         self.right = width - _RIGHT - max((round(_LETTER * len(plain(label))) for label in ends), default=0)
         self.top, self.bottom = (_TOP, plot.height - _BOTTOM) if plot.y.ticks else (4, plot.height - 28)
-        self._x = Scale(plot.x.low, plot.x.high, self.left, self.right)
-        self._y = Scale(plot.y.low, plot.y.high, self.bottom, self.top if plot.y.ticks else 0)
+        self._x = plot.x.onto(self.left, self.right)
+        self._y = plot.y.onto(self.bottom, self.top if plot.y.ticks else 0)
         room = max(width // 56, 2)
         step = math.ceil(len(plot.x.ticks) / room) or 1
         self.x_ticks = [(self._x(at), label) for at, label in plot.x.ticks[::step]]
@@ -147,21 +137,18 @@ class Drawn:
         places = [(self._x(x), self._y(y)) for x, y in mark.points]
         x, y = places[-1]
         label = plain(mark.label)
-        shape = Shape(mark.kind, mark.hue % 8, plain(mark.title), _path(mark.kind, places), x, y, mark.size, label)
+        told = {**vars(mark), "hue": mark.hue % 8, "title": plain(mark.title), "label": label}
+        shape = Shape(**told, path=_path(mark.kind, places), x=x, y=y)
         if mark.kind == "line":
             return replace(shape, label_x=x + 6, label_y=y + 4)
         if mark.kind == "limit":
             return replace(shape, label_x=x, label_y=y - 6, anchor="end")
         if mark.kind == "label":
-            return replace(shape, label=_cut(label, self._letters), detail=mark.detail, label_x=x, label_y=y)
+            letters = int((self.right - self.left) / _LETTER) - 10  # its detail has room, too
+            return replace(shape, label=_cut(label, letters), label_x=x, label_y=y)
         half = _LETTER * len(label) / 2
         middle = round(min(max(x, self.left + half), self.width - half), 2)
         return replace(shape, label_x=middle, label_y=y - 12, anchor="middle")
-
-    @property
-    def _letters(self) -> int:
-        """Letters that a label alone has room for, its detail left out."""
-        return int((self.right - self.left) / _LETTER) - 10
 
     def _separate(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Move labels of dots that would stand on another label or a dot: below theirs, else further up or down."""
@@ -185,7 +172,7 @@ def _path(kind: Kind, places: Sequence[tuple[float, float]]) -> str:
     if kind == "bar":
         ((to_x, to_y),) = rest
         return f"M{x},{y} H{to_x} V{to_y} H{x} Z"
-    if kind in ("dot", "hollow", "cloud", "ring", "label"):
+    if kind in ("dot", "hollow", "cloud", "label"):
         return ""
     return f"M{x},{y}" + "".join(f" L{to_x},{to_y}" for to_x, to_y in rest) + (" Z" if kind == "area" else "")
 
@@ -207,48 +194,35 @@ def _cut(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[:half]}…{text[len(text) - half :]}"
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The runs of one artifact: its name, its place in the table, every sample, their median and its interval."""
-
-    name: str
-    hue: int
-    samples_s: Sequence[float]
-    median_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def logs(self) -> np.ndarray:
-        """The decimal logarithms of the samples ``[n]``."""
-        return np.log10(np.asarray(self.samples_s))
-
-
-def distributions(entries: Sequence[Timed]) -> Plot | None:
+def distributions(entries: Sequence[tuple[int, Row | BenchRow, Latency | Figures]]) -> Plot | None:
     """Return the latency distributions of artifacts on one logarithmic axis, a lane each; None when there is none.
 
     The slowest and fastest half percent of each lies outside, so that one hiccup does not flatten the rest.
+
+    Args:
+        entries: Of each artifact its place in the table, its row and its runs, which were timed.
     """
     if not entries:
         return None
-    bounds = [np.percentile(entry.logs, (0.5, 99.5)) for entry in entries]
+    bounds = [np.percentile(np.log10(taken.samples_s), (0.5, 99.5)) for _, _, taken in entries]
     low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
     margin = max(0.04 * (high - low), 0.02)
     x = log_axis(low - margin, high + margin, short_seconds)
-    marks = tuple(mark for lane, entry in enumerate(entries) for mark in _lane(entry, lane, x))
+    marks = tuple(mark for lane, entry in enumerate(entries) for mark in _lane(*entry, lane, x))
     return Plot(
         "Latency distributions on a logarithmic axis", x, Axis(len(entries), 0), marks, _LANE * len(entries) + 28
     )
 
 
-def _lane(entry: Timed, lane: int, x: Axis) -> Iterator[Mark]:
+def _lane(hue: int, row: Row | BenchRow, taken: Latency | Figures, lane: int, x: Axis) -> Iterator[Mark]:
     """Yield the outline of the runs, the interval and the median on its base, and a label above."""
-    base, median = lane + _BASE / _LANE, math.log10(entry.median_s)
-    yield Mark("area", tuple(_outline(entry.logs, x, base)), entry.hue)
-    yield Mark("interval", ((math.log10(entry.low_s), base), (math.log10(entry.high_s), base)), entry.hue)
-    yield Mark("hollow", ((median, base),), entry.hue)
+    base = lane + _BASE / _LANE
+    low, median, high = ((math.log10(at or 1.0), base) for at in (taken.ci_low_s, taken.median_s, taken.ci_high_s))
+    yield Mark("area", tuple(_outline(np.log10(taken.samples_s), x, base)), hue)
+    yield Mark("interval", (low, high), hue)
+    yield Mark("hollow", (median,), hue)
     place = (x.low, base - (_PEAK + 7) / _LANE)
-    yield Mark("label", (place,), entry.hue, label=entry.name, detail=form.seconds(entry.median_s), size=0)
+    yield Mark("label", (place,), hue, label=row.name, detail=form.seconds(taken.median_s), size=0)
 
 
 def _outline(logs: np.ndarray, x: Axis, base: float) -> Iterator[tuple[float, float]]:

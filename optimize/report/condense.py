@@ -5,38 +5,34 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from optimize import wording as form
 from optimize.report.alignment import LARGEST_BLOCK, ModuleBlocks
 from optimize.report.model import Comparison, Family, Graph, Operation
 
 
-@dataclass(frozen=True)
-class Condensed:
-    """A graph with a box a module, and what each box holds, by position (nothing for an operation of its own)."""
+class ModuleBox(Operation):
+    """Neighbouring operations of one module as one; ``held`` are their families."""
 
-    graph: Graph
-    families: tuple[tuple[Family, ...], ...]
+    kind: str = "block"
+    held: tuple[Family, ...]
 
 
-def condense(comparison: Comparison, most: int) -> tuple[Condensed, Condensed]:
+def condense(comparison: Comparison, most: int) -> Comparison:
     """Return the graphs with neighbouring operations of one module as one, so that neither holds more than ``most``.
 
     Modules as small as possible are taken; graphs that are small enough are returned as they are.
     """
-    sides = (comparison.before, comparison.after)
-    found = [Condensed(graph, ((),) * len(graph.operations)) for graph in sides]
-    largest = LARGEST_BLOCK
-    while any(len(side.families) > most for side in found):
+    found, largest = comparison, LARGEST_BLOCK
+    while max(len(found.before.operations), len(found.after.operations)) > most:
         blocks = ModuleBlocks(comparison.before.operations, largest)
-        found = [_condensed(graph, blocks, largest) for graph in sides]
+        before, after = (_condensed(graph, blocks, largest) for graph in (comparison.before, comparison.after))
+        found = comparison.model_copy(update={"before": before, "after": after})
         largest *= 2
-    return found[0], found[1]
+    return found
 
 
-def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Condensed:
-    families: list[tuple[Family, ...]] = []
+def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Graph:
     places: dict[int, int] = {}
     found: list[Operation] = []
     seen: Counter[str] = Counter()
@@ -47,8 +43,7 @@ def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Condensed:
         seen[block] += 1
         merged = _together(block, parts, seen[block]) if len(parts) > 1 else parts[0]
         found.append(merged.model_copy(update={"inputs": tuple(dict.fromkeys(inputs))}))
-        families.append(tuple(part.family for part in parts) if len(parts) > 1 else ())
-    return Condensed(Graph(operations=tuple(found), stats=graph.stats), tuple(families))
+    return graph.model_copy(update={"operations": tuple(found)})
 
 
 def _runs(graph: Graph, blocks: ModuleBlocks, largest: int) -> Iterator[tuple[str, list[int]]]:
@@ -65,13 +60,13 @@ def _runs(graph: Graph, blocks: ModuleBlocks, largest: int) -> Iterator[tuple[st
         yield from ((block, members[at : at + step]) for at in range(0, len(members), step))
 
 
-def _together(block: str, parts: list[Operation], occurrence: int) -> Operation:
+def _together(block: str, parts: list[Operation], occurrence: int) -> ModuleBox:
     """Return one operation for several; its shape says what it holds."""
     kinds = Counter(part.kind for part in parts)
-    return Operation(
+    return ModuleBox(
         name=f"{block}#{occurrence}",
-        kind="block",
         label=f"{block} · {form.plural(len(parts), 'operation')}".removeprefix(" · "),
         where=block,
         shape=", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
+        held=tuple(part.family for part in parts),
     )

@@ -258,6 +258,16 @@ class Document:
         return next((chart.picture for found in charts for chart in found), None)
 
 
+def named(names: Sequence[str], most: int) -> str:
+    """Return names inside a sentence, the first of many.
+
+    >>> named(["a", "b"], 2), named(["a", "b", "c"], 1)
+    ('a, b', 'a and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def only(section: _Section, *forms: Form) -> _Section:
     """Return a section that only these forms show."""
     return replace(section, on=forms)

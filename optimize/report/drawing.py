@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optimize import wording as form
 from optimize.escaping import plain
 from optimize.report.alignment import ModuleBlocks, OperationGroup, sections
-from optimize.report.condense import Condensed, condense
-from optimize.report.model import Comparison, Family, Operation
+from optimize.report.condense import ModuleBox, condense
+from optimize.report.model import Comparison, Family, Graph, Operation
 
 #: More operations than this are drawn a module a box.
 MOST_BOXES = 120
@@ -37,37 +37,26 @@ FAMILIES: dict[Family, str] = {
 
 
 @dataclass(frozen=True)
-class FamilyPart:
-    """The share of one family in a module that is drawn as one box."""
-
-    family: Family
-    x: float
-    width: float
-
-
-@dataclass(frozen=True)
 class Box:
-    """One operation or module: its left upper corner, text, tooltip, what became of it, and what a module holds.
+    """One operation or module.
 
-    The fate is ``gone``, ``new`` or nothing.
+    Attributes:
+        x: Of its left upper corner.
+        y: Likewise.
+        label: Its text.
+        title: What a pointer on it reads.
+        family: What it belongs to.
+        fate: ``gone``, ``new`` or nothing.
+        parts: What a module holds, as pieces of a bar: family, left end and width.
     """
 
     x: float
     y: float
     label: str
     title: str
-    family: str
+    family: Family
     fate: str
-    parts: tuple[FamilyPart, ...] = ()
-
-
-@dataclass(frozen=True)
-class Band:
-    """The rows of one module."""
-
-    y: float
-    height: float
-    label: str
+    parts: tuple[tuple[Family, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,49 +71,46 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Key:
-    """One colour of the legend and what it stands for."""
-
-    x: float
-    family: Family
-    name: str
-
-
-@dataclass(frozen=True)
 class Drawing:
-    """All there is to draw; one panel where the passes changed nothing."""
+    """All there is to draw.
+
+    Attributes:
+        width: Of the whole.
+        height: Likewise.
+        panels: One where the passes changed nothing, else two.
+        bands: The rows of modules: upper end, height and name.
+        legend: Colours: left end, family and what it is called.
+    """
 
     width: float
     height: float
     panels: tuple[Panel, ...]
-    bands: tuple[Band, ...]
-    legend: tuple[Key, ...]
+    bands: tuple[tuple[float, float, str], ...]
+    legend: tuple[tuple[float, Family, str], ...]
 
 
 def draw(comparison: Comparison) -> Drawing:
     """Lay out both graphs; large ones a module a box."""
-    held = condense(comparison, MOST_BOXES)
-    graphs = Comparison(before=held[0].graph, after=held[1].graph)
-    after = graphs.after.operations
+    graphs = condense(comparison, MOST_BOXES)
+    before, after = graphs.before.operations, graphs.after.operations
     groups = [group for section in sections(graphs) for group in section.groups]
     changed = [group for group in groups if group.is_changed]
     rows = _rows(graphs, groups)
-    bands = _bands(graphs, rows)
-    margin = _MARGIN + (max(len(band.label) for band in bands) * _LETTER + 16 if bands else 0)
-    titles = [_title(name, graph.operations) for name, graph in comparison]
+    bands = tuple(_bands(graphs, rows))
+    margin = _MARGIN + (max(len(label) for *_, label in bands) * _LETTER + 16 if bands else 0)
     gone = {entry.name for group in changed for entry in group.before} - {entry.name for entry in after}
-    most = max((len(families) for side in held for families in side.families), default=0)
-    first = _Layout(held[0], rows[0], gone, "gone", most)
-    panels = [first.panel(margin, titles[0] if changed else f"{titles[0]}, none changed")]
+    most = max((len(entry.held) for entry in (*before, *after) if isinstance(entry, ModuleBox)), default=0)
+    first = _Layout(before, rows[0], gone, "gone", most)
+    panels = [first.panel(margin, f"{_title('Before', comparison.before)}{'' if changed else ', none changed'}")]
     width = margin + first.width
     if changed:
         new = {entry.name for group in changed for entry in group.after}
-        second = _Layout(held[1], rows[1], new, "new", most)
-        panels.append(second.panel(width + _BETWEEN, titles[1]))
+        second = _Layout(after, rows[1], new, "new", most)
+        panels.append(second.panel(width + _BETWEEN, _title("After", comparison.after)))
         width += _BETWEEN + second.width
     legend = tuple(_legend({entry.family for _, graph in comparison for entry in graph.operations}))
     return Drawing(
-        width=round(max([width, *(key.x + _LETTER * 16 for key in legend)]) + _MARGIN),
+        width=round(max([width, *(x + _LETTER * 16 for x, *_ in legend)]) + _MARGIN),
         height=_y(max((*rows[0], *rows[1]), default=0) + 1),
         panels=tuple(panels),
         bands=bands,
@@ -132,104 +118,96 @@ def draw(comparison: Comparison) -> Drawing:
     )
 
 
-def _legend(families: Collection[Family]) -> Iterator[Key]:
+def _legend(families: Collection[Family]) -> Iterator[tuple[float, Family, str]]:
     x = float(_MARGIN)
     for family, name in FAMILIES.items():
         if family in families:
-            yield Key(round(x, 1), family, name)
+            yield round(x, 1), family, name
             x += _LETTER * len(name) + 36
 
 
-def _title(name: str, operations: Sequence[Operation]) -> str:
-    return f"{name.capitalize()}: {form.plural(sum(entry.family != 'end' for entry in operations), 'operation')}"
+def _title(name: str, graph: Graph) -> str:
+    return f"{name}: {form.plural(sum(entry.family != 'end' for entry in graph.operations), 'operation')}"
 
 
 def _y(row: int) -> int:
     return TOP + PITCH * row
 
 
-def _rows(graphs: Comparison, groups: Sequence[OperationGroup]) -> tuple[list[int], list[int]]:
+#: An operation of either side: whether the passes made it, and its name; what both sides hold is one.
+_Key = tuple[bool, str]
+
+
+def _rows(graphs: Comparison, groups: Sequence[OperationGroup]) -> list[list[int]]:
     """Return the row of every operation: below all it reads on either side, the same for what both sides hold.
 
     What stands for several operations has the middle of their rows; what reads nothing stands just above its reader.
     """
-    before, after = graphs.before.operations, graphs.after.operations
-    first = {entry.name: index for index, entry in enumerate(before)}
-    second = {entry.name: index + len(before) for index, entry in enumerate(after)}
-    twins = {
-        second[entry.name]: first[entry.name]
+    kept = {
+        entry.name
         for group in groups
         for entry in group.after
         if any((entry.name, entry.kind) == (other.name, other.kind) for other in group.before)
     }
-    read: dict[int, set[int]] = {}
-    for start, operations in ((0, before), (len(before), after)):
-        for index, entry in enumerate(operations, start):
-            inputs = {twins.get(source + start, source + start) for source in entry.inputs}
-            read.setdefault(twins.get(index, index), set()).update(inputs)
-    rows = _lowered(_longest_paths(read), read)
+    keys: list[list[_Key]] = []
+    read: defaultdict[_Key, set[_Key]] = defaultdict(set)
+    for is_after, operations in enumerate((graphs.before.operations, graphs.after.operations)):
+        keys.append([(bool(is_after) and entry.name not in kept, entry.name) for entry in operations])
+        for key, entry in zip(keys[-1], operations, strict=True):
+            read[key].update(keys[-1][source] for source in entry.inputs)
+    rows = _longest_paths(read)
     for group in groups:
-        replaced = [rows[first[entry.name]] for entry in group.before]
-        if replaced and len(group.after) == 1 and (index := second[group.after[0].name]) not in twins:
-            rows[index] = max(rows[index], (min(replaced) + max(replaced)) // 2)
-    return (
-        [rows[index] for index in range(len(before))],
-        [rows[twins.get(index, index)] for index in range(len(before), len(before) + len(after))],
-    )
+        replaced = [rows[False, entry.name] for entry in group.before]
+        if replaced and len(group.after) == 1 and group.after[0].name not in kept:
+            new = True, group.after[0].name
+            rows[new] = max(rows[new], (min(replaced) + max(replaced)) // 2)
+    return [[rows[key] for key in side] for side in keys]
 
 
-def _longest_paths(read: dict[int, set[int]]) -> dict[int, int]:
-    """Return how many operations lie above each one, along the longest path."""
+def _longest_paths(read: Mapping[_Key, Collection[_Key]]) -> dict[_Key, int]:
+    """Return how many operations lie above each one, along the longest path; what reads nothing is above its reader."""
 
     @functools.cache
-    def depth(index: int) -> int:
-        return 1 + max((depth(source) for source in read[index]), default=-1)
+    def depth(key: _Key) -> int:
+        return 1 + max(map(depth, read[key]), default=-1)
 
-    return {index: depth(index) for index in read}
-
-
-def _lowered(rows: dict[int, int], read: dict[int, set[int]]) -> dict[int, int]:
-    """Move what reads nothing down to just above what reads it."""
-    readers: dict[int, list[int]] = {}
-    for index, sources in read.items():
+    readers: defaultdict[_Key, list[int]] = defaultdict(list)
+    for key, sources in read.items():
         for source in sources:
-            readers.setdefault(source, []).append(rows[index])
-    return {
-        index: min(readers[index]) - 1 if not read[index] and index in readers else row for index, row in rows.items()
-    }
+            readers[source].append(depth(key))
+    return {key: depth(key) if read[key] or key not in readers else min(readers[key]) - 1 for key in read}
 
 
-def _bands(graphs: Comparison, rows: tuple[list[int], list[int]]) -> tuple[Band, ...]:
-    """Return the rows of every module drawn with several boxes; one that overlaps an earlier one is left out."""
+def _bands(graphs: Comparison, rows: Sequence[Sequence[int]]) -> Iterator[tuple[float, float, str]]:
+    """Yield the rows of every module drawn with several boxes; one that overlaps an earlier one is left out."""
     blocks = ModuleBlocks(graphs.before.operations)
-    spans: dict[str, list[int]] = {}
+    spans: defaultdict[str, list[int]] = defaultdict(list)
     for graph, places in zip((graphs.before, graphs.after), rows, strict=True):
         for entry, row in zip(graph.operations, places, strict=True):
-            spans.setdefault("" if entry.kind == "block" else blocks.of(entry.where), []).append(row)
-    found, last = [], -1
+            spans["" if isinstance(entry, ModuleBox) else blocks.of(entry.where)].append(row)
+    last = -1
     for label, places in sorted(spans.items(), key=lambda span: min(span[1])):
         if label and len(places) > 2 and min(places) > last:
             last = max(places)
             height = PITCH * (last - min(places) + 1) - 6
-            found.append(Band(_y(min(places)) - (PITCH - BOX_HEIGHT) / 2 + 3, height, _cut(label, 24)))
-    return tuple(found)
+            yield _y(min(places)) - (PITCH - BOX_HEIGHT) / 2 + 3, height, _cut(label, 24)
 
 
 class _Layout:
     """One graph in lanes.
 
     Args:
-        held: The graph.
+        operations: The graph.
         rows: The row of each.
         marked: Names of operations with a fate.
         fate: ``gone`` or ``new``.
         most: The most operations a box of either graph holds: its bar fills the box.
     """
 
-    def __init__(self, held: Condensed, rows: Sequence[int], marked: set[str], fate: str, most: int) -> None:
-        operations = held.graph.operations
-        self._operations, self._families, self._rows = operations, held.families, rows
-        self._most = most
+    def __init__(
+        self, operations: Sequence[Operation], rows: Sequence[int], marked: set[str], fate: str, most: int
+    ) -> None:
+        self._operations, self._rows, self._most = operations, rows, most
         self._fates = [fate if entry.name in marked else "" for entry in operations]
         self._readers: list[list[int]] = [[] for _ in operations]
         for index, entry in enumerate(operations):
@@ -247,34 +225,32 @@ class _Layout:
 
     def panel(self, x: float, title: str) -> Panel:
         """Return what to draw, its left edge at ``x``."""
+        lefts = [x + self._lefts[lane] for lane in self._lanes]
         boxes = tuple(
             Box(
-                x=round(x + self._lefts[self._lanes[index]], 1),
-                y=_y(self._rows[index]),
+                x=round(left, 1),
+                y=_y(row),
                 label=_cut(entry.label, _LONGEST),
                 title=" · ".join(filter(None, map(plain, (entry.where, entry.label, entry.shape)))),
                 family=entry.family,
-                fate=self._fates[index],
-                parts=self._parts(index, x),
+                fate=fate,
+                parts=tuple(self._parts(entry, left + _INSET)),
             )
-            for index, entry in enumerate(self._operations)
+            for entry, left, row, fate in zip(self._operations, lefts, self._rows, self._fates, strict=True)
         )
         edges = "".join(
             self._edge(source, reader, x) for source in range(len(boxes)) for reader in self._readers[source]
         )
         return Panel(x, title, self.box_width, boxes, edges)
 
-    def _parts(self, index: int, x: float) -> tuple[FamilyPart, ...]:
-        """Return what a module holds as neighbouring pieces of a bar, in the order of the legend."""
-        counts = Counter(self._families[index])
+    def _parts(self, entry: Operation, left: float) -> Iterator[tuple[Family, float, float]]:
+        """Yield what a module holds as neighbouring pieces of a bar, in the order of the legend."""
+        counts = Counter(entry.held if isinstance(entry, ModuleBox) else ())
         width = (self.box_width - 2 * _INSET) / max(self._most, 1)
-        left = x + self._lefts[self._lanes[index]] + _INSET
-        parts = []
         for family in FAMILIES:
             if counts[family]:
-                parts.append(FamilyPart(family, round(left, 1), round(width * counts[family], 1)))
+                yield family, round(left, 1), round(width * counts[family], 1)
                 left += width * counts[family]
-        return tuple(parts)
 
     def _assign(self, index: int) -> None:
         """Choose the lane of an operation, then that of its edges that pass other rows."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from optimize.report.document import Document
 
 _Read = TypeVar("_Read", bound=StrictRecord)
-_ARTICLES = {".json": "a"}
 
 
 def check_ending(path: Path, *endings: str, example: str) -> None:
@@ -30,7 +29,7 @@ def check_ending(path: Path, *endings: str, example: str) -> None:
     """
     if path.suffix.lower() in endings:
         return
-    named = [f"{_ARTICLES.get(ending, 'an')} {ending}" for ending in endings]
+    named = [f"{'a' if ending == '.json' else 'an'} {ending}" for ending in endings]
     none = f"neither {' nor '.join(named)}" if len(named) == 2 else f"no {', '.join(endings[:-1])} or {endings[-1]}"
     raise UsageError(f"'{path}' is {none} file.", hint=f"Name the file {example}.")
 

@@ -15,12 +15,12 @@ from optimize.report.charts import LARGE, WIDE, Drawn, Plot
 from optimize.report.document import Document
 
 #: What ends a script element or starts a comment in it, and the two line ends JSON allows and JavaScript did not.
-_IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def render(document: Document) -> str:
     """Return the page; every text from outside is escaped."""
-    embedded = _in_script(document.record[1]) if document.record else ""
+    embedded = document.record[1].translate(_IN_SCRIPT) if document.record else ""
     return _template("page.html.j2").render(document=document, json=embedded).lstrip()
 
 
@@ -55,21 +55,12 @@ def _template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(looks=_looks, parts=documents.parts, plain=escaping.plain, kind=_kind)
+    environment.globals.update(
+        looks=_looks, parts=documents.parts, plain=escaping.plain, kind=lambda part: type(part).__name__
+    )
     return environment.get_template(name)
-
-
-def _kind(found: object) -> str:
-    return type(found).__name__
 
 
 def _visible(value: Any) -> Any:
     """Return what a template shows with its control characters written out: an SVG with one in it is no XML."""
     return escaping.plain_lines(value) if type(value) is str else value
-
-
-def _in_script(text: str) -> str:
-    """Return JSON that cannot end the script element it stands in."""
-    for char, escaped in _IN_SCRIPT.items():
-        text = text.replace(char, escaped)
-    return text

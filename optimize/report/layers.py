@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimize import sandbox
 from optimize import wording as form
 from optimize.errors import Refused, UsageError
-from optimize.measure import layers
+from optimize.measure import layers as measured
 from optimize.measure.feed import open_samples
 from optimize.measure.layers import Distance, Distances, State, Tensor
 from optimize.measure.openers import Side, open_side
-from optimize.measure.subjects import AgreedPair, agreed_pair
+from optimize.measure.subjects import agreed_pair
 from optimize.progress import Progress
 from optimize.report import document as doc
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
 from optimize.report.files import check_ending
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
-
-if TYPE_CHECKING:
-    from optimize.data import Samples
 
 #: Processor time for two files and their samples; large networks on real data take minutes.
 _COMPARING_S = 3600.0
@@ -33,12 +30,12 @@ FULL_DB = 60.0
 _DROPS = 5
 #: Values outside stand on the border; float32 rounding ends near the upper one.
 _FLOOR_DB, _CEILING_DB = -20.0, 140.0
-_TONES: dict[State, doc.Tone] = {"ok": "good", "wrong": "bad", "follows": "warn", "recovers": "dim"}
-_HUES: dict[State, tuple[int, str]] = {
-    "ok": (2, "ok"),
-    "wrong": (5, "goes wrong"),
-    "follows": (3, "follows"),
-    "recovers": (0, "recovers"),
+#: The tone of each state, its hue and what the legend calls it.
+_LOOKS: dict[State, tuple[doc.Tone, int, str]] = {
+    "ok": ("good", 2, "ok"),
+    "wrong": ("bad", 5, "goes wrong"),
+    "follows": ("warn", 3, "follows"),
+    "recovers": ("dim", 0, "recovers"),
 }
 
 
@@ -69,67 +66,28 @@ class FileComparison(SavedRecord):
     first_wrong: str | None
     found: Distances
 
-    @classmethod
-    def of(cls, pair: AgreedPair, given: Samples, found: Distances, command: str) -> FileComparison:
-        """Return the record of a comparison."""
-        files = [
-            ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
-            for entry in pair.models
-        ]
-        wrong = found.first_wrong
-        return cls(
-            command=command,
-            first=files[0],
-            second=files[1],
-            data=given.name,
-            synthetic=given.synthetic,
-            first_wrong=None if wrong is None else wrong.name,
-            found=found,
-        )
 
+def compare_files(first: str, second: str, progress: Progress, *, trust: bool, **asked: Any) -> FileComparison:
+    """Compare two files in a process of their own, confined unless they are trusted.
 
-@dataclass(frozen=True)
-class Comparing:
-    """What ``optimize compare`` is asked of two files.
-
-    Attributes:
+    Args:
         first: The file that is taken for the truth.
         second: The file that is compared with it.
-        layers: Compare every value that both ONNX files compute.
-        data: Samples, as ``--calib`` takes them; noise where None.
-        input_shape: Sizes of one sample, where neither file says them.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
-        threshold_db: SQNR below which a value is marked.
+        progress: Told what is going on.
         trust: Run whatever code the files hold, in a process that may do everything.
-        command: The command line, for the record.
-    """
-
-    first: str
-    second: str
-    layers: bool
-    data: str | None
-    input_shape: str | None
-    preprocessing: dict[str, str]
-    threshold_db: float
-    trust: bool
-    command: str
-
-
-def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
-    """Compare two files in a process of their own, confined unless they are trusted.
+        asked: What else ``compare_here`` takes.
 
     Raises:
         OptimizeError: One is refused or cannot be run, they do not fit each other, or take more than they may.
     """
-    paths = [Path(asked.first), Path(asked.second)]
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         answer = sandbox.call(
             "optimize.report.layers:compare_here",
-            {"asked": asdict(asked)},
+            {"first": first, "second": second, "trust": trust, **asked},
             Path(folder),
-            about=f"'{asked.first}' or '{asked.second}'",
-            limits=ChildLimits.of(paths, seconds=_COMPARING_S),
-            confined=not asked.trust,
+            about=f"'{first}' or '{second}'",
+            limits=ChildLimits.of([Path(first), Path(second)], seconds=_COMPARING_S),
+            confined=not trust,
             progress=progress,
         )
     notes = [f"The files were run with {missing}." for missing in answer.missing]
@@ -140,18 +98,57 @@ def compare_files(asked: Comparing, progress: Progress) -> FileComparison:
     return record.model_copy(update={"found": replace(record.found, notes=(*record.found.notes, *notes))})
 
 
-def compare_here(folder: Path, tell: Progress, asked: dict[str, Any]) -> dict[str, Any]:
-    """Compare two files in this process; return the record as JSON holds it."""
-    given = Comparing(**asked)
-    first, second = (open_side(source, trust=given.trust) for source in (given.first, given.second))
-    pair = agreed_pair(first.subject, second.subject, given.input_shape)
-    sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
+def compare_here(
+    folder: Path,
+    tell: Progress,
+    *,
+    first: str,
+    second: str,
+    layers: bool,
+    data: str | None,
+    input_shape: str | None,
+    preprocessing: dict[str, str],
+    threshold_db: float,
+    trust: bool,
+    command: str,
+) -> dict[str, Any]:
+    """Compare two files in this process; return the record as JSON holds it.
+
+    Args:
+        folder: What may be written; nothing is.
+        tell: Told what is going on.
+        first: The file that is taken for the truth.
+        second: The file that is compared with it.
+        layers: Compare every value that both ONNX files compute.
+        data: Samples, as ``--calib`` takes them; noise where None.
+        input_shape: Sizes of one sample, where neither file says them.
+        preprocessing: ``mean`` and ``std`` of image folders, as text.
+        threshold_db: SQNR below which a value is marked.
+        trust: Run whatever code the files hold.
+        command: The command line, for the record.
+    """
+    opened = [open_side(source, trust=trust) for source in (first, second)]
+    pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
+    sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1
-    samples = open_samples(pair.specs, given.data, preprocessing=given.preprocessing, batch=size)
+    samples = open_samples(pair.specs, data, preprocessing=preprocessing, batch=size)
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
-    found = layers.compare(*sides, samples, layers=given.layers, threshold_db=given.threshold_db, progress=tell)
-    return FileComparison.of(pair, samples, found, given.command).model_dump(mode="json")
+    found = measured.compare(*sides, samples, layers=layers, threshold_db=threshold_db, progress=tell)
+    files = [
+        ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
+        for entry in pair.models
+    ]
+    record = FileComparison(
+        command=command,
+        first=files[0],
+        second=files[1],
+        data=samples.name,
+        synthetic=samples.synthetic,
+        first_wrong=found.first_wrong.name if found.first_wrong else None,
+        found=found,
+    )
+    return record.model_dump(mode="json")
 
 
 def check_name(path: Path, *, layers: bool) -> None:
@@ -187,14 +184,23 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
 def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
     judged = doc.Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
     yield doc.only(judged, "html") if judged else None
-    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), _output_rows(found), title="Outputs")
+    outputs = [
+        (
+            output.name,
+            doc.Cell(_level(output.distance), tone="bad" if output.distance.sqnr_db < found.threshold_db else "good"),
+            form.error(output.distance.max_abs_error),
+            form.share(found.top1) if output is found.outputs[0] else "",
+        )
+        for output in found.outputs
+    ]
+    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), outputs, title="Outputs")
     chart = plot(found)
     yield doc.Charts((doc.Chart(chart),), title="SQNR of every value") if chart else None
     tensors = sorted(found.tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else found.tensors
     yield doc.only(_values(tensors), "console")
     yield doc.only(judged, "console") if judged else None
     rows = [
-        (tensor.layer, form.decibels(tensor.input_db), level(tensor), form.decibels(tensor.drop_db))
+        (tensor.layer, form.decibels(tensor.input_db), _level(tensor.distance), form.decibels(tensor.drop_db))
         for tensor in found.drops(_DROPS)
     ]
     yield doc.grid(("Layer", "Inputs", "Output", "Loss"), rows, title="Largest losses from inputs to output")
@@ -203,18 +209,11 @@ def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | Non
         yield doc.Text(note, "dim")
 
 
-def _output_rows(found: Distances) -> Iterator[tuple[str | doc.Cell, ...]]:
-    for index, output in enumerate(found.outputs):
-        distance = output.distance
-        shown = doc.Cell(_level(distance), tone="bad" if distance.sqnr_db < found.threshold_db else "good")
-        yield output.name, shown, form.error(distance.max_abs_error), form.share(found.top1) if not index else ""
-
-
 def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
     """Return a line a compared value; a page says of each what it is and its largest error, too."""
     columns = ("Layer", "SQNR", "", "Inputs", *(("Max error",) if paged else ()), " ", "First", "Second")
     lines = [
-        doc.GridLine(tuple(cell for cell in _cells(tensor, paged=paged) if cell is not None), _TONES[tensor.state])
+        doc.GridLine(tuple(cell for cell in _cells(tensor, paged=paged) if cell is not None), _LOOKS[tensor.state][0])
         for tensor in tensors
     ]
     return doc.Grid(columns, tuple(lines), left=("", " "), first_to_go=("Second", "First"))
@@ -224,7 +223,7 @@ def _cells(tensor: Tensor, *, paged: bool) -> Iterator[doc.Cell | None]:
     distance, plain = tensor.distance, tensor.state == "ok"
     about = f"{tensor.op}, value {tensor.name}{', stored as integers' if tensor.stored else ''}"
     yield doc.Cell(tensor.layer, about if paged else "", "strong" if plain else "")
-    yield doc.Cell(level(tensor))
+    yield doc.Cell(_level(tensor.distance))
     yield doc.Cell("", bar=min(max(distance.sqnr_db / FULL_DB, 0.0), 1.0))
     yield doc.Cell("equal" if tensor.input_db is None else form.decibels(tensor.input_db), tone="dim")
     yield doc.Cell(form.error(distance.max_abs_error)) if paged else None
@@ -244,12 +243,7 @@ def _basis(record: FileComparison) -> str:
 def verdict(found: Distances) -> str:
     """Return where it goes wrong, in one paragraph."""
     wrong, limit = found.first_wrong, form.decibels(found.threshold_db)
-    recovering = _counted(
-        found,
-        "recovers",
-        "recovers: the second file expresses it differently",
-        "recover: the second file expresses them differently",
-    )
+    recovering = _counted(found, "recovers", ": the second file expresses {} differently")
     if wrong is None:
         return f"Nothing goes wrong: every value reaches {limit}, or what is computed from it does.{recovering}"
     source = "equal" if wrong.input_db is None else f"at {form.decibels(wrong.input_db)}"
@@ -257,15 +251,16 @@ def verdict(found: Distances) -> str:
     others = f" {form.plural(len(found.wrong), 'value')} go wrong by themselves." if several else ""
     return (
         f"First to go wrong: {wrong.layer} ({wrong.op}, value {wrong.name}) is "
-        f"{'' if wrong.distance.not_finite else 'at '}{level(wrong)}, below {limit}; what it is computed from is "
-        f"{source}.{others}{_counted(found, 'follows', 'follows', 'follow')}{recovering}"
+        f"{'' if wrong.distance.not_finite else 'at '}{_level(wrong.distance)}, below {limit}; "
+        f"what it is computed from is {source}.{others}{_counted(found, 'follows')}{recovering}"
     )
 
 
-def _counted(found: Distances, state: State, one: str, many: str) -> str:
+def _counted(found: Distances, state: State, why: str = "") -> str:
     """Return a sentence on how many values are in a state; nothing where none is."""
     count = sum(tensor.state == state for tensor in found.tensors)
-    return f" {form.plural(count, 'value')} {one if count == 1 else many}." if count else ""
+    verb, them = (state, "it") if count == 1 else (state.removesuffix("s"), "them")
+    return f" {form.plural(count, 'value')} {verb}{why.format(them)}." if count else ""
 
 
 def plot(found: Distances) -> Plot | None:
@@ -281,22 +276,20 @@ def plot(found: Distances) -> Plot | None:
     across = Axis(0, max(len(levels), 2), title="order of execution →")
     places = [(index + 0.5, min(level, high)) for index, level in enumerate(levels)]
     dots = [_dot(tensor, place, found) for tensor, place in zip(found.tensors, places, strict=True)]
-    limit = Mark("limit", ((0.0, threshold), (across.high, threshold)), label=_limit_text(found))
+    limit = Mark(
+        "limit", ((0.0, threshold), (across.high, threshold)), label=f"threshold {form.decibels(found.threshold_db)}"
+    )
     marks = (limit, Mark("curve", tuple(places)), *dots)
-    legend = tuple(_HUES.values())
+    legend = tuple((hue, name) for _, hue, name in _LOOKS.values())
     upwards = linear_axis(low, high, title="dB, filled: stored as integers")
     return Plot("SQNR of every value in order of execution", across, upwards, marks, 340.0, legend, is_large=True)
 
 
 def _dot(tensor: Tensor, place: tuple[float, float], found: Distances) -> Mark:
     source = "" if tensor.input_db is None else f", its inputs {form.decibels(tensor.input_db)}"
-    title = f"{tensor.layer} ({tensor.op}, value {tensor.name}): {level(tensor)}{source}"
-    label = f"{tensor.layer}: {level(tensor)}" if tensor is found.first_wrong else ""
-    return Mark("dot" if tensor.stored else "hollow", (place,), _HUES[tensor.state][0], title, label)
-
-
-def _limit_text(found: Distances) -> str:
-    return f"threshold {form.decibels(found.threshold_db)}"
+    title = f"{tensor.layer} ({tensor.op}, value {tensor.name}): {_level(tensor.distance)}{source}"
+    label = f"{tensor.layer}: {_level(tensor.distance)}" if tensor is found.first_wrong else ""
+    return Mark("dot" if tensor.stored else "hollow", (place,), _LOOKS[tensor.state][1], title, label)
 
 
 def _inside(level_db: float) -> float:
@@ -312,15 +305,8 @@ def _ends(levels: Sequence[float]) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def level(tensor: Tensor) -> str:
-    """Return the SQNR of a value as the reader sees it.
-
-    Where an element is NaN or infinite in one file only, that is said instead.
-    """
-    return _level(tensor.distance)
-
-
 def _level(distance: Distance) -> str:
+    """Return an SQNR as the reader sees it; where an element is NaN or infinite in one file only, that instead."""
     return "not finite" if distance.not_finite else form.decibels(distance.sqnr_db)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
 Status = Literal["measured", "not_run", "failed"]
-
+_Found = TypeVar("_Found")
 
 Family = Literal["convolution", "normalisation", "linear", "add", "activation", "end", "other"]
 _FAMILIES: dict[str, Family] = {
@@ -55,6 +55,12 @@ class StrictRecord(BaseModel):
         serialize_by_alias=True,
         populate_by_name=True,
     )
+
+    @classmethod
+    def reading(cls, *parts: object, **more: object) -> Self:
+        """Return the record that says what these say, under the names they have for it, and what else is given."""
+        told = {name: value for part in parts for name, value in vars(part).items()} | more
+        return cls.model_validate({name: told[name] for name in cls.model_fields if name in told})
 
 
 class Row(StrictRecord):
@@ -110,39 +116,13 @@ class Row(StrictRecord):
         """Return the row of an artifact that was run; ``failed`` with its reason when it could not be."""
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        return cls._written(
-            artifact,
-            status="failed" if reason else "measured",
-            reason=reason,
-            latency=timing.latency,
-            speedup=timing.speedup,
-            peak_memory_bytes=timing.peak_memory_bytes,
-            agreement=quality.agreement,
-            accuracy=quality.accuracy,
-        )
+        status = "failed" if reason else "measured"
+        return cls.reading(artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
 
     @classmethod
     def not_run(cls, artifact: Artifact, reason: str) -> Row:
         """Return the row of an artifact that was written and cannot be executed on this machine."""
-        return cls._written(artifact, status="not_run", reason=reason)
-
-    @classmethod
-    def _written(cls, artifact: Artifact, **measured: object) -> Row:
-        return cls.model_validate(
-            {
-                "target": artifact.target,
-                "path": str(artifact.path),
-                "precision": artifact.precision,
-                "size_bytes": artifact.size_bytes,
-                "sha256": artifact.sha256,
-                "coverage": artifact.coverage,
-                "notes": artifact.notes,
-                "versions": dict(artifact.versions),
-                "layer_types": artifact.layer_types,
-                "providers": artifact.providers,
-                **measured,
-            }
-        )
+        return cls.reading(artifact, path=str(artifact.path), status="not_run", reason=reason)
 
 
 class Operation(StrictRecord):
@@ -187,7 +167,7 @@ class Comparison(StrictRecord):
 
 
 class TraceStep(StrictRecord):
-    """What one pass did; mirrors ``optimize.pipeline.Step``.
+    """What one pass did; mirrors ``optimize.pipeline.Step``, which needs torch.
 
     Attributes:
         pass_name: The pass (``pass`` in JSON).
@@ -220,21 +200,7 @@ class TraceStep(StrictRecord):
     @classmethod
     def of(cls, step: pipeline.Step, targets: tuple[str, ...] = ()) -> TraceStep:
         """Return the record of a pipeline's step, for some of the run's targets or for all."""
-        outcome = step.outcome
-        return cls(
-            pass_name=step.pass_name,
-            options=step.options,
-            exactness=step.exactness.value,
-            rewrites=outcome.rewrites,
-            skips=outcome.skips,
-            notes=outcome.notes,
-            seconds=step.seconds,
-            max_error=step.max_error,
-            relative_error=step.relative_error,
-            before=step.before,
-            after=step.after,
-            targets=targets,
-        )
+        return cls.reading(step, step.outcome, exactness=step.exactness.value, targets=targets)
 
 
 class ModelRecord(StrictRecord):
@@ -282,6 +248,20 @@ class SavedRecord(StrictRecord):
     schema_version: Literal[1] = 1
     created: str = Field(default_factory=now)
     command: str
+
+
+class ModelFindings(SavedRecord, Generic[_Found]):
+    """What a command found of one model.
+
+    Attributes:
+        source: The model.
+        environment: The machine.
+        found: Every figure.
+    """
+
+    source: str
+    environment: Environment
+    found: _Found
 
 
 class Report(SavedRecord):

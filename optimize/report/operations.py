@@ -46,15 +46,14 @@ def record(program: Program) -> Graph:
 
 def _operation(node: fx.Node, inputs: tuple[int, ...], symbols: dict[str, str]) -> Operation:
     value = tensor_value(node)
-    sizes = [] if value is None else [symbols.get(str(size), str(size)) for size in value.shape]
-    shape = "×".join(sizes)
-    if node.op != "call_function":
-        kind = {"placeholder": "input", "output": "output"}[node.op]
-        return Operation(name=node.name, kind=kind, label=f"{kind} {shape}".strip(), shape=shape, inputs=inputs)
-    kind = graph.op_name(node)
-    return Operation(
-        name=node.name, kind=kind, label=_label(node, kind), where=_where(node), shape=shape, inputs=inputs
-    )
+    shape = "×".join(symbols.get(str(size), str(size)) for size in value.shape) if value is not None else ""
+    if node.op == "call_function":
+        kind, where = graph.op_name(node), _where(node)
+        label = _label(node, kind)
+    else:
+        kind, where = "input" if node.op == "placeholder" else "output", ""
+        label = f"{kind} {shape}".strip()
+    return Operation(name=node.name, kind=kind, label=label, where=where, shape=shape, inputs=inputs)
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
@@ -87,34 +86,9 @@ def _convolution(node: fx.Node) -> str:
     return " ".join(filter(None, parts))
 
 
-def _linear(node: fx.Node) -> str:
-    far, near = _shape(graph.argument(node, "weight"))
-    return f"{near}>{far}"
-
-
-def _channels(node: fx.Node) -> str:
-    return str(_shape(node)[1])
-
-
-def _layer_norm(node: fx.Node) -> str:
-    return _sizes(graph.argument(node, "normalized_shape"))
-
-
 def _pool(node: fx.Node) -> str:
     size = graph.argument(node, "kernel_size")
     return f"{_sizes(size)} {_letter('s', graph.argument(node, 'stride') or size)}".strip()
-
-
-def _adaptive_pool(node: fx.Node) -> str:
-    return f"to {_sizes(graph.argument(node, 'output_size'))}"
-
-
-def _attention(node: fx.Node) -> str:
-    return f"{_shape(node)[-3]} heads × {_shape(node)[-1]}" if len(_shape(node)) == 4 else ""
-
-
-def _recurrent(node: fx.Node) -> str:
-    return f"{_shape(node.args[0])[-1]}>{_shape(node.meta['val'][0])[-1]}"
 
 
 def _dimensions(node: fx.Node) -> str:
@@ -123,10 +97,6 @@ def _dimensions(node: fx.Node) -> str:
     given = graph.argument(node, "dim")
     dims = given if isinstance(given, Sequence) else [given]
     return "" if given is None else f"over {','.join(map(str, dims))}"
-
-
-def _result(node: fx.Node) -> str:
-    return f"to {'x'.join('·' if not isinstance(size, int) else str(size) for size in _shape(node))}"
 
 
 def _shape(value: Any) -> Sequence[Any]:
@@ -147,16 +117,25 @@ def _letter(letter: str, values: Any) -> str:
 
 
 _SHORT = {"scaled_dot_product_attention": "attention"}
+#: What is said of a call behind its operator.
 _DETAILS: dict[str, Callable[[fx.Node], str]] = {
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
     **{f"{kind}_pool{n}d": _pool for kind in ("max", "avg") for n in (1, 2, 3)},
-    **{f"adaptive_{kind}_pool{n}d": _adaptive_pool for kind in ("max", "avg") for n in (1, 2, 3)},
-    **dict.fromkeys(("batch_norm", "instance_norm", "group_norm"), _channels),
-    **dict.fromkeys(("lstm", "gru"), _recurrent),
+    **dict.fromkeys(
+        (f"adaptive_{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)),
+        lambda node: f"to {_sizes(graph.argument(node, 'output_size'))}",
+    ),
+    **dict.fromkeys(("batch_norm", "instance_norm", "group_norm"), lambda node: str(_shape(node)[1])),
+    **dict.fromkeys(("lstm", "gru"), lambda node: f"{_shape(node.args[0])[-1]}>{_shape(node.meta['val'][0])[-1]}"),
     **dict.fromkeys(("mean", "sum", "softmax", "cat"), _dimensions),
-    **dict.fromkeys(("reshape", "view"), _result),
-    "linear": _linear,
-    "layer_norm": _layer_norm,
-    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(
+        ("reshape", "view"),
+        lambda node: f"to {'x'.join(str(size) if isinstance(size, int) else '·' for size in _shape(node))}",
+    ),
+    "linear": lambda node: "{1}>{0}".format(*_shape(graph.argument(node, "weight"))),
+    "layer_norm": lambda node: _sizes(graph.argument(node, "normalized_shape")),
+    "scaled_dot_product_attention": lambda node: (
+        f"{_shape(node)[-3]} heads × {_shape(node)[-1]}" if len(_shape(node)) == 4 else ""
+    ),
 }

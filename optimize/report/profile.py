@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from optimize import wording as form
-from optimize.measure.environment import Environment
 from optimize.profile.machine import MachineLimits
 from optimize.profile.result import KernelProfile, Profile
 from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
 from optimize.report.charts import Axis, Mark, Plot, short_count
 from optimize.report.document import Cards, Cell, Chart, Charts, Document, Grid, Section, Text, grid, only, some
-from optimize.report.model import SavedRecord
+from optimize.report.model import ModelFindings
 
+#: What ``profile.json`` holds.
+ProfileRecord = ModelFindings[Profile]
 #: What is written to ``--out``, all or none.
 FILES = ("profile.json", "roofline.svg", "profile.html")
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
@@ -40,20 +42,6 @@ _RUNTIME = "call, inputs, outputs, scheduling"
 _OUTSIDE = {"eager": "Python, dispatch, allocation", "torchscript": "interpreter, dispatch, allocation"}
 
 
-class ProfileRecord(SavedRecord):
-    """What ``profile.json`` holds.
-
-    Attributes:
-        source: The model.
-        environment: The machine.
-        found: Every figure (``optimize.profile.result.Profile``).
-    """
-
-    source: str
-    environment: Environment
-    found: Profile
-
-
 def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
     """Return the sums, and a row a kernel in order of execution.
 
@@ -69,7 +57,7 @@ def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
         only(sums, "html"),
         Charts((Chart(drawn),), title="Roofline") if drawn else None,
         Text(ROOFLINE_NOTE, "dim", on=("html",)) if drawn else None,
-        Grid(**{**vars(kernels), "title": "Kernels in order of execution", "on": ("html",)}),
+        replace(kernels, title="Kernels in order of execution", on=("html",)),
         *_foremost(found, whole),
         only(sums, "console"),
         *_python(found),
@@ -114,10 +102,12 @@ def cards(found: Profile) -> tuple[tuple[str, Cell], ...]:
     runs = f"lower quartile of {form.plural(found.runs, 'run')} without the profiler"
     if found.clock == "processor":
         runs = f"of processor time, {runs}: other processes interrupted every run"
+    outside = f"{'−' if found.outside_s < 0 else ''}{form.seconds(abs(found.outside_s))}"
+    part = f"{100 * found.outside_s / found.total_s:.1f} %".replace("-", "−")
     parts = [
         ("End to end", form.seconds(found.total_s), runs),
         ("In layers", form.seconds(found.layers_s), f"{form.share(_part(found.layers_s, found))} of the run"),
-        ("Outside layers", _signed(found.outside_s), f"{_outside(found)}: {_OUTSIDE.get(found.target, _RUNTIME)}"),
+        ("Outside layers", outside, f"{part}: {_OUTSIDE.get(found.target, _RUNTIME)}"),
     ]
     if found.macs:
         rate = f"{form.count(round(found.macs / found.total_s))}MAC/s"
@@ -138,7 +128,8 @@ def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
     share = form.share(_part(kernel.seconds, found))
     if not kernel.intensity or not kernel.macs_per_s:
         moved = form.size(kernel.moved_bytes) if kernel.moved_bytes else form.MISSING
-        return (name, kernel.op, form.seconds(kernel.seconds), share, "", moved, "", "", "", _idle(kernel))
+        busy = "memory" if kernel.moved_bytes else ""
+        return (name, kernel.op, form.seconds(kernel.seconds), share, "", moved, "", "", "", busy)
     least_s = found.limits.least_s(kernel.macs or 0, kernel.moved_bytes or 0, kernel.dtype)
     return (
         name,
@@ -154,20 +145,8 @@ def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
     )
 
 
-def _idle(kernel: KernelProfile) -> str:
-    return "memory" if kernel.moved_bytes else ""
-
-
 def _part(seconds: float, found: Profile) -> float:
     return min(max(seconds / found.total_s, 0.0), 1.0) if found.total_s else 0.0
-
-
-def _outside(found: Profile) -> str:
-    return f"{100 * found.outside_s / found.total_s:.1f} %".replace("-", "−")
-
-
-def _signed(seconds: float) -> str:
-    return form.seconds(seconds) if seconds >= 0 else f"−{form.seconds(-seconds)}"
 
 
 def plot(found: Profile) -> Plot | None:
@@ -179,23 +158,20 @@ def plot(found: Profile) -> Plot | None:
     if not kernels:
         return None
     limits, longest = found.limits, max(kernel.seconds for kernel in kernels)
-    x, y = _axes(kernels, limits)
+    ridges = (ridge(limits, dtype) for dtype in limits.macs_per_s)
+    x = _powers([*(kernel.intensity or 1.0 for kernel in kernels), *ridges], 0.2, 0.4, "MAC a byte moved →")
+    rates = [*(kernel.macs_per_s or 1.0 for kernel in kernels), *limits.macs_per_s.values()]
+    y = _powers(rates, 0.2, 0.15, "MAC a second")
     dots = [_dot(kernel, longest) for kernel in sorted(kernels, key=lambda kernel: -kernel.seconds)]
     roofs = [_roof(name, limits, x, y) for name in limits.macs_per_s]
     name = "Roofline: what each kernel reaches of what this machine can do"
     return Plot(name, x, y, (*roofs, *dots), 460.0, is_large=True)
 
 
-def _axes(kernels: Sequence[KernelProfile], limits: MachineLimits) -> tuple[Axis, Axis]:
-    across = [math.log10(kernel.intensity or 1.0) for kernel in kernels]
-    across += [math.log10(ridge(limits, dtype)) for dtype in limits.macs_per_s]
-    up = [math.log10(kernel.macs_per_s or 1.0) for kernel in kernels]
-    up += [math.log10(peak) for peak in limits.macs_per_s.values()]
-    x = _powers(min(across) - 0.2, max(across) + 0.4, "MAC a byte moved →")
-    return x, _powers(min(up) - 0.2, max(up) + 0.15, "MAC a second")
-
-
-def _powers(low: float, high: float, title: str) -> Axis:
+def _powers(values: Iterable[float], below: float, above: float, title: str) -> Axis:
+    """Return a logarithmic axis around some values, with a place at every power of ten."""
+    logs = [math.log10(value) for value in values]
+    low, high = min(logs) - below, max(logs) + above
     ticks = tuple((float(power), short_count(10.0**power)) for power in range(math.ceil(low), math.floor(high) + 1))
     return Axis(low, high, ticks, title)
 

@@ -8,7 +8,8 @@ and agreement are compared whatever the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,11 @@ import numpy as np
 
 from optimize import wording as form
 from optimize.errors import UsageError
-from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report.artifacts import ratio_cell
-from optimize.report.bench_model import BenchReport, BenchRow
+from optimize.report.bench import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some
 from optimize.report.files import checked, read
 from optimize.report.model import Report, Row, StrictRecord, file_name
@@ -36,29 +36,34 @@ _HISTORY = (
     "Both were measured at different times: the intervals do not cover what changed on the machine between them. "
     "For a verdict run both files side by side: optimize bench A B, or optimize check A B."
 )
+_REFUSAL = (
+    "Ratios of seconds are not stated: the {} {}. "
+    "Run both files on one machine: optimize bench A B. (--force states them all the same.)"
+)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One artifact of a report in one scenario, in the words of both kinds of reports.
+    """One row of a report in one scenario, in the words of both kinds of reports.
 
     Attributes:
-        key: What it is joined by: target, precision, file and scenario.
+        row: The row.
         name: What to call it.
+        file: Name of its file.
+        kind: What it is joined by beside its file: target, precision and scenario.
         median_s: Of a run; None where it was not timed.
         restarts: Its samples, restarts of rounds.
         speedup: Over the first artifact of its own report, measured side by side.
+        conditions: How it was timed, in words.
     """
 
-    key: tuple[str, str, str, str]
+    row: Row | BenchRow
     name: str
+    file: str
+    kind: tuple[str, str, str]
     median_s: float | None
     restarts: Sequence[Sequence[np.ndarray]]
     speedup: Speedup | None
-    size_bytes: int | None
-    peak_memory_bytes: int | None
-    accuracy: Accuracy | None
-    sqnr_db: float | None
     conditions: str
 
 
@@ -143,17 +148,20 @@ def compare_reports(first: Path, second: Path, *, force: bool = False) -> Report
         UsageError: One cannot be read.
     """
     reports = read_any(first), read_any(second)
+    machines = [report.environment for report in reports]
     one, other = (list(_entries(report)) for report in reports)
-    machine = list(_machine_differences(reports[0].environment, reports[1].environment))
-    settings = list(_setting_differences(one, other))
-    refusal = "" if force else _refusal([name for name, *_ in machine + settings])
-    pairs = [_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)]
+    barring = _differing(*(environment.machine for environment in machines)) + _differing(
+        _settings(one), _settings(other)
+    )
+    versions = _differing(*(environment.versions for environment in machines))  # which one often wants to see
+    several = "differs" if len(barring) == 1 else "differ"
+    refusal = _REFUSAL.format(", ".join(name for name, *_ in barring), several) if barring and not force else ""
     return ReportComparison(
         first=str(first),
         second=str(second),
         created=(reports[0].created, reports[1].created),
-        pairs=tuple(pairs),
-        differences=(*machine, *settings, *_version_differences(*(report.environment for report in reports))),
+        pairs=tuple(_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)),
+        differences=(*barring, *_differing(*map(_systems, machines)), *sorted(versions)),
         refusal=refusal,
     )
 
@@ -189,32 +197,30 @@ def _change(before: str, after: str) -> str:
 
 
 def _joined(one: Sequence[Entry], other: Sequence[Entry]) -> list[tuple[Entry | None, Entry | None]]:
-    """Join entries by their keys, and what is left where only the file's name differs and nothing else can be meant."""
-    partners = {entry.key: entry for entry in other}
-    exact = {entry.key: partners.pop(entry.key) for entry in one if entry.key in partners}
-    left = [entry for entry in one if entry.key not in exact]
-    for entry in left:
-        alike = [key for key in partners if _without_file(key) == _without_file(entry.key)]
-        rivals = [rival for rival in left if _without_file(rival.key) == _without_file(entry.key)]
-        if len(alike) == len(rivals) == 1:
-            exact[entry.key] = partners.pop(alike[0])
-    return [*((entry, exact.get(entry.key)) for entry in one), *((None, entry) for entry in partners.values())]
-
-
-def _without_file(key: tuple[str, str, str, str]) -> tuple[str, str, str]:
-    return key[0], key[1], key[3]
+    """Join entries by kind and file, and what is left where only the file differs and nothing else can be meant."""
+    partners = {(entry.kind, entry.file): entry for entry in other}
+    joined = [(entry, partners.get((entry.kind, entry.file))) for entry in one]
+    rest = [entry for entry in partners.values() if all(entry is not partner for _, partner in joined)]
+    rivals = Counter(entry.kind for entry, partner in joined if partner is None)
+    alike = Counter(entry.kind for entry in rest)
+    renamed = {entry.kind: entry for entry in rest if rivals[entry.kind] == alike[entry.kind] == 1}
+    return [
+        *((entry, partner or renamed.get(entry.kind)) for entry, partner in joined),
+        *((None, entry) for entry in rest if entry.kind not in renamed),
+    ]
 
 
 def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
     some = one or other
     assert some is not None
 
-    def both(name: str) -> tuple[Any, Any]:
-        return getattr(one, name, None), getattr(other, name, None)
+    def both(pick: Callable[[Entry], Any]) -> tuple[Any, Any]:
+        return one and pick(one), other and pick(other)
 
-    (first_s, second_s), speedups, (left, right) = both("median_s"), both("speedup"), both("accuracy")
-    comparable = left is None or right is None or left.metric == right.metric
-    metric = next((entry.metric for entry in (left, right) if entry is not None and comparable), "")
+    (first_s, second_s), speedups = both(lambda entry: entry.median_s), both(lambda entry: entry.speedup)
+    left, right = both(lambda entry: entry.row.accuracy if isinstance(entry.row, Row) else None)
+    metrics = {found.metric for found in (left, right) if found}
+    metric = metrics.pop() if len(metrics) == 1 else ""
     return RowPair(
         name=some.name,
         only_in="both" if one and other else "first" if one else "second",
@@ -223,11 +229,11 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
         times_faster=_ratio(one, other) if one and other and stated else None,
         first_speedup=speedups[0],
         second_speedup=speedups[1],
-        size_bytes=both("size_bytes"),
-        peak_memory_bytes=both("peak_memory_bytes"),
-        accuracy=(left.value if left and comparable else None, right.value if right and comparable else None),
+        size_bytes=both(lambda entry: entry.row.size_bytes),
+        peak_memory_bytes=both(lambda entry: entry.row.peak_memory_bytes),
+        accuracy=(left.value if left and metric else None, right.value if right and metric else None),
         metric=metric,
-        sqnr_db=both("sqnr_db"),
+        sqnr_db=both(lambda entry: entry.row.agreement and entry.row.agreement.sqnr_db),
     )
 
 
@@ -252,15 +258,13 @@ def _of_benchmark(row: BenchRow, report: BenchReport) -> Iterator[Entry]:
     for found in row.scenarios:
         several = f", {found.scenario.name}" if len(row.scenarios) > 1 else ""
         yield Entry(
-            key=(row.target, "", row.name, found.scenario.name),
+            row,
             name=f"{row.name}{several}",
+            file=row.name,
+            kind=(row.target, "", found.scenario.name),
             median_s=found.median_s,
             restarts=samples_by_restart(found.blocks),
             speedup=found.speedup,
-            size_bytes=row.size_bytes,
-            peak_memory_bytes=row.peak_memory_bytes,
-            accuracy=None,
-            sqnr_db=row.agreement.sqnr_db if row.agreement else None,
             conditions=f"{form.plural(report.plan.threads, 'thread')}, {found.scenario.name}",
         )
 
@@ -269,46 +273,26 @@ def _of_run(row: Row, *, baseline: bool) -> Entry:
     taken = row.latency
     samples = np.array(taken.samples_s) if taken else np.empty(0)
     return Entry(
-        key=(row.target, row.precision, "" if baseline else file_name(row), ""),
+        row,
         name=f"{row.name} (baseline)" if baseline else row.name,
+        file="" if baseline else file_name(row),
+        kind=(row.target, row.precision, ""),
         median_s=taken.median_s if taken else None,
         restarts=[np.array_split(samples, min(_PIECES, samples.size))] if samples.size else [],
         speedup=row.speedup,
-        size_bytes=row.size_bytes,
-        peak_memory_bytes=row.peak_memory_bytes,
-        accuracy=row.accuracy,
-        sqnr_db=row.agreement.sqnr_db if row.agreement else None,
         conditions=f"{form.plural(taken.threads, 'thread')}, batch {taken.batch}" if taken else "",
     )
 
 
-def _machine_differences(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
-    for name, value in one.machine.items():
-        if value != other.machine[name]:
-            yield name, value, other.machine[name]
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return what two records do not agree in, as (what, first, second)."""
+    found = ((name, one.get(name, "absent"), other.get(name, "absent")) for name in {**one, **other})
+    return [(name, before, after) for name, before, after in found if before != after]
 
 
-def _setting_differences(one: Sequence[Entry], other: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
-    before, after = (", ".join(sorted({entry.conditions for entry in found} - {""})) for found in (one, other))
-    if before != after:
-        yield "settings", before, after
+def _settings(entries: Sequence[Entry]) -> dict[str, str]:
+    return {"settings": ", ".join(sorted({entry.conditions for entry in entries} - {""}))}
 
 
-def _version_differences(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
-    """Yield what may differ between two measurements that are compared: it is what one often wants to see."""
-    for name, before, after in (("system", one.system, other.system), ("Python", one.python, other.python)):
-        if before != after:
-            yield name, before, after
-    for name in sorted(set(one.versions) | set(other.versions)):
-        before, after = (versions.get(name, "absent") for versions in (one.versions, other.versions))
-        if before != after:
-            yield name, before, after
-
-
-def _refusal(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    return (
-        f"Ratios of seconds are not stated: the {', '.join(names)} differ{'s' if len(names) == 1 else ''}. "
-        "Run both files on one machine: optimize bench A B. (--force states them all the same.)"
-    )
+def _systems(environment: Environment) -> dict[str, str]:
+    return {"system": environment.system, "Python": environment.python}

@@ -10,7 +10,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import changes
 from optimize.report import document as doc
-from optimize.report.artifacts import artifacts, cards, charts, status_text, timed_rows
+from optimize.report.artifacts import artifacts, cards, charts, status_text, timed
 from optimize.report.model import LayerFigures, Report, Row, TraceStep
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
@@ -40,6 +40,7 @@ def tell_run(report: Report) -> doc.Document:
     work = f"{form.count(model.parameters)} parameters, {form.count(model.macs)} MACs"
     warnings = doc.Items(tuple(doc.Item("", text) for text in report.warnings), title="Warnings", tone="warn")
     reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
+    notes = ((row.name, note) for row in report.rows for note in row.notes)
     sections = (
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
@@ -57,7 +58,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.Items(tuple(_covered(row) for row in report.rows if row.coverage), title="INT8 coverage"),
         *_foremost(report),
         doc.only(warnings, "console"),
-        _notes(report),
+        doc.Facts(tuple(notes), title="Notes", on=doc.PAGES),
         doc.Facts(model_facts(report), title="Model", on=doc.PAGES),
         doc.Facts(environment_facts(report), title="Environment", on=doc.PAGES),
         doc.Code(report.command, "command", title="Reproduce", on=doc.PAGES),
@@ -76,7 +77,7 @@ def tell_run(report: Report) -> doc.Document:
 def runs(report: Report) -> doc.Grid:
     """Return for each timed row how many runs were kept, their 95th percentile, the first call and the load time."""
     rows = []
-    for _, row, taken in timed_rows(report):
+    for _, row, taken in timed(report):
         tail = form.seconds(taken.p95_s) if taken.p95_s is not None else f"needs {SAMPLES_FOR[95]} runs"
         first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
         rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
@@ -223,11 +224,6 @@ def _covered(row: Row) -> doc.Item:
             _list("In INT8", [(doc.Span(name, "code"),) for name in row.coverage.quantized]),
         ),
     )
-
-
-def _notes(report: Report) -> doc.Facts:
-    notes = tuple((row.name, note) for row in report.rows for note in row.notes)
-    return doc.Facts(notes, title="Notes", on=doc.PAGES)
 
 
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:

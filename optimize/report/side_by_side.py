@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -36,23 +36,17 @@ _SPINE = {
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One operation on one side: the phrase and the path inside its block."""
-
-    label: str = ""
-    path: str = ""
-
-
-@dataclass(frozen=True)
 class _Line:
-    """One line: a heading over the whole width, or two sides and what joins them."""
+    """One line: a heading over the whole width, or two sides and what joins them.
+
+    ``cells`` are the phrase and the path inside its block, before and after.
+    """
 
     heading: str = ""
-    is_remark: bool = False
-    left: _Side = _Side()
-    right: _Side = _Side()
+    style: str = ""
+    cells: tuple[str, str, str, str] = ("", "", "", "")
     joint: str = ""
-    indented: bool = False
+    indent: int = 0
 
 
 def listing(comparison: Comparison, width: int, *, whole: bool = False) -> Iterator[Text]:
@@ -66,9 +60,14 @@ def listing(comparison: Comparison, width: int, *, whole: bool = False) -> Itera
     found = [_without_ends(section) for section in sections(comparison)]
     if not whole and sum(len(group.before) for section in found for group in section.groups) > LONG:
         found = list(_folded(found))
-    changed = any(group.is_changed for section in found for group in section.groups)
+    both = any(section.is_changed for section in found)
     lines = [line for section in found for line in _section(section)]
-    yield from _drawn(lines, width, both=changed)
+    widths = _widths(lines, width, both)
+    if both:
+        left, right = "before", "after"
+        yield Text(f"{left:<{sum(widths[:2]) + 1 + _INDENT + _GUTTER}}{right}", style="bold")
+    for line in lines:
+        yield Text(_cut(line.heading, width), line.style) if line.heading else _sides(line, widths, both)
 
 
 def _without_ends(section: BlockSection) -> BlockSection:
@@ -83,14 +82,14 @@ def _folded(found: Sequence[BlockSection]) -> Iterator[BlockSection]:
         yield first
         if rest and look:
             names = f"{rest[0].block} … {rest[-1].block}" if len(rest) > 1 else rest[0].block
-            yield _remark(f"{names}: like {first.block}")
+            yield BlockSection("", (_remark(f"{names}: like {first.block}"),))
         else:
             yield from rest
 
 
 def _joined(found: Sequence[BlockSection]) -> Iterator[BlockSection]:
     """Join neighbouring sections in which nothing changed, so that they are left out as one."""
-    for changed, run in itertools.groupby(found, key=lambda section: any(g.is_changed for g in section.groups)):
+    for changed, run in itertools.groupby(found, key=lambda section: section.is_changed):
         members = list(run)
         if changed or len(members) == 1:
             yield from members
@@ -106,21 +105,21 @@ def _shortened(section: BlockSection) -> BlockSection:
         if changed or hidden < 2:
             shown += members
         else:
-            remark = _remark(f"… {form.plural(hidden, 'operation')} unchanged …").groups
-            shown += [*members[:CONTEXT], *remark, *members[-CONTEXT:]]
+            remark = _remark(f"… {form.plural(hidden, 'operation')} unchanged …")
+            shown += [*members[:CONTEXT], remark, *members[-CONTEXT:]]
     return BlockSection(section.block, tuple(shown))
 
 
-def _remark(text: str) -> BlockSection:
-    return BlockSection("", (OperationGroup("", (Operation(name="", kind="remark", label=text),), ()),))
+def _remark(text: str) -> OperationGroup:
+    return OperationGroup((Operation(name="", kind="remark", label=text),), ())
 
 
 def _look(section: BlockSection) -> tuple:
     """Return what two sections share that look alike: every phrase and path inside the block; nothing for the model."""
     if not section.block:
         return ()
-    sides = ((_side(entry, section.block) for entry in side) for g in section.groups for side in (g.before, g.after))
-    return tuple(tuple(side) for side in sides)
+    sides = (side for group in section.groups for side in (group.before, group.after))
+    return tuple(tuple(_phrase(entry, section.block) for entry in side) for side in sides)
 
 
 def _section(section: BlockSection) -> Iterator[_Line]:
@@ -128,28 +127,27 @@ def _section(section: BlockSection) -> Iterator[_Line]:
     total = sum(max(len(group.before), len(group.after)) for group in section.groups)
     block = section.block if total > 1 else ""
     if block:
-        yield _Line(heading=block)
+        yield _Line(plain(block), "bold")
     for group in section.groups:
-        yield from _group(group, block)
+        yield from _group(group, block, _INDENT if block else 0)
 
 
-def _group(group: OperationGroup, block: str) -> Iterator[_Line]:
+def _group(group: OperationGroup, block: str, indent: int) -> Iterator[_Line]:
     """Yield a group's lines; the shorter side stands at half the height of the other."""
     if group.before and group.before[0].kind == "remark":
-        yield _Line(group.before[0].label, is_remark=True, indented=bool(block))
+        yield _Line(" " * indent + plain(group.before[0].label), "dim")
         return
-    before, after = [[_side(entry, block) for entry in side] for side in (group.before, group.after)]
-    height = max(len(before), len(after))
-    left, right = _centred(before, height), _centred(after, height)
-    joints = _joints(len(before), len(after)) if group.is_changed else [""] * height
-    for row in range(height):
-        path = "" if right[row].path == left[row].path else right[row].path
-        yield _Line(left=left[row], right=_Side(right[row].label, path), joint=joints[row], indented=bool(block))
+    height = max(len(group.before), len(group.after))
+    left, right = (_centred([_phrase(entry, block) for entry in side], height) for side in (group.before, group.after))
+    joints = _joints(len(group.before), len(group.after)) if group.is_changed else [""] * height
+    for (label, path), (new_label, new_path), joint in zip(left, right, joints, strict=True):
+        cells = label, path, new_label, "" if new_path == path else new_path
+        yield _Line(cells=cells, joint=joint, indent=indent)
 
 
-def _centred(sides: list[_Side], height: int) -> list[_Side]:
-    down = (height - len(sides)) // 2
-    return [*[_Side()] * down, *sides, *[_Side()] * (height - down - len(sides))]
+def _centred(side: list[tuple[str, str]], height: int) -> list[tuple[str, str]]:
+    down = (height - len(side)) // 2
+    return [*[("", "")] * down, *side, *[("", "")] * (height - down - len(side))]
 
 
 def _joints(before: int, after: int) -> list[str]:
@@ -167,52 +165,34 @@ def _joints(before: int, after: int) -> list[str]:
     return pieces
 
 
-def _side(operation: Operation, block: str) -> _Side:
+def _phrase(operation: Operation, block: str) -> tuple[str, str]:
+    """Return what an operation does, and the path inside its block."""
     path = operation.where
     if block and (path == block or path.startswith(f"{block}.")):
         path = path[len(block) + 1 :]
-    return _Side(plain(operation.label), plain(path))
-
-
-def _drawn(lines: Sequence[_Line], width: int, *, both: bool) -> Iterator[Text]:
-    widths = _widths(lines, width, both)
-    if both:
-        left, right = "before", "after"
-        yield Text(f"{left:<{sum(widths[:2]) + 1 + _INDENT + _GUTTER}}{right}", style="bold")
-    for line in lines:
-        if line.heading:
-            heading = " " * _INDENT * line.indented + plain(line.heading)
-            yield Text(_cut(heading, width), style="dim" if line.is_remark else "bold")
-        else:
-            yield _sides(line, widths, both)
+    return plain(operation.label), plain(path)
 
 
 def _sides(line: _Line, widths: Sequence[int], both: bool) -> Text:
-    indent = _INDENT if line.indented else 0
-    text = Text(" " * indent)
-    text.append(_fit(line.left.label, widths[0]), "yellow" if line.joint else "")
-    text.append(" " + _fit(line.left.path, widths[1] + _INDENT - indent, from_left=True), "dim")
+    text = Text(" " * line.indent)
+    text.append(_fit(line.cells[0], widths[0]), "yellow" if line.joint else "")
+    text.append(" " + _fit(line.cells[1], widths[1] + _INDENT - line.indent, from_left=True), "dim")
     if both:
         text.append(f"{line.joint:<{_GUTTER}}", "yellow")
-        text.append(_fit(line.right.label, widths[2]), "bold green" if line.joint else "")
-        text.append(" " + _fit(line.right.path, widths[3], from_left=True), "dim")
+        text.append(_fit(line.cells[2], widths[2]), "bold green" if line.joint else "")
+        text.append(" " + _fit(line.cells[3], widths[3], from_left=True), "dim")
     text.rstrip()
     return text
 
 
 def _widths(lines: Sequence[_Line], width: int, both: bool) -> tuple[int, int, int, int]:
     """Return the cells of the two phrases and paths: phrases are kept whole while they fit, paths give way first."""
-
-    def widest(pick: Callable[[_Line], str]) -> int:
-        return max((cell_len(pick(line)) for line in lines), default=0)
-
-    labels = [widest(lambda line: line.left.label), widest(lambda line: line.right.label) if both else 0]
-    paths = [widest(lambda line: line.left.path), widest(lambda line: line.right.path) if both else 0]
+    widest = [max((cell_len(line.cells[at]) for line in lines), default=0) for at in range(4)]
     room = width - _INDENT - 1 - (_GUTTER + 1 if both else 0)
-    labels = [min(label, room // (2 if both else 1)) for label in labels]
-    left = max(room - sum(labels), 0)
-    second = min(paths[1], max(left - paths[0], left // 3))
-    return labels[0], min(paths[0], left - second), labels[1], second
+    first, second = (min(widest[0], room // (2 if both else 1)), min(widest[2], room // 2) if both else 0)
+    left = max(room - first - second, 0)
+    path = min(widest[3], max(left - widest[1], left // 3)) if both else 0
+    return first, min(widest[1], left - path), second, path
 
 
 def _fit(text: str, width: int, *, from_left: bool = False) -> str:

@@ -11,7 +11,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Block, Runs, Scenario, Start, Track, WarmUp
 from optimize.measure.subjects import Subject
-from optimize.report.bench_model import BenchReport
+from optimize.report.bench import BenchReport
 from optimize.targets.base import Artifact, TensorSpec
 
 HOSTILE = "</script><script>alert('name')</script>.onnx"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimize.report import bench, html, markdown
-from optimize.report.bench import FILES, tell_bench
-from optimize.report.bench_model import BenchReport
+from optimize.report.bench import FILES, BenchReport, tell_bench
 from optimize.report.files import save_all
 from tests.report.benchmarks import HOSTILE, benchmark
 from tests.report.test_golden import compare, on_console

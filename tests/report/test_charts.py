@@ -114,8 +114,9 @@ def test_a_sweep_needs_two_steps_and_skips_what_was_not_measured() -> None:
 
 
 def test_a_long_name_is_cut_in_the_middle(report: Report) -> None:
-    entry = dataclasses.replace(timed(report)[0], name="a_very_long_name_of_a_file_in_a_folder.float32.onnx")
-    plot = distributions([entry])
+    hue, row, taken = timed(report)[0]
+    long = row.model_copy(update={"target": "a_very_long_name_of_a_file_in_a_folder", "precision": "float32.onnx"})
+    plot = distributions([(hue, long, taken)])
     assert plot is not None
     (label,) = [shape.label for shape in Drawn(plot, charts.NARROW).shapes if shape.label]
     assert "…" in label and label.endswith("onnx")
