@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
 #: Looking for examples in it would register a target that no other process has.
 collect_ignore = ["contract/linear_target.py"]
+
+#: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 
 # Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
