@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 47_610, 348, 375
+MOST_LINES, MOST_FILES, MOST_CLASSES = 47_625, 348, 375
 
 
 def _modules() -> dict[str, ast.Module]:
