@@ -108,7 +108,7 @@ class Recipe(BaseModel):
             that went back to float, with the reason. Nothing is measured to decide about a file that stands here.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     passes: tuple[PassEntry, ...] = ()
     targets: tuple[str, ...] = ()

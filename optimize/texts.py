@@ -18,7 +18,7 @@ from optimize.regular import read_bytes, shown
 MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 2**28
 #: Lists and mappings inside one another, and values with every alias written out.
 MOST_DEPTH, MOST_VALUES = 64, 100_000
-#: Characters of one number in YAML: base 60 and 5,000 digits take long, and nobody means them.
+#: Characters of one whole number: base 60 and 5,000 digits take long, no float holds 400, and nobody means them.
 _MOST_DIGITS = 64
 #: What to raise; without a class of the caller's, ``Refused`` of a file and ``UsageError`` of what it says.
 Failure = type[OptimizeError] | None
@@ -103,7 +103,18 @@ def _first(error: Exception) -> str:
 
 
 def _load_json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+    return json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
+
+
+def _whole(digits: str) -> int:
+    """Return a whole number of no more digits than anybody means.
+
+    Raises:
+        ValueError: It has more.
+    """
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
 def _no_constant(name: str) -> NoReturn:

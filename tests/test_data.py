@@ -279,6 +279,17 @@ def test_integer_class_names_sort_by_value_and_grey_inputs(tmp_path: Path) -> No
     torch.testing.assert_close(inputs[:, 0, 4, 4] * 255, torch.tensor([0.0, 100, 200]))
 
 
+def test_a_picture_that_is_written_over_and_over_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over 9,000 x 9,000 pixels takes a hundred bytes of a file and a third of a second to read."""
+    Image.new("L", (64, 64), 128).save(tmp_path / "a.jpg", progressive=True)
+    content = (tmp_path / "a.jpg").read_bytes()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64)
+    assert whole(open_data(tmp_path, inputs=(RAW,)))[0].shape == (1, 3, 8, 8)
+    (tmp_path / "a.jpg").write_bytes(content[:-2] + 20 * content[content.rindex(b"\xff\xda") : -2] + content[-2:])
+    with pytest.raises(Refused, match=r"writes its 64 x 64 pixels \d\d times"):
+        open_data(tmp_path, inputs=(RAW,))
+
+
 def test_flat_folder_has_no_labels_and_reads_lazily(tmp_path: Path) -> None:
     for index in range(40):
         picture(tmp_path / f"{index:02}.jpg", (index, 0, 0))

@@ -36,7 +36,8 @@ BAD_JSON = {
     "deep": ("[" * 100_000 + "]" * 100_000, "nested too deep"),
     "NaN": ('{"a": NaN}', "says NaN"),
     "infinity": ("[-Infinity]", "says -Infinity"),
-    "digits": ("[" + "9" * 5000 + "]", "thousands of digits"),
+    "digits": ("[" + "9" * 5000 + "]", "5000 digits"),
+    "no float": ("[" + "9" * 400 + "]", "400 digits"),
     "twice": ('{"kind": 1, "kind": 2}', "'kind' stands there twice"),
     "open": ("{", "is not JSON"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import warnings
@@ -15,7 +16,7 @@ import torch
 
 from optimize.data.conform import Batch, InputSpec
 from optimize.errors import OptimizeError, Refused, UsageError
-from optimize.regular import require_file, shown
+from optimize.regular import read_bytes, shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,6 +25,10 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 #: What PIL may take a file for: other formats start programs or read other files.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _READ = 32
+#: Of one file: the largest picture that is read, with four numbers a pixel.
+_MOST_BYTES = 1 << 31
+#: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
+_SCAN, _MOST_SCANS = b"\xff\xda", 16
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,11 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            require_file(file)
-            with Image.open(file, formats=_FORMATS) as opened:
+            content = read_bytes(file, most_bytes=_MOST_BYTES)
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
                 if opened.format != "MPO" and getattr(opened, "is_animated", False):
                     raise ValueError("it holds several pictures, and which one is meant is not said")
+                _refuse_passes(opened, content)
                 opened.draft("RGB", None)
                 return opened.convert(mode)
     except OptimizeError:
@@ -122,6 +128,19 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     except Exception as error:  # every decoder has its own
         reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
         raise Refused(f"'{shown(file)}' cannot be read as an image: {reason}.", hint="Leave it out.") from error
+
+
+def _refuse_passes(opened: Image.Image, content: bytes) -> None:
+    """Refuse a JPEG that would be decoded over and over: its pixels are bounded, how often they are written is not.
+
+    Raises:
+        ValueError: It is such a file.
+    """
+    from PIL import Image
+
+    scans = content.count(_SCAN) if opened.format in ("JPEG", "MPO") else 1
+    if scans * opened.width * opened.height > _MOST_SCANS * (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(f"it writes its {opened.width} x {opened.height} pixels {scans} times")
 
 
 def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.Image:

@@ -16,6 +16,7 @@ Keys of a case win over those above. Files are looked for beside the configurati
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,12 +37,17 @@ OnInconclusive = Literal["pass", "fail", "keep"]
 def share(value: Any) -> float:
     """Read a share of one: ``"5%"`` or ``0.05``; a number from 1 on is refused, because it may mean either.
 
+    Raises:
+        ValueError: It is none.
+
     >>> share("5%"), share("150 %"), share(0.05)
     (0.05, 1.5, 0.05)
     """
+    if not isinstance(value, str | int | float):
+        raise ValueError("a share is written '5%' or 0.05")
     if isinstance(value, str) and value.strip().endswith("%"):
-        return float(value.strip()[:-1]) / 100
-    number = float(value)
+        return _finite(float(value.strip()[:-1])) / 100
+    number = _finite(float(value))
     if number >= 1:
         raise ValueError(f"{number:g} is not a share; write '{number:g}%' or {number / 100:g}")
     return number
@@ -106,7 +112,14 @@ def _scaled(text: str, units: Mapping[str, float]) -> float:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
     if found is None or found[2] not in units:
         raise ValueError(f"'{text}' needs a unit: {', '.join(units)}")
-    return float(found[1]) * units[found[2]]
+    return _finite(float(found[1]) * units[found[2]])
+
+
+def _finite(number: float) -> float:
+    """Return a number that something can be held against: nothing is more than NaN."""
+    if not math.isfinite(number):
+        raise ValueError(f"{number} bounds nothing")
+    return number
 
 
 Share = Annotated[float, BeforeValidator(share)]
@@ -128,7 +141,7 @@ class Limits(BaseModel):
             labelled data is given.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     max_regression: Annotated[Share, Field(gt=0, le=10)] = 0.05
     max_latency: Seconds | None = None
@@ -194,7 +207,7 @@ class Settings(BaseModel):
         on_inconclusive: What an inconclusive check ends as: success, failure, or its own exit code 3.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     cases: tuple[Case, ...] = ()
     alpha: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01

@@ -26,7 +26,7 @@ _WORD = re.compile(r"[\w .+\-/]*", re.ASCII)
 #: A text among arguments, such as the equation of an einsum: what is seen, without quotes and backslashes.
 _TEXT = re.compile(r"[ !#-&(-\[\]-~]+", re.ASCII)
 _MOST_EXPONENT = 8
-#: What a number in torch holds.
+#: What a number in torch holds; its smallest has no counterpart, and kernels that negate it never end.
 _MOST = 1 << 63
 _ENUMERATIONS = {
     "dtype": torch.dtype,
@@ -200,7 +200,7 @@ def read_argument(entry: Any, values: Mapping[str, fx.Node]) -> Any:
     if entry is None or isinstance(entry, bool | float):
         return entry
     if isinstance(entry, int):
-        if abs(entry) > _MOST:
+        if abs(entry) >= _MOST:
             raise Malformed("a number has more than 64 bits")
         return entry
     if isinstance(entry, str):

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
-
-from optimize import graph
 
 
 def words(text: str) -> frozenset[str]:
@@ -58,7 +55,7 @@ ATEN = words(
     greater_equal group_norm gru gru_cell gt hamming_window hann_window hardshrink hardsigmoid hardswish hardtanh
     heaviside histc hsplit hstack hypot i0 im2col imag index index_add index_copy index_fill index_put
     index_reduce index_select inner instance_norm inverse isclose isfinite isin isinf isnan isneginf isposinf
-    isreal istft item kaiser_window kron kthvalue layer_norm lcm ldexp le leaky_relu lerp less less_equal lgamma
+    isreal istft item kaiser_window kron kthvalue layer_norm ldexp le leaky_relu lerp less less_equal lgamma
     lift lift_fresh lift_fresh_copy linalg_cholesky linalg_cross linalg_det linalg_diagonal linalg_eigh linalg_inv
     linalg_inv_ex linalg_lstsq linalg_matmul linalg_matrix_exp linalg_matrix_norm linalg_matrix_power
     linalg_multi_dot linalg_norm linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_triangular
@@ -125,9 +122,6 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 _NAMES = {function: name for name, function in OF_SIZES.items()}
 
 
-_OTHER_SIZE = "its weights or statistics have another size than its input has channels"
-
-
 class NotListed(Exception):
     """An operator that is not in the table; its text names it."""
 
@@ -151,32 +145,6 @@ def find(name: str) -> Callable[..., Any]:
     if not isinstance(found, torch._ops.OpOverload) or any(argument.is_out for argument in found._schema.arguments):
         raise NotListed(name)
     return found
-
-
-def find_misfit(node: fx.Node) -> str:
-    """Return what is wrong with the arguments of a call whose kernel does not look, empty where nothing is.
-
-    Normalisations read and write as many statistics as their input has channels, whatever there are; those that take
-    statistics from the batch write to the ones given, though their schema says that they write to nothing.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return ""
-    names = {entry.name for entry in node.target._schema.arguments}
-    if {"running_mean", "running_var"} <= names:
-        writes = any(graph.argument(node, name) for name in ("training", "use_input_stats") if name in names)
-        given = [graph.argument(node, name) for name in ("weight", "bias", "running_mean", "running_var")]
-        if writes and any(value is not None for value in given[2:]):
-            return "it writes to its statistics"
-        channels = node.all_input_nodes[0].meta["val"].shape[1]
-        return "" if all(value is None or _count(value) == channels for value in given) else _OTHER_SIZE
-    if graph.op_name(node) == "_weight_norm_interface":
-        direction, length, dim = (graph.argument(node, name) for name in ("v", "g", "dim"))
-        return "" if _count(length) == direction.meta["val"].shape[dim] else _OTHER_SIZE
-    return ""
-
-
-def _count(value: fx.Node) -> int:
-    return math.prod(value.meta["val"].shape)
 
 
 def is_listed(short: str) -> bool:

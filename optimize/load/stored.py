@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from optimize import graph
 from optimize.errors import OptimizeError, Refused
-from optimize.load import operators
+from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
 from optimize.load.trees import read_tree, write_tree
 from optimize.program import Program
@@ -108,13 +108,13 @@ def _refuse_large(program: Program) -> None:
 
 
 def _refuse_misfits(program: Program) -> None:
-    """Refuse calls that would look or write beyond their arguments.
+    """Refuse calls that would look or write beyond their arguments, or end the process.
 
     Raises:
         Malformed: There is one.
     """
     for node in program.graph.nodes:
-        if reason := operators.find_misfit(node):
+        if reason := misfits.find_misfit(node):
             raise Malformed(f"'{node.name}' ({node.target}) cannot be: {reason}")
 
 

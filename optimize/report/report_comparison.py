@@ -8,6 +8,7 @@ and agreement are compared whatever the machine.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,10 +239,12 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
 
 
 def _ratio(one: Entry, other: Entry) -> Speedup | None:
-    if one.median_s is None or other.median_s is None:
+    """Return how many times faster the other is; None where one was not timed, or its seconds are none to divide by."""
+    if not one.median_s or not other.median_s:
         return None
-    low, high = ratio_interval(one.restarts, other.restarts, seed=0)
-    return Speedup(one.median_s / other.median_s, low, high)
+    with np.errstate(all="ignore"):
+        figures = one.median_s / other.median_s, *ratio_interval(one.restarts, other.restarts, seed=0)
+    return Speedup(*figures) if all(map(math.isfinite, figures)) else None
 
 
 def _entries(report: AnyReport) -> Iterator[Entry]:

@@ -1,5 +1,6 @@
 """What is asked: units, files, which wins, and what is said of mistakes."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ def test_a_project_that_says_nothing(tmp_path: Path) -> None:
         ({"max_regression": 5, "cases": [{}]}, r"5 is not a share; write '5%' or 0\.05"),
         ({"max_regression": "5", "cases": [{}]}, "is not a share"),
         ({"max_regression": "0%", "cases": [{}]}, "greater than 0"),
+        ({"max_regression": [], "cases": [{}]}, "a share is written"),
+        ({"max_size": "nan%", "cases": [{}]}, "bounds nothing"),
+        ({"max_memory": "9" * 400 + " MB", "cases": [{}]}, "bounds nothing"),
+        ({"min_sqnr": math.nan, "cases": [{}]}, "finite"),
+        ({"max_seconds": math.inf, "cases": [{}]}, "finite"),
         ({"max_size": "3 miles", "cases": [{}]}, "needs a unit"),
         ({"max_latency": "5 parsecs", "cases": [{}]}, "needs a unit: s, ms, us"),
         ({"max_drop": 1, "cases": [{}]}, "needs labelled data"),

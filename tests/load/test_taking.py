@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from models import REFERENCES
@@ -18,7 +19,7 @@ from optimize import graph
 from optimize.errors import Refused, UsageError
 from optimize.frontend import capture
 from optimize.job import Job
-from optimize.load import operators, stored
+from optimize.load import misfits, operators, stored
 from optimize.load.description import Malformed, read_argument, write_argument
 from optimize.load.identify import Kind
 from optimize.load.taking import Capturing, take_over
@@ -29,6 +30,7 @@ from optimize.recipe import parse
 from tests import references
 from tests.load.files import plain
 
+aten = torch.ops.aten
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -166,11 +168,134 @@ def _normalisation(target: Any, statistics: int, *rest: Any) -> fx.Node:
 
 def test_a_normalisation_neither_looks_nor_writes_beyond_its_channels() -> None:
     frozen = torch.ops.aten._native_batch_norm_legit_no_training.default
-    assert operators.find_misfit(_normalisation(frozen, 8, 0.1, 1e-5)) == ""
-    assert "another size" in operators.find_misfit(_normalisation(frozen, 1, 0.1, 1e-5))
+    assert misfits.find_misfit(_normalisation(frozen, 8, 0.1, 1e-5)) == ""
+    assert "another size" in misfits.find_misfit(_normalisation(frozen, 1, 0.1, 1e-5))
     for target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
-        assert operators.find_misfit(_normalisation(target, 8, False, 0.1, 1e-5, False)) == ""
-        assert "writes" in operators.find_misfit(_normalisation(target, 8, True, 0.1, 1e-5, False))
+        assert misfits.find_misfit(_normalisation(target, 8, False, 0.1, 1e-5, False)) == ""
+        assert "writes" in misfits.find_misfit(_normalisation(target, 8, True, 0.1, 1e-5, False))
+
+
+def _call(target: Any, *arguments: Any, **keywords: Any) -> fx.Node:
+    """Returns a call whose tensors are what is given, computed on shapes alone."""
+    built = fx.Graph()
+
+    def place(value: torch.Tensor) -> fx.Node:
+        node = built.placeholder("given")
+        node.meta["val"] = value
+        return node
+
+    def placed(value: Any) -> Any:
+        return (
+            [placed(entry) for entry in value]
+            if isinstance(value, list)
+            else place(value)
+            if _is_tensor(value)
+            else value
+        )
+
+    node = built.call_function(target, tuple(map(placed, arguments)), keywords)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        node.meta["val"] = target(*arguments, **keywords)
+    return node
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _lstm(biases: int = 16, inputs: int = 3, cells: int = 2) -> fx.Node:
+    empty = torch.empty
+    weights = [empty(16, inputs), empty(16, 4), empty(biases), empty(biases)]
+    states = [empty(1, 2, 4), empty(1, cells, 4)]
+    return _call(aten.lstm.input, empty(5, 2, 3), states, weights, True, 1, 0.0, False, False, False)
+
+
+def _transposed(kernel: int) -> fx.Node:
+    return _call(aten.slow_conv_transpose2d.default, torch.empty(1, 2, 4, 4), torch.empty(2, 3, 2, 2), [kernel] * 2)
+
+
+def _smooth(scale: float | None, size: int = 4) -> fx.Node:
+    target = aten._upsample_bilinear2d_aa.default
+    return _call(target, torch.empty(1, 1, 8, 8), [size, size], False, scale, None)
+
+
+def _divided(divisor: Any, dtype: torch.dtype = torch.int64, mode: str = "trunc") -> fx.Node:
+    return _call(aten.div.Tensor_mode, torch.ones(2, dtype=dtype), divisor, rounding_mode=mode)
+
+
+def _padded(sizes: list[int], mode: str = "circular") -> fx.Node:
+    return _call(aten.pad.default, torch.empty(1, 2, 8), sizes, mode)
+
+
+def _bags(step: int | None) -> fx.Node:
+    """Returns the sums of three rows of a table, from offsets that are counted in a step, or given."""
+    node = _call(aten._embedding_bag.default, torch.empty(9, 4), torch.ones(3).long(), torch.ones(2).long())
+    if step is not None:
+        with node.graph.inserting_before(node):
+            node.update_arg(2, node.graph.call_function(aten.arange.start_step, (0, 3, step)))
+    return node
+
+
+def _mean(weights: int) -> fx.Node:
+    one = torch.empty(weights)
+    return _call(aten._native_batch_norm_legit.no_stats, torch.empty(2, 4, 2), one, one, True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(lambda: _lstm(biases=0), id="biases"),
+        pytest.param(lambda: _lstm(inputs=300), id="weights"),
+        pytest.param(lambda: _lstm(cells=1), id="states"),
+        pytest.param(lambda: _transposed(2000), id="kernel"),
+        pytest.param(lambda: _smooth(1e-5, 16), id="scale"),
+        pytest.param(lambda: _divided(torch.ones(2).long()), id="divisor"),
+        pytest.param(lambda: _divided(-1), id="minus-one"),
+        pytest.param(lambda: _padded([8, -15]), id="circle"),
+        pytest.param(lambda: _bags(None), id="offsets"),
+        pytest.param(lambda: _bags(-5), id="falling"),
+        pytest.param(lambda: _mean(1), id="without-statistics"),
+    ],
+)
+def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -> None:
+    assert misfits.find_misfit(node())
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        _lstm,
+        lambda: _transposed(2),
+        lambda: _smooth(0.5),
+        lambda: _smooth(None),
+        lambda: _divided(4),
+        lambda: _divided(torch.ones(2), torch.float32),
+        lambda: _divided(torch.ones(2).long(), mode="floor"),
+        lambda: _padded([3, 4]),
+        lambda: _padded([-3, 4], "constant"),
+        lambda: _bags(2),
+        lambda: _mean(4),
+    ],
+)
+def test_calls_that_fit_are_left_alone(node: Callable[[], fx.Node]) -> None:
+    assert misfits.find_misfit(node()) == ""
+
+
+def test_a_division_that_only_other_data_shows_does_not_end_the_process(tmp_path: Path) -> None:
+    class Divides(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            divisor = torch.where(x.sum() == 0, -1, 1)
+            return x + torch.div(x.to(torch.int64), divisor, rounding_mode="trunc")
+
+    stored.store(capture(Divides().eval(), (torch.ones(2, 3),)), tmp_path)
+    with pytest.raises(Refused, match="minus one"):
+        stored.restore(tmp_path)
+
+
+def test_the_smallest_number_is_none() -> None:
+    """Its power of a matrix never ends: who negates it, finds it again."""
+    with pytest.raises(Malformed, match="64 bits"):
+        read_argument(-(1 << 63), {})
 
 
 def test_a_forged_training_mode_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ def test_runs_are_joined_and_ratios_have_intervals(report: Report, tmp_path: Pat
     assert cells["Over its first"] == "7.67×" and by_name["tensorrt int8"].times_faster is None
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-320])
+def test_seconds_that_are_none_to_divide_by_make_no_ratio(report: Report, factor: float, tmp_path: Path) -> None:
+    found = compare_reports(saved(report, tmp_path / "a.json"), saved(slower(report, factor), tmp_path / "b.json"))
+    assert [pair.times_faster for pair in found.pairs if pair.name == "onnx int8"] == [None]
+
+
 def test_console_and_markdown(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     changed = slower(report, 1.25)

@@ -1,0 +1,141 @@
+"""Calls of listed operators whose kernels trust their arguments: what they would look at beyond them, or end with.
+
+A kernel of torch that checks nothing reads or writes past a tensor that is smaller than another one says, and ends the
+process over a division that the processor cannot do. Shapes and plain arguments show which calls are sound; of values
+that only a run knows, nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimize import graph
+
+_OTHER_SIZE = "its weights or statistics have another size than its input has channels"
+_GATES_OF_LSTM = 4
+#: ``at::padding_mode::circular``.
+_CIRCULAR = 2
+
+
+def find_misfit(node: fx.Node) -> str:
+    """Return what is wrong with the arguments of a call whose kernel does not look, empty where nothing is."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    given = {entry.name: graph.argument(node, entry.name) for entry in node.target._schema.arguments}
+    return next(filter(None, (check(node, given) for check in _CHECKS)), "")
+
+
+def _of_normalisation(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Normalisations read and write as many statistics as their input has channels, whatever there are.
+
+    Those that take statistics from the batch write to the ones given, though their schema says that they write to
+    nothing.
+    """
+    if not {"weight", "bias", "momentum"} <= given.keys():
+        return ""
+    statistics = [given.get("running_mean"), given.get("running_var")]
+    writes = any(given.get(name) for name in ("training", "use_input_stats"))
+    if writes and any(value is not None for value in statistics):
+        return "it writes to its statistics"
+    channels = node.all_input_nodes[0].meta["val"].shape[1]
+    sized = [given["weight"], given["bias"], *statistics]
+    return "" if all(value is None or _count(value) == channels for value in sized) else _OTHER_SIZE
+
+
+def _of_weight_norm(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """A length for each of the directions."""
+    if graph.op_name(node) != "_weight_norm_interface":
+        return ""
+    return "" if _count(given["g"]) == _shape(given["v"])[given["dim"]] else _OTHER_SIZE
+
+
+def _of_kernel(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """A convolution that is told the size of its kernel reads that much of its weight."""
+    if "kernel_size" not in given or "weight" not in given:
+        return ""
+    told, there = given["kernel_size"], _shape(given["weight"])[2:]
+    return "" if list(told) == list(there) else "its kernel has another size than its weight"
+
+
+def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """oneDNN reads the weights, biases and cells of an LSTM by the sizes of its input and its first state."""
+    if graph.op_name(node) != "lstm" or "batch_sizes" in given or len(given["hx"]) != 2:
+        return ""
+    each = _GATES_OF_LSTM if given["has_biases"] else _GATES_OF_LSTM // 2
+    directions = 2 if given["bidirectional"] else 1
+    groups = [given["params"][start : start + each] for start in range(0, len(given["params"]), each)]
+    if len(groups) != directions * given["num_layers"]:  # projections, or too few: the kernel that takes them looks
+        return ""
+    (_, batch, hidden), cell = _shape(given["hx"][0]), _shape(given["hx"][1])
+    rows, features = _GATES_OF_LSTM * hidden, _shape(given["input"])[2]
+    wanted, found = [(len(groups), batch, hidden)], [tuple(cell)]
+    for place, group in enumerate(groups):
+        taken = features if place < directions else directions * hidden
+        wanted += [(rows, taken), (rows, hidden), (rows,), (rows,)][:each]
+        found += [tuple(_shape(value)) for value in group]
+    fits = batch == _shape(given["input"])[0 if given["batch_first"] else 1]
+    return "" if fits and wanted == found else "its weights or states have other sizes than its input"
+
+
+def _of_resampling(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Resampling walks through its input in steps of the scale it is told, to as many places as it is told."""
+    scales = [given[name] for name in ("scales", "scales_d", "scales_h", "scales_w") if name in given]
+    if not scales or not given.get("output_size"):
+        return ""
+    sizes = _shape(node.all_input_nodes[0])[2:]
+    known = zip(sizes, given["output_size"], scales[-len(sizes) :], strict=False)
+    fits = all(scale is None or _hint(wanted) < _hint(size) * scale + 1 for size, wanted, scale in known)
+    return "" if fits else "its output is larger than its scale makes it"
+
+
+def _of_bags(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """The bags of an embedding begin where its offsets say, which are looked at in the first and last place alone."""
+    if "offsets" not in given:
+        return ""
+    rising = isinstance(given["offsets"].target, torch._ops.OpOverload) and _rises(given["offsets"])
+    return "" if rising else "its offsets are not counted, and may lead anywhere"
+
+
+def _of_division(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """The processor ends who divides the smallest integer by minus one; only ``trunc`` leaves that to it."""
+    if given.get("rounding_mode") != "trunc" or node.meta["val"].is_floating_point():
+        return ""
+    divisor = given["other"]
+    return "" if isinstance(divisor, int | float) and divisor != -1 else "it divides integers by what may be minus one"
+
+
+def _of_circle(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """What is padded in a circle and cut at once is left as memory was found."""
+    is_circular = graph.op_name(node) == "_pad_circular" or given.get("mode") in ("circular", _CIRCULAR)
+    cuts = is_circular and any(isinstance(size, int) and size < 0 for size in given.get("pad", ()))
+    return "it pads in a circle and cuts" if cuts else ""
+
+
+_CHECKS: Sequence[Callable[[fx.Node, Mapping[str, Any]], str]] = (
+    _of_normalisation, _of_weight_norm, _of_kernel, _of_recurrence, _of_resampling, _of_bags, _of_division, _of_circle,
+)  # fmt: skip
+
+
+def _rises(node: fx.Node) -> bool:
+    """Say whether a call counts upwards."""
+    step: Any = graph.argument(node, "step") if graph.has_argument(node, "step") else 1
+    return graph.op_name(node) == "arange" and isinstance(step, int) and step > 0
+
+
+def _shape(value: fx.Node) -> Sequence[Any]:
+    return value.meta["val"].shape
+
+
+def _count(value: fx.Node) -> Any:
+    return math.prod(_shape(value))
+
+
+def _hint(size: Any) -> float:
+    """Return a size; of a free one, or of one that is computed, what the example has."""
+    found = size.meta["val"] if isinstance(size, fx.Node) else size
+    return float(found if isinstance(found, int) else found.node.hint)
