@@ -193,6 +193,27 @@ except KeyboardInterrupt:
     assert found.stdout.split() == ["imported", "interrupted"]
 
 
+def test_an_interrupt_while_an_object_dies_is_not_lost() -> None:
+    code = """
+import signal, time
+from optimize.cli import interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupt.install()
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+try:
+    Dying()
+    print("went on")
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split("\n")[:2] == ["went on", "interrupted"] and not found.stderr
+
+
 def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ("--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out)

@@ -1,12 +1,14 @@
-"""Ctrl-C that native code survives: while a module is being imported, an interrupt waits.
+"""Ctrl-C that native code survives and nothing swallows: where it cannot be heard, an interrupt comes again.
 
 An extension written in C++ that meets a Python exception while it is initialised ends the process with
-``std::terminate``: nothing would be tidied up, and a traceback would be all that the user sees.
+``std::terminate``: nothing would be tidied up, and a traceback would be all that the user sees. And Python ignores what
+is raised while an object dies (``__del__``, callbacks of weak references): the run would go on as if nothing was said.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -21,11 +23,24 @@ def install() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    sys.unraisablehook = _take_up
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if not _is_importing(frame):
         raise KeyboardInterrupt
+    _send_again(number)
+
+
+def _take_up(ignored: sys.UnraisableHookArgs) -> None:
+    """Send an interrupt again that was ignored; show whatever else was as Python does."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        _send_again(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _send_again(number: int) -> None:
     # Sent to the main thread, whose system calls it ends: raised in the timer's, it would wait until they do.
     again = threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
     again.daemon = True
