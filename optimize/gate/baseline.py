@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from optimize import files, processor, texts
 from optimize.errors import Refused, UsageError
@@ -71,7 +71,7 @@ class Baseline(BaseModel):
     threads: int
     cpus: tuple[int, ...]
     batch: int
-    median_s: float
+    median_s: float = Field(gt=0)
     cpu_median_s: float | None
     peak_memory_bytes: int | None
     fingerprint: Mapping[str, str]

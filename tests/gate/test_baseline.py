@@ -79,6 +79,13 @@ def test_numbers_taken_otherwise_are_refused(judged: Record, tmp_path: Path) -> 
     assert found.verdict is Verdict.NOT_COMPARABLE and "other batch, inputs" in found.reason
 
 
+def test_runs_of_no_time_are_no_baseline(judged: Record, tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    baseline.save(judged, path)
+    found = against(edited(path, path="gone.onnx", median_s=0.0))
+    assert found.verdict is Verdict.NOT_COMPARABLE and "not a baseline" in found.reason
+
+
 def test_a_changed_file_is_refused(judged: Record, tmp_path: Path, models: Models) -> None:
     path = tmp_path / "base.json"
     stored = baseline.save(judged, path)
