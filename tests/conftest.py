@@ -17,8 +17,8 @@ from optimize.cli import interrupt, main
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
-#: Looking for examples in it would register a target that no other process has.
-collect_ignore = ["contract/linear_target.py"]
+#: Looking for examples in them would register targets that no other process has.
+collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
 
 #: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"

@@ -43,7 +43,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose fragile layer goes back to float, and in which a module is kept."""
     folder = tmp_path_factory.mktemp("replay")
     np.save(folder / "data.npy", images(64).numpy())
-    asked = f"--int8 --calib {folder / 'data.npy'} --keep last --min-sqnr {BOUND} --to {TARGETS}"
+    asked = f"--int8 --calib {folder / 'data.npy'} --keep last --min-sqnr {BOUND} --no-layer-timing --to {TARGETS}"
     words = f"{MODEL} --input-shape 3,12,12 {asked} -q --out {folder / 'a'}"
     done = subprocess.run(
         [sys.executable, "-m", "optimize", *words.split()], cwd=ROOT, capture_output=True, text=True, check=False
