@@ -24,8 +24,7 @@ from optimize.plan import Quantization
 from optimize.registry import find_target
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.runner import OpenVINORunner
-from tests import references
-from tests.targets.openvino_programs import captured, draw, installed, quantized, worst_db
+from tests.targets.openvino_programs import captured, draw, installed, quantized, reference, worst_db
 
 RUNNER_IN_A_FRESH_PROCESS = """
 import json, sys
@@ -38,9 +37,9 @@ assert not {"torch", "onnx"} & set(sys.modules)
 
 
 @installed
-@pytest.mark.parametrize("name", ["mobilenetv3", "vit", "lstm"])  # the others agree by tests/contract/test_targets.py
+@pytest.mark.parametrize("name", REFERENCES)
 def test_a_float_file_agrees_at_two_batch_sizes_in_float32(name: str, tmp_path: Path) -> None:
-    program = references.folded(name)
+    program = reference(name)
     artifact = OpenVINO().export(program, tmp_path / "net.xml")
     assert worst_db(artifact, program, REFERENCES[name].input_shape) > 100
     assert (artifact.precision, artifact.coverage) == ("float32", None)
@@ -50,7 +49,7 @@ def test_a_float_file_agrees_at_two_batch_sizes_in_float32(name: str, tmp_path: 
 
 @installed
 def test_the_runner_takes_threads_and_the_precision_of_the_file(tmp_path: Path) -> None:
-    artifact = OpenVINO().export(references.folded("resnet"), tmp_path / "net.xml")
+    artifact = OpenVINO().export(reference("resnet"), tmp_path / "net.xml")
     runner = artifact.load(threads=1)
     assert isinstance(runner, OpenVINORunner)
     assert runner.compiled.get_property("INFERENCE_NUM_THREADS") == 1
@@ -61,7 +60,7 @@ def test_the_runner_takes_threads_and_the_precision_of_the_file(tmp_path: Path) 
 
 @installed
 def test_the_runner_loads_in_a_fresh_process_without_torch(tmp_path: Path) -> None:
-    shape, program = REFERENCES["unet"].input_shape, references.folded("unet")
+    shape, program = REFERENCES["unet"].input_shape, reference("unet")
     artifact = OpenVINO().export(quantized(program, shape), tmp_path / "net.xml")
     x = draw(shape, 3, 9)
     np.save(tmp_path / "x.npy", x.numpy())
@@ -185,7 +184,7 @@ def test_plans_without_a_form_here_are_refused(mode: str, tmp_path: Path) -> Non
 
 @installed
 def test_a_dynamic_lstm_is_refused_and_runs_in_float(tmp_path: Path) -> None:
-    program = references.folded("lstm")
+    program = reference("lstm")
     with pytest.raises(Refused, match="dynamic"):
         OpenVINO().export(QuantizeDynamic().apply(program)[0], tmp_path / "net.xml")
     assert "2 RNNSeq in f32" in OpenVINO().export(program, tmp_path / "net.xml").notes[0]
