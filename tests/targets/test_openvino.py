@@ -35,6 +35,20 @@ numpy.save(sys.argv[2], artifact.load(threads=1).run([numpy.load(sys.argv[1])])[
 assert not {"torch", "onnx"} & set(sys.modules)
 """
 
+LAST_FILE_ENDS_IN_A_THREAD = """
+import gc, pathlib, signal, sys, threading
+from optimize.targets.openvino.runner import compile_file
+compiled = [compile_file(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1]).with_suffix(".bin"), threads=1)]
+def end():
+    compiled.clear()
+    gc.collect()
+thread = threading.Thread(target=end)
+thread.start()
+thread.join()
+signal.signal(signal.SIGUSR1, lambda number, frame: print("arrived"))
+signal.raise_signal(signal.SIGUSR1)
+"""
+
 
 @installed
 @pytest.mark.parametrize("name", REFERENCES)
@@ -45,6 +59,14 @@ def test_a_float_file_agrees_at_two_batch_sizes_in_float32(name: str, tmp_path: 
     assert (artifact.precision, artifact.coverage) == ("float32", None)
     assert "in f32" in artifact.notes[0] and "bf16" not in artifact.notes[0]
     assert artifact.inputs[0].shape[0] == "batch"
+
+
+@installed
+def test_a_signal_arrives_after_the_last_file_ended_in_another_thread(tmp_path: Path) -> None:
+    artifact = OpenVINO().export(reference("resnet"), tmp_path / "net.xml")
+    command = [sys.executable, "-c", LAST_FILE_ENDS_IN_A_THREAD, str(artifact.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "arrived\n")  # without the one Core: SIGSEGV
 
 
 @installed

@@ -97,7 +97,7 @@ class OpenVINO(Target):
             Refused: ONNX or OpenVINO lacks an operator of the program, or no layer can run in INT8.
         """
         from optimize.targets.openvino.coverage import notes, read_coverage
-        from optimize.targets.openvino.runner import import_runtime, usable_precision
+        from optimize.targets.openvino.runner import core, import_runtime, usable_precision
         from optimize.targets.packaging import describe
 
         runtime = import_runtime()
@@ -105,7 +105,7 @@ class OpenVINO(Target):
         asked = _float_precision(program)
         kernels = _write(runtime, model, asked, self.files(path))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
-        told = notes(kernels, asked, usable_precision(runtime.Core(), asked))
+        told = notes(kernels, asked, usable_precision(core(), asked))
         return describe(
             self,
             program,
@@ -246,18 +246,18 @@ def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...
     """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
     from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.coverage import read_kernels
-    from optimize.targets.openvino.runner import compile_file, label, refusing
+    from optimize.targets.openvino.runner import compile_file, core, label, refusing
 
     description, weights = files
     with tempfile.TemporaryDirectory() as folder:
         onnx = Path(folder) / "model.onnx"
         save(model, onnx)
         with refusing("convert the model"):
-            converted = runtime.Core().read_model(onnx)
+            converted = core().read_model(onnx)
     names = label(converted, precision)
     with whole(description) as written, whole(weights) as binary:
         runtime.serialize(converted, written, binary)
-        return read_kernels(compile_file(runtime, written, binary), names)
+        return read_kernels(compile_file(written, binary), names)
 
 
 def _output_layers(model: ir.Model) -> dict[str, str]:

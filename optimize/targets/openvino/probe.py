@@ -15,7 +15,7 @@ import numpy as np
 from optimize.targets.base import Probing
 from optimize.targets.onnx_graph.names import FileNames, program_names
 from optimize.targets.openvino.coverage import ExecutedNode, read_kernels
-from optimize.targets.openvino.runner import compile_file, import_runtime
+from optimize.targets.openvino.runner import compile_file, core
 from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
 
 _IR_LAYERS = frozenset(
@@ -43,12 +43,12 @@ class OpenVinoProbe(Probe):
     """
 
     def __init__(self, asked: Probing) -> None:
-        runtime, path, threads = import_runtime(), asked.artifact.path, asked.threads
+        path, threads = asked.artifact.path, asked.threads
         weights = path.with_suffix(".bin")
-        plain = compile_file(runtime, path, weights, threads=threads)
-        counting = compile_file(runtime, path, weights, threads=threads, counters=True)
+        plain = compile_file(path, weights, threads=threads)
+        counting = compile_file(path, weights, threads=threads, counters=True)
         self._counting, self._plain = counting.create_infer_request(), plain.create_infer_request()
-        model = runtime.Core().read_model(path, weights)
+        model = core().read_model(path, weights)
         self._inputs = list(asked.inputs)
         self._names = ir_names(model) if asked.program is None else program_names(asked.program)
         self._kernels = read_kernels(counting, {node.get_friendly_name() for node in model.get_ordered_ops()})

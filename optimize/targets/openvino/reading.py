@@ -61,12 +61,12 @@ def read_model(path: Path) -> Any:
         TargetUnavailable: OpenVINO is not installed.
         Refused: OpenVINO cannot read it.
     """
-    from optimize.targets.openvino.runner import import_runtime, refusing
+    from optimize.targets.openvino.runner import core, refusing
 
     weights = path.with_suffix(".bin")
-    runtime = import_runtime()
+    reader = core()
     with refusing(f"open '{path.name}'"):
-        return runtime.Core().read_model(path, *[weights] if weights.is_file() else [])
+        return reader.read_model(path, *[weights] if weights.is_file() else [])
 
 
 def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:

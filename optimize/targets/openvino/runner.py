@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,9 +45,7 @@ class OpenVINORunner(Runner):
             raise Refused(
                 f"'{weights}' is missing: it holds the weights of '{artifact.path.name}'.", hint="Keep both together."
             )
-        self.compiled = compile_file(
-            import_runtime(), artifact.path, weights, threads=threads, settings=artifact.settings
-        )
+        self.compiled = compile_file(artifact.path, weights, threads=threads, settings=artifact.settings)
         self._own = threading.local()
         self._own.request = self.compiled.create_infer_request()
 
@@ -68,6 +67,20 @@ def import_runtime() -> Any:
     except ImportError as error:
         raise TargetUnavailable("OpenVINO is not installed.", hint=INSTALL) from error
     return openvino
+
+
+@functools.cache
+def core() -> Any:
+    """Return the process's one ``Core``, which is never given back.
+
+    The CPU plug-in gives the thread that loads it another stack for signals, and takes the memory away with the last
+    ``Core``, in whichever thread that ends. A signal that Python handles, such as Ctrl-C or the end of a ``DataLoader``
+    worker, then has no stack to arrive on, and the process ends by SIGSEGV.
+
+    Raises:
+        TargetUnavailable: OpenVINO is not installed.
+    """
+    return import_runtime().Core()
 
 
 def label(model: Any, precision: str) -> frozenset[str]:
@@ -109,7 +122,6 @@ def usable_precision(core: Any, asked: str) -> str:
 
 
 def compile_file(
-    runtime: Any,
     description: Path,
     weights: Path,
     *,
@@ -120,7 +132,6 @@ def compile_file(
     """Return the compiled model of an IR file, in the precision the file carries where this CPU has it.
 
     Args:
-        runtime: The openvino module.
         description: The ``.xml``.
         weights: The ``.bin``.
         threads: Threads of all streams; None leaves it to OpenVINO.
@@ -131,8 +142,7 @@ def compile_file(
         Refused: OpenVINO cannot compile it on this CPU.
     """
     with refusing(f"compile '{description.name}'"):
-        core = runtime.Core()
-        model = core.read_model(description, weights)
+        model = core().read_model(description, weights)
         asked = settings or {}
         options: dict[str, Any] = {"ENABLE_CPU_PINNING": False}  # bound to a core that others use, a thread waits
         if asked.get("hint") == "throughput":
@@ -142,13 +152,13 @@ def compile_file(
         if asked.get("cache"):
             options["CACHE_DIR"] = str(asked["cache"])
         if model.has_rt_info(_PRECISION):  # a file of another writer leaves the choice to the plug-in
-            precision = usable_precision(core, model.get_rt_info(_PRECISION).astype(str))
+            precision = usable_precision(core(), model.get_rt_info(_PRECISION).astype(str))
             options["INFERENCE_PRECISION_HINT"] = precision
         if counters:
             options["PERF_COUNT"] = True
         if threads is not None:
             options["INFERENCE_NUM_THREADS"] = threads
-        return core.compile_model(model, DEVICE, options)
+        return core().compile_model(model, DEVICE, options)
 
 
 @contextmanager
