@@ -1,6 +1,8 @@
 """Fixed seeds and one thread for every test; hypothesis draws the same examples in every run, however slow."""
 
 import functools
+import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +20,19 @@ ROOT = Path(__file__).parents[1]
 #: Looking for examples in them would register targets that no other process has.
 collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
 
+#: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+
 # Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is imported by now out of every search for garbage, and searches less often: a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import optimize
 from optimize.errors import OptimizeError, Refused, UsageError
 from tests.cpus import HAS_VNNI
 
-ROOT = Path(__file__).parents[1]
+Typed = Callable[..., subprocess.CompletedProcess[str]]
 INFINITY, NAN = float("inf"), float("nan")
 
 
@@ -316,24 +314,21 @@ def test_every_calibrator_survives_odd_data(tmp_path: Path, calibrator: str, dat
     assert deployed_db(tmp_path, net(), [data], data, examples=(images(2),), calibrator=calibrator)[0] > 30
 
 
-def command(folder: Path, data: np.ndarray, *words: str) -> subprocess.CompletedProcess[str]:
-    torch.save(net(), folder / "net.pt")
-    np.savez(folder / "data.npz", x=data)
-    line = [sys.executable, "-m", "optimize", "net.pt", "--int8", "--to", "onnx", "--calib", "data.npz", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+MODEL = (f"{__name__}:net", "--int8", "--to", "onnx", "--input-shape", "3,8,8", "--no-layer-timing")
 
 
-def test_the_command_takes_one_constant_sample(tmp_path: Path) -> None:
-    done = command(tmp_path, np.full((1, 3, 8, 8), 0.3, np.float32))
+def test_the_command_takes_one_constant_sample(tmp_path: Path, typed: Typed) -> None:
+    np.savez(tmp_path / "data.npz", x=np.full((1, 3, 8, 8), 0.3, np.float32))
+    done = typed(*MODEL, "--calib", tmp_path / "data.npz", "--out", tmp_path / "optimized")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "optimized" / "report.json").read_text())
     (row,) = (row for row in report["rows"] if row["precision"] == "int8")
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 20
 
 
-def test_the_command_refuses_fewer_samples_than_a_fixed_batch(tmp_path: Path) -> None:
-    done = command(tmp_path, np.zeros((4, 3, 8, 8), np.float32), "--input-shape", "3,8,8", "--static-batch", "8")
+def test_the_command_refuses_fewer_samples_than_a_fixed_batch(tmp_path: Path, typed: Typed) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3, 8, 8), np.float32))
+    done = typed(*MODEL, "--calib", tmp_path / "data.npz", "--static-batch", "8", "--out", tmp_path / "optimized")
     assert done.returncode == Refused.exit_code
     assert "fewer samples than the fixed batch" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "optimized").exists()

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 CHECKPOINT = ROOT / "models" / "fashion_repvgg.pt"
 FACTORY = ("--model", "models.repvgg:fashion_repvgg")
+NET = ("tests.test_cli:net", "--input-shape", "3,16,16")
 
 
 def command(*words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,23 +27,29 @@ def command(*words: object, cwd: Path = ROOT, **environment: str) -> subprocess.
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
 
 
+def net() -> nn.Module:
+    """Return what ``small`` holds as a file, for a command line that is about something else than opening files."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+        ).eval()
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a whole-module file of torch's own classes and data for it."""
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 4),
-    )
-    torch.save(net.eval(), folder / "net.pt")
+    torch.save(net(), folder / "net.pt")
     images = torch.rand(40, 3, 16, 16)
     with torch.no_grad():
-        labels = net(images).argmax(1)
+        labels = net()(images).argmax(1)
     np.savez(folder / "data.npz", x=images.numpy(), y=labels.numpy())
     return folder
 
@@ -61,9 +68,9 @@ def test_the_line_of_the_design_card_works_as_written(small: Path, tmp_path: Pat
     assert "not run: no GPU" in done.stdout
 
 
-def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
+def test_several_targets_data_and_report(small: Path, tmp_path: Path, typed: Typed) -> None:
     data, out = small / "data.npz", tmp_path / "out"
-    done = command(
+    done = typed(
         small / "net.pt", "--fuse", "--int8", "--to", "torchscript,onnx", "--calib", data, "--eval", data, "--out", out
     )
     assert done.returncode == 0, done.stderr
@@ -92,19 +99,9 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path) -> None:
     assert str(out / "report.html") in done.stdout.replace("\n", "")
 
 
-def test_a_recipe_does_what_the_flags_do(small: Path, tmp_path: Path, typed: Typed) -> None:
+def test_a_recipe_does_what_the_flags_do(tmp_path: Path, typed: Typed) -> None:
     recipe = ROOT / "recipes" / "fold-only.yaml"
-    done = typed(
-        "--recipe",
-        recipe,
-        small / "net.pt",
-        "--input-shape",
-        "3,16,16",
-        "--out",
-        tmp_path / "out",
-        "--to",
-        "torchscript",
-    )
+    done = typed("--recipe", recipe, *NET, "--out", tmp_path / "out", "--to", "torchscript")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [step["pass"] for step in report["trace"]] == ["Reparameterize", "FuseConvBN", "Script"]
@@ -146,34 +143,21 @@ def test_bad_input_ends_in_one_paragraph_and_leaves_nothing(name: str, tmp_path:
 @pytest.mark.parametrize(
     "kind, message", [("shape", "NHWC"), ("nan", "NaN"), ("empty", "no samples"), ("missing", "none.npz")]
 )
-def test_bad_calibration_data(kind: str, message: str, small: Path, tmp_path: Path, typed: Typed) -> None:
+def test_bad_calibration_data(kind: str, message: str, tmp_path: Path, typed: Typed) -> None:
     images = np.random.default_rng(0).random((8, 3, 16, 16), dtype=np.float32)
     broken = {"shape": images.transpose(0, 2, 3, 1), "nan": np.where(images > 0.9, np.nan, images), "empty": images[:0]}
     path = tmp_path / "none.npz"
     if kind in broken:
         path = tmp_path / "data.npz"
         np.savez(path, x=broken[kind])
-    done = typed(
-        small / "net.pt",
-        "--int8",
-        "--to",
-        "onnx",
-        "--input-shape",
-        "3,16,16",
-        "--calib",
-        path,
-        "--out",
-        tmp_path / "out",
-    )
+    done = typed(*NET, "--int8", "--to", "onnx", "--calib", path, "--out", tmp_path / "out")
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unwritable_folder_is_said(small: Path, tmp_path: Path, typed: Typed) -> None:
+def test_an_unwritable_folder_is_said(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "file").write_text("")
-    done = typed(
-        small / "net.pt", "--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", tmp_path / "file" / "out"
-    )
+    done = typed(*NET, "--fuse", "--to", "onnx", "--out", tmp_path / "file" / "out")
     assert done.returncode == 1 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -232,19 +216,8 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [
-        sys.executable,
-        "-m",
-        "optimize",
-        small / "net.pt",
-        "--fuse",
-        "--to",
-        "onnx",
-        "--input-shape",
-        "3,16,16",
-        "--out",
-        out,
-    ]
+    asked = ("--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out)
+    words = [sys.executable, "-m", "optimize", small / "net.pt", *asked]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not any(tmp_path.glob(".out.*/new/*")):
@@ -257,7 +230,7 @@ def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
 
 def test_half_on_the_command_line(small: Path, tmp_path: Path, typed: Typed) -> None:
     """Policy and types of inputs of --fp16, --bf16 and --mixed; INT8 mixed with half as a file of its own."""
-    words = (small / "net.pt", "--calib", small / "data.npz", "--fuse", "--to", "onnx", "--out", tmp_path)
+    words = (*NET, "--calib", small / "data.npz", "--fuse", "--to", "onnx", "--out", tmp_path)
     asked = ("--int8", "--mixed", "float16", "--fp16", "--half-policy", "O2", "--half-io", "--no-layer-timing")
     done = typed(*words, *asked, "--quiet")
     assert done.returncode == 0, done.stderr
@@ -282,16 +255,14 @@ def test_half_on_the_command_line(small: Path, tmp_path: Path, typed: Typed) -> 
         (("--fp16", "--half-policy", "O9"), "O9"),
     ],
 )
-def test_half_options_that_fit_nothing(
-    words: tuple[str, ...], message: str, small: Path, tmp_path: Path, typed: Typed
-) -> None:
-    done = typed(small / "net.pt", *words, "--to", "onnx", "--out", tmp_path / "out")
+def test_half_options_that_fit_nothing(words: tuple[str, ...], message: str, tmp_path: Path, typed: Typed) -> None:
+    done = typed(*NET, *words, "--to", "onnx", "--out", tmp_path / "out")
     assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_height_and_width_are_left_free_on_request(small: Path, tmp_path: Path, typed: Typed) -> None:
-    words = ("--input-shape", "3,16,16", "--dynamic-size", "--to", "onnx,onnx-cuda", "--out", tmp_path, "--quiet")
-    done = typed(small / "net.pt", *words)
+def test_height_and_width_are_left_free_on_request(tmp_path: Path, typed: Typed) -> None:
+    words = ("--dynamic-size", "--to", "onnx,onnx-cuda", "--out", tmp_path, "--quiet")
+    done = typed(*NET, *words)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["model"]["inputs"] == ["input_1 float32[batch, 3, height, width]"]
     row, missing = report["rows"]
@@ -300,8 +271,8 @@ def test_height_and_width_are_left_free_on_request(small: Path, tmp_path: Path, 
         assert done.returncode == 4 and "pip install onnxruntime-gpu" in missing["reason"]
 
 
-def test_show_prints_the_graph_before_and_after(small: Path) -> None:
-    done = command("show", small / "net.pt", "--input-shape", "3,16,16", "--why")
+def test_show_prints_the_graph_before_and_after(small: Path, typed: Typed) -> None:
+    done = typed("show", small / "net.pt", "--input-shape", "3,16,16", "--why")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["conv2d", "3x3", "3>8", "0", "─┬─", "conv2d", "3x3", "3>8"] in lines and [
@@ -322,8 +293,8 @@ def test_show_without_merging_keeps_the_branches(typed: Typed) -> None:
     assert rows == [["Convolutions", "10", "5", "2.00×"], ["Convolutions", "10", "10", "1.00×"]]
 
 
-def test_show_draws_and_prints_the_raw_graph(small: Path, tmp_path: Path, typed: Typed) -> None:
-    words = ("show", small / "net.pt", "--input-shape", "3,16,16")
+def test_show_draws_and_prints_the_raw_graph(tmp_path: Path, typed: Typed) -> None:
+    words = ("show", *NET)
     done = typed(*words, "--out", tmp_path / "graph.svg")
     assert done.returncode == 0 and (tmp_path / "graph.svg").read_text().startswith("<svg"), done.stderr
     assert str(tmp_path / "graph.svg") in done.stdout and "BatchNorms" in done.stdout

@@ -12,7 +12,7 @@ import models
 import optimize
 from optimize.costs import program_costs
 from optimize.program import Program
-from tests import nets
+from tests import nets, references
 from tests.profile.nets import attention, block, recurrent
 
 
@@ -83,7 +83,7 @@ def test_convolutions_as_torch_counts_them(name: str) -> None:
     net = reference.build()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(reference.inputs(1))
-    program = optimize.capture(net, (reference.inputs(),))
+    program = references.captured(name, None)
     assert program_costs(program, 1).macs == counter.get_total_flops() // 2
 
 

@@ -21,11 +21,6 @@ MODELS = Path(__file__).parents[1] / "models"
 CHECKPOINT = MODELS / "fashion_repvgg.pt"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
     header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
     path.write_bytes(gzip.compress(header + array.tobytes()))

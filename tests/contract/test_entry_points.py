@@ -11,6 +11,21 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[2]
+Ended = subprocess.CompletedProcess
+_TYPIST = """
+import contextlib, io, json, sys
+from optimize.cli import main
+ended = []
+for words in json.loads(sys.argv[1]):
+    sys.argv, code = ["optimize", *words], 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    ended.append((code, out.getvalue(), errors.getvalue()))
+print(json.dumps(ended))
+"""
 _HEAD = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -56,32 +71,35 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(outside: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def type_all(outside: Path, cwd: Path, *lines: tuple[object, ...]) -> list[Ended]:
+    """Type commands one after another, in one process where the package is installed: torch is imported once."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(outside), str(ROOT)])}
-    line = [sys.executable, "-m", "optimize", *map(str, words)]
-    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    script = [sys.executable, "-c", _TYPIST, json.dumps([[str(word) for word in words] for words in lines])]
+    done = subprocess.run(script, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [Ended(words, *found) for words, found in zip(lines, json.loads(done.stdout), strict=True)]
 
 
 def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_path: Path) -> None:
-    assert "DropIdentityScale" in command(outside, "passes", cwd=tmp_path).stdout
-    assert "One linear layer, in NumPy" in command(outside, "targets", cwd=tmp_path).stdout
     (tmp_path / "recipe.yaml").write_text("passes: [DropIdentityScale]\ntargets: [linear]\n")
-    model = ("neighbour.drop_identity_scale:Net", "--input-shape", "5")
-    done = command(outside, *model, "--recipe", "recipe.yaml", "--out", "out", "-q", cwd=tmp_path)
+    model = "neighbour.drop_identity_scale:Net"
+    asked = ("--input-shape", "5", "--recipe", "recipe.yaml", "--out", "out", "-q")
+    passes, targets, done, broken = type_all(
+        outside, tmp_path, ("passes",), ("targets",), (model, *asked), (model, "--to", "broken")
+    )
+    assert "DropIdentityScale" in passes.stdout
+    assert "One linear layer, in NumPy" in targets.stdout
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
     (step,), (row,) = report["trace"], report["rows"]
     assert step["rewrites"] == [{"where": "mul", "what": "multiplication by one removed"}]
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 100
-    words = ("bench", row["path"], "--seconds", 1, "--restarts", 1, "--out", "bench", "-q")
-    assert command(outside, *words, cwd=tmp_path).returncode == 0
-    words = ("check", row["path"], row["path"], "--max-regression", "500%", "--max-seconds", 5, "-q")
-    judged = command(outside, *words, cwd=tmp_path)
+    # One that cannot be imported stops nothing, and is named where it misses.
+    assert broken.returncode == 2
+    assert "There is no target 'broken'." in broken.stderr
+    assert "'broken' of neighbour cannot be imported: ModuleNotFoundError" in " ".join(broken.stderr.split())
+    bench = ("bench", row["path"], "--seconds", 1, "--restarts", 1, "--out", "bench", "-q")
+    check = ("check", row["path"], row["path"], "--max-regression", "500%", "--max-seconds", 5, "-q")
+    timed, judged = type_all(outside, tmp_path, bench, check)
+    assert timed.returncode == 0, timed.stderr
     assert judged.returncode in (0, 3), judged.stderr  # 3 where a busy machine leaves the speed open
-
-
-def test_one_that_cannot_be_imported_stops_nothing_and_is_named_where_it_misses(outside: Path, tmp_path: Path) -> None:
-    done = command(outside, "neighbour.drop_identity_scale:Net", "--to", "broken", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "There is no target 'broken'." in done.stderr
-    assert "'broken' of neighbour cannot be imported: ModuleNotFoundError" in " ".join(done.stderr.split())

@@ -27,6 +27,7 @@ from optimize.load.trees import read_tree, write_tree
 from optimize.opening import open_program
 from optimize.program import Program
 from optimize.recipe import parse
+from tests import references
 from tests.load.files import plain
 
 aten = torch.ops.aten
@@ -45,8 +46,7 @@ def same(one: Program, other: Program) -> None:
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_a_program_goes_through_plain_data(name: str, tmp_path: Path) -> None:
-    reference = REFERENCES[name]
-    program = capture(reference.build(), (reference.inputs(),))
+    program = references.captured(name, None)
     stored.store(program, tmp_path)
     restored = stored.restore(tmp_path)
     same(program, restored)

@@ -14,13 +14,12 @@ from optimize.measure.layer_times import LayerTime, layer_times, require_layer_t
 from optimize.ops import layer_paths
 from optimize.program import Program
 from optimize.targets.onnx.probe import owners_of
+from tests import references
 
 
 def both(name: str) -> tuple[Program, Program]:
     reference = REFERENCES[name]
-    program = optimize.capture(reference.build(), (reference.inputs(),))
-    passes = [optimize.Reparameterize(), optimize.FuseConvBN()]
-    program = optimize.Pipeline(passes).run(program).program
+    program = references.folded(name, None)
     found, _ = optimize.QuantizeStatic(calibration=[reference.inputs(8)], rounding="nearest").apply(program)
     return program, found
 

@@ -21,6 +21,7 @@ from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import MODULE, Subject
 from optimize.registry import find_target
 from optimize.targets.base import Artifact, Runner, TensorSpec
+from tests import references
 from tests.measure.comparisons import compared, compared_sides, edited, renamed, save_onnx, scaled, write_pair
 
 Pair = tuple[Path, Path]
@@ -184,9 +185,8 @@ def test_several_inputs_and_outputs(two_by_two: tuple[nn.Module, tuple[Tensor, T
 
 
 def test_half_precision_takes_the_same_samples(resnet: Pair, tmp_path: Path) -> None:
-    from models import REFERENCES
 
-    program = optimize.capture(REFERENCES["resnet"].build(), (REFERENCES["resnet"].inputs(),))
+    program = references.captured("resnet", None)
     first = find_target("onnx").export(program, tmp_path / "a.onnx").path
     half, _ = optimize.CastFP16().apply(program)
     second = find_target("onnx").export(half, tmp_path / "b.onnx").path

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize import graph
 from optimize.data.conform import Batch
 from optimize.data.samples import Samples
@@ -15,15 +15,13 @@ from optimize.distances import output_error
 from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
+from tests import references
 
 
 @pytest.mark.parametrize("entry, tolerance", [(optimize.CastFP16(), 2e-3), (optimize.CastBF16(), 2e-2)])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_half_precision_is_close_and_halves_the_weights(name: str, entry: optimize.CastFP16, tolerance: float) -> None:
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, 0)
-    program = optimize.capture(net.eval(), (REFERENCES[name].inputs(2),))
-    program = optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(program).program
+    program = references.folded(name, 0)
     half, _outcome = entry.apply(program)
     error, scale = output_error(program.run(program.inputs)[0], half.run(program.inputs)[0])
     assert error / scale < tolerance
@@ -224,7 +222,7 @@ def test_nothing_is_kept_where_the_outputs_do_not_notice() -> None:
 
 
 def test_a_recurrent_layer_is_kept_whatever_the_data_says() -> None:
-    program = optimize.capture(REFERENCES["lstm"].build().eval(), (REFERENCES["lstm"].inputs(2),))
+    program = references.captured("lstm", None)
     _, outcome = optimize.CastFP16(calibration=[program.inputs]).apply(program)
     assert {skip.op for skip in outcome.skips} == {"lstm"}
 

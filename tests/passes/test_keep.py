@@ -16,6 +16,7 @@ from optimize.passes.base import PrecisionPass
 from optimize.passes.cast_half import CastBF16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
+from tests import references
 
 PASSES = sorted(name for name, cls in registry.passes().items() if issubclass(cls, PrecisionPass))
 DATA = torch.rand(16, 3, 12, 12)
@@ -123,7 +124,7 @@ def test_the_deployed_file_computes_it_in_float(target: str, tmp_path: Path) -> 
     if not registry.find_target(target).available().export:
         pytest.skip(f"{target} is not installed")
     reference = REFERENCES["resnet"]
-    program = optimize.capture(reference.build().eval(), (reference.inputs(2),))
+    program = references.captured("resnet", None)
     folded = optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
     quantized, _ = QuantizeStatic(calibration=[reference.inputs(16)], keep=("blocks.1", "head")).apply(folded)
     suffix = registry.find_target(target).suffix

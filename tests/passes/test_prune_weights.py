@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from models import REFERENCES
 from optimize import graph, invariants, ops
 from optimize.errors import UsageError
 from optimize.frontend import capture
 from optimize.passes.prune_weights import PruneWeights
 from optimize.program import Program
+from tests import references
 
 torch.set_num_threads(1)
 
@@ -24,7 +24,7 @@ def weights(program: Program) -> list[torch.Tensor]:
 
 
 def reference(name: str) -> Program:
-    return capture(REFERENCES[name].build(), (REFERENCES[name].inputs(),))
+    return references.captured(name, None)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.123, 0.5, 0.9])

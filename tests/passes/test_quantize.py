@@ -5,6 +5,7 @@ from torch import nn
 import optimize
 from models import REFERENCES
 from optimize.errors import Refused, UsageError
+from tests import references
 
 
 def conv_net() -> optimize.Program:
@@ -38,7 +39,7 @@ def test_ranges_do_not_depend_on_order_or_batching() -> None:
 
 
 def test_recurrent_layers_are_reported_by_static_and_convolutions_by_dynamic() -> None:
-    lstm = optimize.capture(REFERENCES["lstm"].build().eval(), (REFERENCES["lstm"].inputs(2),))
+    lstm = references.captured("lstm", None)
     _, outcome = optimize.QuantizeStatic(calibration=[REFERENCES["lstm"].inputs(4)]).apply(lstm)
     assert any(skip.op == "lstm" and "QuantizeDynamic" in skip.reason for skip in outcome.skips)
     _, outcome = optimize.QuantizeDynamic().apply(lstm)

@@ -19,12 +19,7 @@ from models import REFERENCES
 from optimize import recipe
 from optimize.errors import Refused, UsageError
 from optimize.program import Program
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
+from tests.quantization.test_aware import Tied
 
 
 def deployed(program: Program, folder: Path, flat: tuple[Tensor, ...]) -> list[Tensor]:
@@ -92,19 +87,6 @@ class Nested(nn.Module):
     def forward(self, pair: tuple[Tensor, Tensor], more: Mapping[str, Tensor]) -> dict[str, Any]:
         total = functional.relu(self.left(pair[0]) + self.right(pair[1]))
         return {"sum": total, "parts": (self.left(pair[0]) * 0.5, self.right(more["x"]))}
-
-
-class Tied(nn.Module):
-    """Two layers with one weight, and one whose weight is read by another call, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.second(functional.relu(self.first(x)))
-        return self.third(y) + self.third.weight.mean(0)
 
 
 def images(*layers: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import optimize
-from models import REFERENCES
 from optimize import invariants
 from optimize.errors import UsageError
 from optimize.passes.base import Outcome
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
+from tests import references
 
 
 class Language(nn.Module):
@@ -148,7 +148,7 @@ def test_a_quantized_program_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("name", "bits"), [("vit", 8), ("vit", 4), ("lstm", 4)])
 def test_references_without_a_threshold(name: str, bits: int) -> None:
-    program = capture(REFERENCES[name].build(), REFERENCES[name].inputs(2))
+    program = references.captured(name, None)
     quantized, outcome = rounded(program, bits=bits)
     assert outcome.rewrites
     invariants.check(quantized, deep=True)

@@ -10,7 +10,7 @@ import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.distances import output_error
 from optimize.errors import UsageError
-from tests import nets
+from tests import nets, references
 
 
 class Block(nn.Module):
@@ -74,9 +74,7 @@ def test_border_pixels_are_exact_on_their_own() -> None:
 
 @pytest.mark.parametrize("name, convolutions", [("repvgg", 5), ("acnet", 3)])
 def test_reference_blocks_merge_to_one_convolution_each(name: str, convolutions: int) -> None:
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, 0)
-    program = optimize.capture(net.eval(), (REFERENCES[name].inputs(2),))
+    program = references.captured(name, 0)
     trace = optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(program)
     ops = trace.program.stats().ops
     assert ops["conv2d"] == convolutions and "add" not in ops and "batch_norm" not in ops
@@ -92,8 +90,7 @@ def test_branches_of_awkward_shapes_stay_exact() -> None:
 
 
 def test_a_residual_of_another_value_is_left_alone() -> None:
-    net = REFERENCES["resnet"].build().eval()
-    program = optimize.capture(net, (REFERENCES["resnet"].inputs(2),))
+    program = references.captured("resnet", None)
     merged, outcome = optimize.Reparameterize().apply(program)
     assert merged is program and not outcome.rewrites
 

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import optimize
-from models import REFERENCES
 from optimize import ops
 from optimize.passes.smooth_activations import SmoothActivations
 from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.quantization import links
 from optimize.quantization.simulation import simulated_db
+from tests import references
 
 OUTLIERS = torch.where(torch.arange(32) % 11 == 0, 40.0, 1.0)
 
@@ -72,7 +72,7 @@ def test_a_norm_that_a_sum_reads_is_left() -> None:
 
 
 def test_the_class_token_is_followed_to_its_layer() -> None:
-    program = optimize.capture(REFERENCES["vit"].build(), (REFERENCES["vit"].inputs(2),))
+    program = references.captured("vit", None)
     found, others = links.find(program, ops.NORMS, links.SCALES_PASS)
     assert len(found) == 7 and not others
 

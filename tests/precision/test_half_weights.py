@@ -14,11 +14,6 @@ from optimize.quantization.weights import give_back, restore
 HALVES = (torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models import REFERENCES
 from optimize.frontend import capture
 from optimize.pruning.groups import Group, dependencies
+from tests import references
 
 
 def groups(net: nn.Module, *shape: int) -> list[tuple[int, list[str], bool]]:
@@ -62,8 +62,7 @@ def test_one_weight_read_with_a_fixed_and_a_free_input_is_fixed() -> None:
 
 def test_every_output_channel_of_every_layer_is_in_one_group() -> None:
     for name in ("resnet", "mobilenetv3", "unet", "vit"):
-        reference = REFERENCES[name]
-        found = dependencies(capture(reference.build(), (reference.inputs(),)))
+        found = dependencies(references.captured(name, None))
         members = [channel for group in found.groups for channel in group.channels]
         assert len(members) == len(set(members))
         assert {channel for axis in found.outputs.values() for channel in axis} == set(members)

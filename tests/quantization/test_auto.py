@@ -18,6 +18,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.simulation import simulated_db
+from tests import references
 
 MODELS = Path(__file__).parents[2] / "models"
 #: What one draw of the rounding does to a decibel figure.
@@ -31,8 +32,7 @@ def quantized(program: optimize.Program, data: torch.Tensor, calibrator: str) ->
 @pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "vit", "unet"])
 def test_auto_is_no_worse_than_least_squares(name: str) -> None:
     reference = REFERENCES[name]
-    program = optimize.capture(reference.build(), (reference.inputs(2),))
-    program = optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
+    program = optimize.Pipeline([optimize.FuseConvBN()]).run(references.captured(name, None)).program
     fresh = [(reference.inputs(64, seed=5),)]
     auto, squares = (
         simulated_db(quantized(program, reference.inputs(64, seed=1), rule), fresh, reference=program)
@@ -74,7 +74,7 @@ def test_auto_keeps_everything_where_clipping_is_coherent() -> None:
 
 def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
     reference, shares = REFERENCES["resnet"], []
-    program = optimize.capture(reference.build(), (reference.inputs(2),))
+    program = references.captured("resnet", None)
     batches = FlatBatches(program, [reference.inputs(40)])
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches)
@@ -91,7 +91,7 @@ def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
 
 def test_a_single_sample_leaves_least_squares_in_place() -> None:
     reference = REFERENCES["resnet"]
-    program = optimize.capture(reference.build(), (reference.inputs(2),))
+    program = references.captured("resnet", None)
     batches = FlatBatches(program, [reference.inputs(1)])
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches)

@@ -11,26 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.aware import LearnedStep, QuantizedModule, clip_weights, closest_step, fake_quantize
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.simulation import Simulation, largest_step
-from tests import nets
+from tests import nets, references
 
 STATIC = [name for name in REFERENCES if name != "lstm"]
 
 
-@pytest.fixture(autouse=True)
-def _deterministic() -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-
-
-def quantized(net: nn.Module, x: Tensor, bits: int = 8) -> Program:
-    program = optimize.capture(net.eval(), (x,))
+def quantized(net: nn.Module | Program, x: Tensor, bits: int = 8) -> Program:
+    program = optimize.capture(net.eval(), (x,)) if isinstance(net, nn.Module) else net
     program = optimize.FuseConvBN().apply(program)[0]
     return optimize.QuantizeStatic([x], calibrator="minmax", bits=bits).apply(program)[0]
 
@@ -105,8 +99,7 @@ class TestUntrained:
     @pytest.mark.parametrize("name", [*STATIC, "shared", "branches", "used_twice"])
     def test_it_equals_the_simulation(self, name: str, bits: int) -> None:
         is_reference = name in REFERENCES
-        net = REFERENCES[name].build() if is_reference else nets.build(name)
-        randomize_batch_norm(net, 0)
+        net = references.captured(name, 0) if is_reference else nets.build(name)
         x = REFERENCES[name].inputs(2) if is_reference else torch.randn(2, *nets.INPUT)
         program = quantized(net, x, bits=bits)
         with torch.no_grad():

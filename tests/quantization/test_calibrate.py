@@ -15,6 +15,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations, watch
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import USUAL
+from tests import references
 
 
 class SequenceFirst(nn.Module):
@@ -152,7 +153,7 @@ def test_data_that_is_not_finite_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_every_float_value_of_the_reference_nets_is_watched(name: str) -> None:
     reference = REFERENCES[name]
-    program = optimize.capture(reference.build().eval(), (reference.inputs(2),))
+    program = references.captured(name, None)
     observations = watch(program, [(reference.inputs(3),)])
     assert observations.samples == 3
     assert set(program.input_names) <= observations.values.keys() or not program.inputs[0].is_floating_point()

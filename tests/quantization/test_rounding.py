@@ -6,10 +6,11 @@ from torch import fx, nn
 from torch.nn import functional
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize import graph, ops
 from optimize.quantization.numerics import TensorFormat, weight_scales
 from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
+from tests import references
 from tests.cpus import NEEDS_VNNI
 
 INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
@@ -152,11 +153,8 @@ def test_long_rows_and_other_layers_are_rounded_to_nearest() -> None:
     "name", ["repvgg", "mobilenetv3", *(pytest.param(name, marks=NEEDS_VNNI) for name in ("resnet", "vit"))]
 )
 def test_compensation_brings_the_deployed_file_nearer(name: str, tmp_path: object) -> None:
-    torch.manual_seed(0)
-    net = REFERENCES[name].build().eval()
-    randomize_batch_norm(net, 0)
     batches = [REFERENCES[name].inputs(16, seed=seed) for seed in range(4)]
-    program = optimize.FuseConvBN().apply(optimize.capture(net, (batches[0][:2],)))[0]
+    program = optimize.FuseConvBN().apply(references.captured(name, 0))[0]
     x = REFERENCES[name].inputs(32, seed=9)
     want = program.run((x,))[0]
     errors = {}

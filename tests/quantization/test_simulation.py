@@ -20,6 +20,7 @@ from optimize.quantization.simulation import (
     simulated_db,
     stored_values,
 )
+from tests import references
 from tests.cpus import NEEDS_VNNI
 
 
@@ -74,8 +75,7 @@ def test_one_layer_is_computed_as_integers_would_be() -> None:
 )
 def test_the_deployed_file_agrees_with_the_simulation(name: str, tmp_path: Path) -> None:
     reference = REFERENCES[name]
-    program = optimize.capture(reference.build(), (reference.inputs(2),))
-    program = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
+    program = references.folded(name, None)
     quantized, _ = optimize.QuantizeStatic(calibration=[reference.inputs(64)]).apply(program)
     fresh = reference.inputs(32, seed=9)
     wanted = program(fresh)

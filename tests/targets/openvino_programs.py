@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.targets.base import Artifact, Coverage
@@ -20,13 +19,6 @@ installed = pytest.mark.skipif(
 
 def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
-
-
-def reference(name: str) -> Program:
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, seed=1)
-    captured = optimize.capture(net, (REFERENCES[name].inputs(2),))
-    return optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(captured).program
 
 
 def quantized(program: Program, shape: tuple[int, ...]) -> Program:

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import REFERENCES, randomize_batch_norm
 from optimize.frontend import capture
-from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.quantize_static import QuantizeStatic
-from optimize.passes.reparameterize import Reparameterize
 from optimize.program import Program
 from optimize.targets.torchscript import TorchScript
 
@@ -58,18 +55,6 @@ def seeded(factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.M
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return factory(*args, **kwargs)
-
-
-def reference(name: str) -> Program:
-    network = REFERENCES[name].build()
-    randomize_batch_norm(network, seed=1)
-    return capture(network, (REFERENCES[name].inputs(2),))
-
-
-def folded(program: Program) -> Program:
-    for step in (FuseConvBN(), Reparameterize()):
-        program, _ = step.apply(program)
-    return program
 
 
 def quantized(program: Program, batches: list[Tensor]) -> Program:

@@ -1,6 +1,5 @@
 """The ONNX target: float export, the map of names, dynamic INT8, coverage and the runner."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,29 +12,14 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
 from optimize.registry import find_target
 from optimize.targets.onnx import Onnx, runner
 from optimize.targets.onnx_graph.export import save, to_onnx
-
-FRESH = """
-import sys
-import numpy, onnxruntime
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-for given, answer in zip(sys.argv[2::2], sys.argv[3::2]):
-    numpy.save(answer, session.run(None, {session.get_inputs()[0].name: numpy.load(given)})[0])
-assert not {"optimize", "torch"} & set(sys.modules)
-"""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests import references
 
 
 @pytest.fixture
@@ -45,37 +29,12 @@ def target() -> Onnx:
     return found
 
 
-def reference(name: str) -> tuple[nn.Module, Program]:
-    entry = REFERENCES[name]
-    net = entry.build()
-    randomize_batch_norm(net, seed=1)
-    return net, optimize.capture(net, (entry.inputs(2),))
-
-
 def relative_error(want: Tensor, got: Tensor) -> float:
     return float((want - got).abs().max() / want.abs().max())
 
 
 def sqnr_db(want: Tensor, got: Tensor) -> float:
     return float(10 * torch.log10((want.double() ** 2).sum() / ((want - got).double() ** 2).sum()))
-
-
-@pytest.mark.parametrize("name", REFERENCES)
-def test_a_float_file_agrees_in_a_fresh_process_at_two_batch_sizes(name: str, target: Onnx, tmp_path: Path) -> None:
-    net, program = reference(name)
-    artifact = target.export(program, tmp_path / "net.onnx")
-    arguments = []
-    for batch in (1, 5):
-        np.save(tmp_path / f"x{batch}.npy", REFERENCES[name].inputs(batch, seed=batch).numpy())
-        arguments += [tmp_path / f"x{batch}.npy", tmp_path / f"y{batch}.npy"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, "-c", FRESH, str(artifact.path), *map(str, arguments)]
-    subprocess.run(command, check=True, cwd=tmp_path, env=environment)
-    for batch in (1, 5):
-        with torch.inference_mode():
-            want = net(REFERENCES[name].inputs(batch, seed=batch))
-        assert relative_error(want, torch.from_numpy(np.load(tmp_path / f"y{batch}.npy"))) < 1e-4
-    assert (artifact.precision, artifact.coverage) == ("float32", None)
 
 
 class Several(nn.Module):
@@ -106,7 +65,7 @@ def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: 
 
 
 def test_the_file_holds_names_of_the_model_and_no_paths_of_its_source(target: Onnx, tmp_path: Path) -> None:
-    _, program = reference("resnet")
+    program = references.captured("resnet")
     target.export(program, tmp_path / "net.onnx")
     proto = onnx.load(tmp_path / "net.onnx")
     assert {"stem.conv", "head"} <= {node.name for node in proto.graph.node}
@@ -137,7 +96,7 @@ def test_value_names_lead_to_the_values_of_the_program(name: str, tmp_path: Path
     if name == "decomposed":
         program = optimize.capture(Decomposed().eval(), (torch.randn(2, 3, 10, 10),))
     else:
-        program = reference(name)[1]
+        program = references.captured(name)
     model, names = to_onnx(program)
     save(model, tmp_path / "net.onnx")
     proto = onnx.load(tmp_path / "net.onnx")
@@ -197,7 +156,7 @@ def test_export_is_silent(target: Onnx, tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_half_precision_keeps_float32_inputs(target: Onnx, tmp_path: Path) -> None:
-    net, program = reference("resnet")
+    net, program = references.network("resnet"), references.captured("resnet")
     program, _ = optimize.FuseConvBN().apply(program)
     program, _ = optimize.CastFP16().apply(program)
     artifact = target.export(program, tmp_path / "net.onnx")
@@ -209,7 +168,7 @@ def test_half_precision_keeps_float32_inputs(target: Onnx, tmp_path: Path) -> No
 
 
 def test_a_file_without_a_kernel_is_target_unavailable(target: Onnx, tmp_path: Path) -> None:
-    _, program = reference("resnet")
+    program = references.captured("resnet")
     program, _ = optimize.FuseConvBN().apply(program)
     program, _ = optimize.CastBF16().apply(program)
     artifact = target.export(program, tmp_path / "net.onnx")
@@ -234,7 +193,7 @@ def test_without_onnxruntime_export_works_and_says_what_was_not_verified(
 
 @pytest.mark.parametrize("name", ["lstm", "vit"])
 def test_dynamic_int8_runs_integer_kernels(name: str, target: Onnx, tmp_path: Path) -> None:
-    net, program = reference(name)
+    net, program = references.network(name), references.captured(name)
     plain = target.export(program, tmp_path / "float.onnx")
     program, outcome = QuantizeDynamic().apply(program)
     artifact = target.export(program, tmp_path / "int8.onnx")

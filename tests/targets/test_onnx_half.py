@@ -19,6 +19,7 @@ from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
 from optimize.targets.onnx.runner import OnnxRunner
+from tests import references
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_compare_and_bench_feed_bfloat16(negation: Artifact, tmp_path: Path) -> 
 @pytest.mark.parametrize("cast, opset", [(optimize.CastFP16, 20), (optimize.CastBF16, 22)])
 def test_the_opset_is_the_oldest_that_has_the_types(cast: type, opset: int, tmp_path: Path) -> None:
     x = REFERENCES["resnet"].inputs(2)
-    program = optimize.capture(REFERENCES["resnet"].build(), (x,))
+    program = references.captured("resnet", None)
     half = optimize.Pipeline([optimize.FuseConvBN(), cast(calibration=[x])]).run(program).program
     artifact = optimize.export(half, "onnx", tmp_path / "net.onnx")
     model = onnx.load(artifact.path)
@@ -101,7 +102,7 @@ def test_the_opset_is_the_oldest_that_has_the_types(cast: type, opset: int, tmp_
 
 def test_what_the_cpu_computes_in_float32_is_said(tmp_path: Path) -> None:
     x = REFERENCES["vit"].inputs(2)
-    program = optimize.capture(REFERENCES["vit"].build(), (x,))
+    program = references.captured("vit", None)
     half, _ = optimize.CastFP16(calibration=[x]).apply(program)
     (note,) = optimize.export(half, "onnx", tmp_path / "half.onnx").notes
     assert "operators in float32" in note and "--bf16 --to openvino" in note

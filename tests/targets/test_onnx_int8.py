@@ -22,11 +22,7 @@ from optimize.targets.base import Artifact, Coverage
 from optimize.targets.onnx_graph.export import save, to_onnx
 from optimize.targets.onnx_graph.policy import TENSORRT
 from optimize.targets.onnx_graph.quantize import quantize_onnx
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests import references
 
 
 def sqnr_db(want: Tensor, got: Tensor) -> float:
@@ -37,23 +33,16 @@ def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(net: nn.Module, shape: tuple[int, ...], *, fuse: bool = True) -> Program:
-    """Captures a network and calibrates it on noise."""
-    program = optimize.capture(net.eval(), (draw(shape, 2, 0),))
-    if fuse:
+def quantized(net: nn.Module | Program, shape: tuple[int, ...], *, fuse: bool = True) -> Program:
+    """Captures a network, if it is none yet, and calibrates it on noise."""
+    program = optimize.capture(net.eval(), (draw(shape, 2, 0),)) if isinstance(net, nn.Module) else net
+    if fuse and isinstance(net, nn.Module):
         program, _ = optimize.FuseConvBN().apply(program)
         program, _ = Reparameterize().apply(program)
     program, _ = QuantizeStatic(calibration=[draw(shape, 8, seed) for seed in (1, 2)], calibrator="minmax").apply(
         program
     )
     return program
-
-
-def reference(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, seed=1)
-    return net
 
 
 def worst_db(artifact: Artifact, program: Program, shape: tuple[int, ...]) -> float:
@@ -85,7 +74,7 @@ REFERENCE_KERNELS = {
 @pytest.mark.parametrize("name", REFERENCE_KERNELS)
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
     shape = REFERENCES[name].input_shape
-    program = quantized(reference(name), shape)
+    program = quantized(references.folded(name), shape)
     artifact = find_target("onnx").export(program, tmp_path / "int8.onnx")
     coverage = coverage_of(artifact)
     kernels, between = REFERENCE_KERNELS[name]
@@ -257,7 +246,9 @@ def test_a_layer_that_the_plan_leaves_out_stays_in_float(tmp_path: Path) -> None
 # TensorRT's row
 
 
-def tensorrt_graph(net: nn.Module, shape: tuple[int, ...], path: Path) -> tuple[onnx.GraphProto, Coverage, Program]:
+def tensorrt_graph(
+    net: nn.Module | Program, shape: tuple[int, ...], path: Path
+) -> tuple[onnx.GraphProto, Coverage, Program]:
     program = quantized(net, shape)
     assert program.quantization is not None
     model, names = to_onnx(program)
@@ -271,7 +262,7 @@ def test_tensorrt_parses_symmetric_placement(name: str, tmp_path: Path) -> None:
     import tensorrt_rtx as trt
 
     shape = REFERENCES[name].input_shape
-    graph, coverage, program = tensorrt_graph(reference(name), shape, tmp_path / "net.onnx")
+    graph, coverage, program = tensorrt_graph(references.folded(name), shape, tmp_path / "net.onnx")
     constants = {entry.name: onnx.numpy_helper.to_array(entry) for entry in graph.initializer}
     for node in graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):

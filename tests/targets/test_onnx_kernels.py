@@ -28,11 +28,6 @@ from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.onnx_graph.ranges import infer_ranges
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
 

@@ -1,5 +1,6 @@
 """INT8 mixed with half as ONNX: for ONNX Runtime on CPU, and as the strongly typed graph TensorRT takes."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize.errors import TargetUnavailable
 from optimize.precision.lowering import lower_half
 from optimize.program import Program
@@ -20,19 +21,23 @@ from optimize.targets.onnx_graph.half import note_weights
 from optimize.targets.onnx_graph.nodes import constant
 from optimize.targets.onnx_graph.policy import TENSORRT
 from optimize.targets.onnx_graph.quantize import quantize_onnx
+from tests import references
 
 HALVES = {"float16": optimize.CastFP16, "bfloat16": optimize.CastBF16}
 
 
 def mixed(name: str, dtype: str) -> tuple[Program, Program]:
     """Return the quantized program and the same with the rest in half."""
-    reference = REFERENCES[name]
-    net = reference.build()
-    randomize_batch_norm(net, 0)
-    data = [reference.inputs(8, seed=seed) for seed in range(2)]
-    captured = optimize.capture(net.eval(), (reference.inputs(2),))
-    int8 = optimize.Pipeline([optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=data)]).run(captured).program
+    data = [REFERENCES[name].inputs(8, seed=seed) for seed in range(2)]
+    int8 = quantized(name)
     return int8, HALVES[dtype](calibration=data).apply(int8)[0]
+
+
+@functools.cache
+def quantized(name: str) -> Program:
+    data = [REFERENCES[name].inputs(8, seed=seed) for seed in range(2)]
+    passes = [optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=data)]
+    return optimize.Pipeline(passes).run(references.captured(name, 0)).program
 
 
 def sqnr_db(want: torch.Tensor, got: torch.Tensor) -> float:

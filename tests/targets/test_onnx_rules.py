@@ -20,11 +20,6 @@ from optimize.targets.onnx_graph.ranges import infer_ranges
 UNIT = Range(0.0, 1.0)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     ("body", "want"),
     [

@@ -16,11 +16,6 @@ from optimize.targets.onnx_graph import export
 from optimize.targets.onnx_graph.transposed_keys import transpose_keys
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v)

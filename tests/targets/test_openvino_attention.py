@@ -27,8 +27,9 @@ from optimize.targets.openvino import OpenVINO, attention
 from optimize.targets.openvino.attention import multiply_integers, separate_projections
 from optimize.targets.openvino.maxima import reduce_integers
 from optimize.targets.openvino.rewrites import scale_products
+from tests import references
 from tests.cpus import NEEDS_VNNI
-from tests.targets.openvino_programs import captured, coverage_of, draw, installed, quantized, reference, worst_db
+from tests.targets.openvino_programs import captured, coverage_of, draw, installed, quantized, worst_db
 
 SHAPE = (6, 32)
 
@@ -117,11 +118,6 @@ class Grid(SelfAttention):
     def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
         packed = self.project(x.unflatten(1, (2, 3)))
         return packed.reshape(-1, 6, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def program_of(build: Callable[[], nn.Module]) -> Program:
@@ -334,7 +330,9 @@ def test_the_file_is_as_near_to_the_program_as_without_the_rewrites(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, shape = (
-        (program_of(SelfAttention), SHAPE) if name == "attention" else (reference("vit"), REFERENCES["vit"].input_shape)
+        (program_of(SelfAttention), SHAPE)
+        if name == "attention"
+        else (references.folded("vit"), REFERENCES["vit"].input_shape)
     )
     plan = quantized(program, shape)
     many = (64,)  # of a few samples the noise that rounding makes differs by 1.5 dB by chance

@@ -16,8 +16,9 @@ from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.maxima import reduce_integers
+from tests import references
 from tests.cpus import NEEDS_VNNI
-from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, reference, worst_db
+from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, worst_db
 
 #: Kernels of each reference, and the float operators between them, by module.
 INT8 = {
@@ -34,7 +35,7 @@ INT8 = {
     "name", ["resnet", *(pytest.param(name, marks=NEEDS_VNNI) for name in INT8 if name != "resnet")]
 )
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
-    shape, program = REFERENCES[name].input_shape, reference(name)
+    shape, program = REFERENCES[name].input_shape, references.folded(name)
     plan = quantized(program, shape)
     artifact = OpenVINO().export(plan, tmp_path / "net.xml")
     coverage = coverage_of(artifact)
@@ -54,7 +55,8 @@ def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) 
 
 @installed
 def test_a_residual_sum_is_part_of_the_convolution_before_it(tmp_path: Path) -> None:
-    artifact = OpenVINO().export(quantized(reference("resnet"), REFERENCES["resnet"].input_shape), tmp_path / "net.xml")
+    program = quantized(references.folded("resnet"), REFERENCES["resnet"].input_shape)
+    artifact = OpenVINO().export(program, tmp_path / "net.xml")
     assert not [kernel for kernel in coverage_of(artifact).kernels if kernel.startswith("Eltwise")]
     assert coverage_of(artifact).kernels["FakeQuantize@f32"] == 1  # the input's alone: the others are fused
 
@@ -62,7 +64,7 @@ def test_a_residual_sum_is_part_of_the_convolution_before_it(tmp_path: Path) -> 
 @NEEDS_VNNI
 @installed
 def test_float_operators_of_attention_are_named_after_their_modules(tmp_path: Path) -> None:
-    program = reference("vit")
+    program = references.folded("vit")
     with torch.no_grad():  # scores so large that integers would move them: this block's attention stays in float
         program.graph_module.get_parameter("blocks.0.attention.query_key_value.weight")[:128] *= 8
     artifact = OpenVINO().export(quantized(program, REFERENCES["vit"].input_shape), tmp_path / "net.xml")
@@ -78,7 +80,7 @@ def test_float_operators_of_attention_are_named_after_their_modules(tmp_path: Pa
 def test_half_precision_records_what_runs(cast: CastBF16 | CastFP16, precision: str, hint: str, tmp_path: Path) -> None:
     from openvino import Core
 
-    program = reference("resnet")
+    program = references.folded("resnet")
     artifact = OpenVINO().export(cast.apply(program)[0], tmp_path / "net.xml")
     able = hint == "f32" or "BF16" in Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert artifact.precision == precision

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize.errors import UsageError
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
@@ -19,6 +19,7 @@ from optimize.program import Program
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.coverage import notes
 from optimize.targets.openvino.runner import OpenVINORunner, usable_precision
+from tests import references
 from tests.cpus import HAS_VNNI
 
 installed = pytest.mark.skipif(
@@ -28,10 +29,7 @@ installed = pytest.mark.skipif(
 
 def int8(name: str) -> tuple[Program, Program]:
     """Return a reference network in float and with an INT8 plan."""
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, seed=1)
-    captured = optimize.capture(net, (REFERENCES[name].inputs(2),))
-    program = optimize.Pipeline([optimize.FuseConvBN()]).run(captured).program
+    program = optimize.Pipeline([optimize.FuseConvBN()]).run(references.captured(name)).program
     calibration = [REFERENCES[name].inputs(8, seed=seed) for seed in (1, 2)]
     return program, QuantizeStatic(calibration=calibration, calibrator="minmax").apply(program)[0]
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize.passes.cast_half import CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.targets.tensorrt import TensorRT, builder, isolated, packages
+from tests import references
 from tests.cpus import NEEDS_VNNI
 from tests.targets.tensorrt_orders import rtx
 
@@ -40,11 +41,8 @@ def data(name: str) -> list[torch.Tensor]:
 
 @functools.cache
 def folded(name: str) -> Program:
-    torch.set_num_threads(1)
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, seed=1)
-    captured = optimize.capture(net, (REFERENCES[name].inputs(2),))
-    return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(captured).program
+    passes = [optimize.Reparameterize(), optimize.FuseConvBN()]
+    return optimize.Pipeline(passes).run(references.captured(name)).program
 
 
 @functools.cache

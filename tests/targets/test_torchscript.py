@@ -15,26 +15,15 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.scripting import compile_graph, compile_program
-from tests.targets.scripted import BATCHES, TARGET, captured, draw, folded, reference, run_fresh, seeded
+from tests import references
+from tests.targets.scripted import TARGET, captured, draw, seeded
 
 # Laws on the reference networks
 
 
-def test_every_reference_answers_exactly_in_a_fresh_process(tmp_path: Path) -> None:
-    programs = {name: reference(name) for name in REFERENCES}
-    jobs = {}
-    for name, program in programs.items():
-        artifact = TARGET.export(program, tmp_path / f"{name}{TARGET.suffix}")
-        assert (artifact.precision, artifact.coverage) == ("float32", None)
-        jobs[artifact.path] = [(REFERENCES[name].inputs(batch, seed=batch),) for batch in BATCHES]
-    for program, cases, answers in zip(programs.values(), jobs.values(), run_fresh(tmp_path, jobs), strict=True):
-        for case, answer in zip(cases, answers, strict=True):
-            torch.testing.assert_close(answer, program.run(case)[0], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", REFERENCES)
 def test_compilation_is_exact_and_keeps_the_state_dict_keys(name: str) -> None:
-    program = reference(name)
+    program = references.captured(name)
     compiled = compile_program(program)
     assert set(compiled.state_dict()) == set(program.graph_module.state_dict())
     for batch in (1, 2, 5):
@@ -161,7 +150,7 @@ def test_the_compilation_that_was_verified_is_what_is_saved(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("step", "name"), [(CastFP16(), "float16"), (CastBF16(), "bfloat16")])
 def test_half_precision_is_saved_as_it_comes(step: Any, name: str, tmp_path: Path) -> None:
-    program, _ = step.apply(folded(reference("resnet")))
+    program, _ = step.apply(references.folded("resnet"))
     artifact = TARGET.export(program, tmp_path / "net.pt")
     assert artifact.precision == program.precision == name
     x = REFERENCES["resnet"].inputs(5)

@@ -15,42 +15,20 @@ from optimize import graph, processor
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
-from optimize.passes.quantize_static import QuantizeStatic
 from optimize.processor import Processor
 from optimize.targets.torchscript import dynamic
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.lowering import lower
-from tests.cpus import HAS_VNNI
+from tests import references
 from tests.targets.scripted import (
-    BATCHES,
     TARGET,
     captured,
     draw,
-    folded,
     int8,
     quantized,
-    reference,
-    run_fresh,
     seeded,
     sqnr_db,
 )
-
-
-def test_every_reference_keeps_its_quality_in_int8_in_a_fresh_process(tmp_path: Path) -> None:
-    programs, jobs = {}, {}
-    for name, entry in REFERENCES.items():
-        program = folded(reference(name))
-        calibration = QuantizeStatic(calibration=[entry.inputs(16, seed=seed) for seed in (10, 11)])
-        step = QuantizeDynamic() if name == "lstm" else calibration
-        artifact = TARGET.export(step.apply(program)[0], tmp_path / f"{name}{TARGET.suffix}")
-        assert artifact.coverage is not None and artifact.coverage.quantized
-        programs[name] = program
-        jobs[artifact.path] = [(entry.inputs(batch, seed=batch + 20),) for batch in BATCHES]
-    answers = run_fresh(tmp_path, jobs)
-    for (name, program), cases, answer in zip(programs.items(), jobs.values(), answers, strict=True):
-        for case, got in zip(cases, answer, strict=True):
-            assert sqnr_db(program.run(case)[0], got) > (25 if HAS_VNNI else 24), name
-
 
 # Static INT8
 
@@ -211,7 +189,7 @@ def test_a_pool_on_a_rank_without_kernel_runs_in_float(tmp_path: Path) -> None:
 
 
 def test_a_convolution_network_stays_in_integers_from_end_to_end(tmp_path: Path) -> None:
-    program = folded(reference("resnet"))
+    program = references.folded("resnet")
     inputs = REFERENCES["resnet"].inputs
     coverage = TARGET.export(quantized(program, [inputs(8)]), tmp_path / "net.pt").coverage
     assert coverage is not None
@@ -222,7 +200,7 @@ def test_a_convolution_network_stays_in_integers_from_end_to_end(tmp_path: Path)
 
 def test_only_the_linear_layers_of_a_transformer_read_integers(tmp_path: Path) -> None:
     inputs = REFERENCES["vit"].inputs
-    coverage = TARGET.export(quantized(reference("vit"), [inputs(8)]), tmp_path / "net.pt").coverage
+    coverage = TARGET.export(quantized(references.captured("vit"), [inputs(8)]), tmp_path / "net.pt").coverage
     assert coverage is not None
     assert "quantized::add" not in coverage.kernels
     left = {(layer.op, layer.reason) for layer in coverage.left_float}

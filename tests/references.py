@@ -1,0 +1,38 @@
+"""The reference networks as programs, each captured once a process for all the tests that begin with it."""
+
+import functools
+
+from torch import nn
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize.program import Program
+
+
+def network(name: str, statistics: int | None = 1) -> nn.Module:
+    """Return a reference network, its BatchNorms drawn from a seed; None leaves them as they are built."""
+    net = REFERENCES[name].build()
+    if statistics is not None:
+        randomize_batch_norm(net, statistics)
+    return net
+
+
+def captured(name: str, statistics: int | None = 1) -> Program:
+    """Return ``network`` captured, nothing of it shared with what anybody else was given."""
+    return _captured(name, statistics).clone()
+
+
+def folded(name: str, statistics: int | None = 1) -> Program:
+    """Return ``captured`` with every BatchNorm folded and every branch merged that can be."""
+    return _folded(name, statistics).clone()
+
+
+@functools.cache
+def _captured(name: str, statistics: int | None) -> Program:
+    return optimize.capture(network(name, statistics), (REFERENCES[name].inputs(2),))
+
+
+@functools.cache
+def _folded(name: str, statistics: int | None) -> Program:
+    passes = [optimize.FuseConvBN(), optimize.Reparameterize()]
+    return optimize.Pipeline(passes).run(_captured(name, statistics)).program
