@@ -100,8 +100,10 @@ FILLED = {
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
 }
-#: Overloads of listed operators whose kernels add up numbers of the file unchecked.
-_UNCHECKED = words("aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor")
+#: Overloads of listed operators whose kernels add up numbers of the file unchecked, or divide by one on shapes alone.
+_UNCHECKED = words(
+    "aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor aten._transform_bias_rescale_qkv.default"
+)
 #: Calls that check or state something about a value and return nothing of use: left out when a graph is read.
 ASSERTIONS = words(
     """
