@@ -317,5 +317,13 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
     assert inputs.shape == (1, 3, 6, 6)
     with pytest.raises(UsageError, match="do not fit input"):
         open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=6))
-    with pytest.raises(UsageError, match="greater than 0"):
-        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(std=(1.0, 0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mean": "nan"}, {"mean": "0.5,-inf"}, {"mean": "1e300"}, {"std": "1,0,1"}, {"std": "nan"}, {"std": "1e-40"}],
+    ids=lambda given: "-".join(*given.items()),
+)
+def test_pictures_are_not_moved_or_stretched_by_what_leaves_nothing_of_them(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+        ImagePreprocessing.read(given)
