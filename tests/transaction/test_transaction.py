@@ -5,7 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -269,6 +269,35 @@ def test_one_file_that_cannot_be_written_is_named(name: str, message: str, tmp_p
     with pytest.raises(Refused, match=message):
         files.write_text(tmp_path / name, "text")
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
+
+
+def _make_link(path: Path) -> None:
+    (path.parent / "kept").write_text("mine")
+    path.symlink_to("kept")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(_make_link, "is a link to 'kept', which writing the file would replace", id="link"),
+        pytest.param(lambda path: path.symlink_to("/dev/null"), "is a link to '/dev/null'", id="link-to-device"),
+        pytest.param(lambda path: path.symlink_to("gone"), "is a link to 'gone'", id="dangling"),
+        pytest.param(os.mkfifo, "is no regular file", id="fifo"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["there-before", "put-there-meanwhile"])
+def test_one_file_replaces_nothing_but_a_file(
+    make: Callable[[Path], None], message: str, late: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.md"
+    if not late:
+        make(path)
+    with pytest.raises(Refused, match=message), files.whole(path) as temporary:
+        assert late
+        temporary.write_text("text")
+        make(path)
+    assert path.is_symlink() or path.is_fifo()
+    assert not list(tmp_path.glob(".x-*"))
 
 
 def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
