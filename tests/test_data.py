@@ -327,3 +327,13 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
 def test_pictures_are_not_moved_or_stretched_by_what_leaves_nothing_of_them(given: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="leaves nothing of their pixels"):
         ImagePreprocessing.read(given)
+
+
+def test_a_fax_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its decoder writes to the terminal, a line for each line of pixels that a hostile file spoils."""
+    Image.new("1", (16, 5000), 1).save(tmp_path / "fax.tif", compression="tiff_ccitt")
+    content = (tmp_path / "fax.tif").read_bytes()
+    (tmp_path / "fax.tif").write_bytes(content[:8] + bytes(200) + content[208:])
+    with pytest.raises(Refused, match=r"fax.tif' cannot be read as an image: it is a fax"):
+        whole(open_data(tmp_path, inputs=(RAW,)))
+    assert not capfd.readouterr().err

@@ -29,6 +29,8 @@ _READ = 32
 _MOST_BYTES = 1 << 31
 #: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
 _SCAN, _MOST_SCANS = b"\xff\xda", 16
+#: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
+_FAX = ("tiff_ccitt", "group3", "group4")
 #: Pixels that are moved or stretched by more are all one number in float32.
 _MOST_SHIFT = 1e6
 
@@ -136,6 +138,8 @@ def _decoded(file: Path, mode: str) -> Image.Image:
             with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
                 if opened.format != "MPO" and getattr(opened, "is_animated", False):
                     raise ValueError("it holds several pictures, and which one is meant is not said")
+                if opened.info.get("compression") in _FAX:
+                    raise ValueError("it is a fax")
                 _refuse_passes(opened, content)
                 opened.draft("RGB", None)
                 return opened.convert(mode)
