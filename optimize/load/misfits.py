@@ -136,12 +136,15 @@ def _of_window(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 
 def _of_attention(node: fx.Node, given: Mapping[str, Any]) -> str:
-    """Attention reads as many keys as there are values, and the fused kernel those of every sample and head."""
+    """Attention reads as many keys as there are values, and the fused kernel those of every sample and head.
+
+    The fused one divides by the number of queries, too.
+    """
     if not {"query", "key", "value"} <= given.keys() or "embed_dim" in given:
         return ""
     query, key, value = (_shape(given[name]) for name in ("query", "key", "value"))
     fused = "flash" in graph.op_name(node)
-    fits = key[-2] == value[-2] and (not fused or query[:-2] == key[:-2] == value[:-2])
+    fits = key[-2] == value[-2] and (not fused or (query[:-2] == key[:-2] == value[:-2] and query[-2] != 0))
     return "" if fits else "its keys and values are not as many"
 
 

@@ -252,18 +252,18 @@ def _pooled(kernel: int, size: int = 8) -> fx.Node:
     return _call(aten.max_pool1d.default, torch.empty(1, 2, size), [kernel], [1], [kernel // 2])
 
 
-def _attention(keys: int, values: int, batch: int = 2) -> fx.Node:
+def _attention(keys: int, values: int, batch: int = 2, queries: int = 9) -> fx.Node:
     empty = torch.empty
     return _call(
         aten.scaled_dot_product_attention.default,
-        empty(2, 4, 9, 8),
+        empty(2, 4, queries, 8),
         empty(batch, 4, keys, 8),
         empty(batch, 4, values, 8),
     )
 
 
-def _fused(keys: int, values: int, batch: int = 2) -> fx.Node:
-    node = _attention(keys, values, batch)
+def _fused(batch: int = 2, queries: int = 9) -> fx.Node:
+    node = _attention(9, 9, batch, queries)
     node.target = aten._scaled_dot_product_flash_attention_for_cpu.default
     return node
 
@@ -297,7 +297,8 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _sampled(-1, 0), id="no-interpolation"),
         pytest.param(lambda: _pooled(2**40), id="window"),
         pytest.param(lambda: _attention(2, 600), id="keys"),
-        pytest.param(lambda: _fused(9, 9, batch=1), id="samples"),
+        pytest.param(lambda: _fused(batch=1), id="samples"),
+        pytest.param(lambda: _fused(queries=0), id="queries"),
         pytest.param(lambda: _lengths(1), id="lengths"),
         pytest.param(lambda: _heads(0), id="heads"),
     ],
@@ -324,7 +325,7 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
         lambda: _pooled(13, 2),
         lambda: _attention(6, 6),
         lambda: _attention(6, 6, batch=1),
-        lambda: _fused(9, 9),
+        _fused,
         lambda: _lengths(4),
         lambda: _lengths(1, dim=-1),
         lambda: _heads(2),
@@ -394,6 +395,7 @@ def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
     for name in ("aten.save.default", "aten.from_file.default", "aten.set_.source_Tensor", "aten._print.default",
                  "inductor._reinterpret_tensor.default", "prims.add.default", "os.system", "builtins.eval",
                  "aten._reshape_alias.default", "aten.empty_strided.default", "aten.repeat_interleave.Tensor", "aten._transform_bias_rescale_qkv.default",
+                 "aten._masked_softmax.default", "aten.slow_conv_transpose3d.default", "aten.combinations.default",
                  "aten.native_batch_norm.default", "aten.conv2d.nothing", "aten.add.out",
                  "aten.__class__.default"):  # fmt: skip
         with pytest.raises(operators.NotListed):
