@@ -394,8 +394,9 @@ def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
     assert all(hasattr(torch.ops.aten, name) for name in operators.ATEN)
     for name in ("aten.save.default", "aten.from_file.default", "aten.set_.source_Tensor", "aten._print.default",
                  "inductor._reinterpret_tensor.default", "prims.add.default", "os.system", "builtins.eval",
-                 "aten._reshape_alias.default", "aten.empty_strided.default", "aten.repeat_interleave.Tensor", "aten._transform_bias_rescale_qkv.default",
-                 "aten._masked_softmax.default", "aten.slow_conv_transpose3d.default", "aten.combinations.default",
+                 "aten._reshape_alias.default", "aten.empty_strided.default", "aten.repeat_interleave.Tensor",
+                 "aten._transform_bias_rescale_qkv.default", "aten._masked_softmax.default",
+                 "aten.slow_conv_transpose3d.default", "aten.combinations.default",
                  "aten.native_batch_norm.default", "aten.conv2d.nothing", "aten.add.out",
                  "aten.__class__.default"):  # fmt: skip
         with pytest.raises(operators.NotListed):
