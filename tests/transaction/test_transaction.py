@@ -271,6 +271,33 @@ def test_one_file_that_cannot_be_written_is_named(name: str, message: str, tmp_p
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["made-meanwhile", "swapped"])
+@pytest.mark.parametrize(
+    "swap",
+    [
+        pytest.param(lambda out: out.symlink_to("other"), id="link"),
+        pytest.param(lambda out: out.symlink_to("gone"), id="dangling"),
+        pytest.param(lambda out: out.write_text("file"), id="file"),
+        pytest.param(os.mkfifo, id="fifo"),
+    ],
+)
+def test_what_takes_the_folders_place_is_not_followed(
+    swap: Callable[[Path], None], there: bool, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_text("mine")
+    if there:
+        out.mkdir()
+    with pytest.raises(Refused, match="no folder any more"), staging(out, ["report.json"]) as new:
+        (new / "report.json").write_text("2")
+        if there:
+            out.rename(tmp_path / "moved")
+        swap(out)
+    assert os.listdir(other) == ["report.json"] and (other / "report.json").read_text() == "mine"
+    assert not list(tmp_path.glob(".*"))
+
+
 def _make_link(path: Path) -> None:
     (path.parent / "kept").write_text("mine")
     path.symlink_to("kept")
