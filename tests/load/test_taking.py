@@ -133,7 +133,19 @@ FORGERIES: dict[str, Change] = {
     "list": lambda value: value["calls"][0].update(operator="_operator.mul", arguments=[[1], 1 << 40]),
     "format": lambda value: value["calls"][0].update(operator="_operator.mod", arguments=["%3000000000d", 1]),
     "keyword": lambda value: value["calls"][0].update(keywords={"self": 1, "__class__": 2}),
+    "squares": lambda value: value["calls"].extend(_repeated("mul", 20)),
+    "powers": lambda value: value["calls"].extend(_repeated("pow", 6)),
 }
+
+
+def _repeated(function: str, times: int) -> list[dict[str, Any]]:
+    """Returns the size of ``x``, multiplied by itself again and again: with more of them, it never ends."""
+    calls = [{"name": "s0", "operator": "aten.sym_size.int", "arguments": [{"value": "input_1"}, 0]}]
+    for place in range(times):
+        value = {"value": f"s{place}"}
+        arguments = [value, 8 if function == "pow" else value]
+        calls.append({"name": f"s{place + 1}", "operator": f"_operator.{function}", "arguments": arguments})
+    return calls
 
 
 def _nested(depth: int) -> Any:
