@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.measure.feed import open_samples
 
 ONE = (InputSpec("x", (3, 4, 4)),)
 TWO = (InputSpec("ids", (None,), "int64"), InputSpec("mask", (5,)))
@@ -327,6 +328,8 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
 def test_pictures_are_not_moved_or_stretched_by_what_leaves_nothing_of_them(given: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="leaves nothing of their pixels"):
         ImagePreprocessing.read(given)
+    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+        open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
 
 
 def test_a_fax_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
