@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optimize.errors import Refused
 
 #: What the system says of a place that is not ours to write to, whoever tries.
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EROFS, errno.EPERM, errno.EBUSY, errno.ETXTBSY})
-_NOT_A_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST})
+_NOT_A_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Letters of a file's name that its temporary name repeats; with the random part it stays within 255 bytes.
 _REPEATED = 40
@@ -24,8 +25,9 @@ def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; rename it to ``path`` on success, leave nothing on failure.
 
     Raises:
-        Refused: The disk is full, or the file cannot be written where it is to lie.
+        Refused: The disk is full, the file cannot be written where it is to lie, or no file lies there now.
     """
+    check(path)
     with refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem[:_REPEATED]}-", suffix=path.suffix, dir=path.parent)
@@ -34,11 +36,31 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         with refusing(path, _NO_SPACE | _NOT_WRITABLE):
             yield temporary
+        check(path)  # somebody may have put something there since
         with refusing(path):
             temporary.chmod(0o644)
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check(path: Path) -> None:
+    """Make sure that a file replaces nothing but a file: neither a link, whoever wants it kept, nor a fifo or device.
+
+    Raises:
+        Refused: Something else lies there.
+    """
+    with refusing(path), suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            raise Refused(
+                f"'{path}' is a link to '{os.readlink(path)}', which writing the file would replace.",
+                hint="Name what it leads to, or remove the link.",
+            )
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of folders, the system says it
+            raise Refused(
+                f"'{path}' is no regular file, and a file is to be written there.", hint="Choose another name."
+            )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.measure.feed import open_samples
 
 ONE = (InputSpec("x", (3, 4, 4)),)
 TWO = (InputSpec("ids", (None,), "int64"), InputSpec("mask", (5,)))
@@ -317,5 +318,25 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
     assert inputs.shape == (1, 3, 6, 6)
     with pytest.raises(UsageError, match="do not fit input"):
         open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=6))
-    with pytest.raises(UsageError, match="greater than 0"):
-        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(std=(1.0, 0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mean": "nan"}, {"mean": "0.5,-inf"}, {"mean": "1e300"}, {"std": "1,0,1"}, {"std": "nan"}, {"std": "1e-40"}],
+    ids=lambda given: "-".join(*given.items()),
+)
+def test_pictures_are_not_moved_or_stretched_by_what_leaves_nothing_of_them(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+        ImagePreprocessing.read(given)
+    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+        open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
+
+
+def test_a_fax_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its decoder writes to the terminal, a line for each line of pixels that a hostile file spoils."""
+    Image.new("1", (16, 5000), 1).save(tmp_path / "fax.tif", compression="tiff_ccitt")
+    content = (tmp_path / "fax.tif").read_bytes()
+    (tmp_path / "fax.tif").write_bytes(content[:8] + bytes(200) + content[208:])
+    with pytest.raises(Refused, match=r"fax.tif' cannot be read as an image: it is a fax"):
+        whole(open_data(tmp_path, inputs=(RAW,)))
+    assert not capfd.readouterr().err

@@ -76,7 +76,12 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
     Exit codes: 0 pass, 1 fail (slower, larger, or wrong), 2 usage, 3 inconclusive, 4 not comparable.
     """
+    from optimize import files
+
     settings = _settings(models, given)
+    for option in ("json_file", "junit", "save_baseline"):
+        if given[option]:
+            files.check(given[option])
     try:
         record = _self_test(settings, given) if given["self_test"] else _check(settings, given)
         _report(record, given)

@@ -30,8 +30,11 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
     from optimize.job import Job
     from optimize.opening import open_program
     from optimize.recipe import parse
+    from optimize.report.files import check_ending
     from optimize.workflow import transform
 
+    if given["out"]:
+        check_ending(given["out"], ".svg", ".html", example="graph.svg, for example")
     entries = options.fusing(fuse=True, reparameterize=given["reparam"])
     content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
     job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
@@ -51,14 +54,13 @@ def _show_change(program: Program, variant: Variant, title: str, given: dict[str
     from optimize.report import operations
     from optimize.report.changes import tell_change
     from optimize.report.console import show
-    from optimize.report.files import check_ending, save
+    from optimize.report.files import save
     from optimize.report.model import TraceStep
 
     change, out = operations.compare(program, variant.program), given["out"]
     why = ([TraceStep.of(step) for step in variant.steps], variant.merges) if given["why"] else None
     told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
     if out:
-        check_ending(out, ".svg", ".html", example="graph.svg, for example")
         save(out, told)
     show(told)
     if out:

@@ -29,6 +29,10 @@ _READ = 32
 _MOST_BYTES = 1 << 31
 #: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
 _SCAN, _MOST_SCANS = b"\xff\xda", 16
+#: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
+_FAX = ("tiff_ccitt", "group3", "group4")
+#: Pixels that are moved or stretched by more are all one number in float32.
+_MOST_SHIFT = 1e6
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,26 @@ class ImagePreprocessing:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave nothing of a picture, NaN and infinities included.
+
+        Raises:
+            UsageError: One is none, or too large, or a standard deviation is too small.
+        """
+        bad = next((number for number in (*self.mean, *self.std) if not abs(number) <= _MOST_SHIFT), None)
+        bad = next((number for number in self.std if not number * _MOST_SHIFT >= 1), bad)
+        if bad is not None:
+            raise UsageError(
+                f"A mean or standard deviation of images is {bad:g}, which leaves nothing of their pixels in [0, 1].",
+                hint="Give finite numbers; a standard deviation is greater than 0. ImageNet's are the default.",
+            )
+
     @classmethod
     def read(cls, given: Mapping[str, str]) -> ImagePreprocessing:
         """Read ``mean`` and ``std`` such as ``0.5,0.5,0.5``.
 
         Raises:
-            UsageError: They are not numbers.
+            UsageError: They are not numbers, or none that pictures have.
         """
         try:
             return cls(**{name: tuple(float(part) for part in text.split(",")) for name, text in given.items()})  # type: ignore[arg-type]
@@ -120,6 +138,8 @@ def _decoded(file: Path, mode: str) -> Image.Image:
             with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
                 if opened.format != "MPO" and getattr(opened, "is_animated", False):
                     raise ValueError("it holds several pictures, and which one is meant is not said")
+                if opened.info.get("compression") in _FAX:
+                    raise ValueError("it is a fax")
                 _refuse_passes(opened, content)
                 opened.draft("RGB", None)
                 return opened.convert(mode)
@@ -219,8 +239,6 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
             f"{len(image.std)} standard deviations.",
             hint="Give one of each a channel (--mean, --std); images have 1 or 3 channels.",
         )
-    if min(image.std) <= 0:
-        raise UsageError("A standard deviation of images must be greater than 0.")
     wanted = (image.size or height, image.size or width)
     if wanted[0] is None or wanted[1] is None:
         raise UsageError(

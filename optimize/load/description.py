@@ -28,6 +28,8 @@ _TEXT = re.compile(r"[ !#-&(-\[\]-~]+", re.ASCII)
 _MOST_EXPONENT = 8
 #: What a number in torch holds; its smallest has no counterpart, and kernels that negate it never end.
 _MOST = 1 << 63
+#: Bits of a size, and of what a graph may make of sizes: Python's whole numbers grow until nothing ends them.
+_BITS, _MOST_BITS = 64, 1 << 13
 _ENUMERATIONS = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -119,6 +121,8 @@ def _build_call(built: fx.Graph, call: OperatorCall, values: Mapping[str, fx.Nod
     stack = {f"{place}": (path, kind) for place, (path, kind) in enumerate(call.modules)}
     if stack:
         node.meta["nn_module_stack"] = stack
+    if not isinstance(target, torch._ops.OpOverload):
+        node.meta["bits"] = _bits(call, arguments)
     return node
 
 
@@ -147,6 +151,28 @@ def _refuse_sizes(call: OperatorCall, arguments: list[Any]) -> None:
         exponent: Any = arguments[1] if len(arguments) == 2 else None
         if type(exponent) not in (int, float) or abs(exponent) > _MOST_EXPONENT:
             raise Malformed(f"'{call.name}' is a power with an exponent that is no small number")
+
+
+def _bits(call: OperatorCall, arguments: list[Any]) -> int:
+    """Return how many bits a function of sizes may make, whatever the sizes are.
+
+    Raises:
+        Malformed: They are more than any shape has.
+    """
+    held = [_bits_of(part) for value in arguments for part in (value if isinstance(value, list) else [value])]
+    if call.operator.endswith(".pow"):
+        found = held[0] * max(1, math.ceil(abs(arguments[1])))
+    else:
+        found = sum(held) if call.operator.endswith(".mul") else max(held, default=0) + len(held)
+    if found > _MOST_BITS:
+        raise Malformed(f"'{call.name}' ({call.operator}) may be a number of {found} bits")
+    return found
+
+
+def _bits_of(value: Any) -> int:
+    if isinstance(value, fx.Node):
+        return int(value.meta.get("bits", _BITS))
+    return value.bit_length() if isinstance(value, int) else _BITS
 
 
 def _is_number(value: Any) -> bool:

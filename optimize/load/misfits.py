@@ -20,6 +20,10 @@ _OTHER_SIZE = "its weights or statistics have another size than its input has ch
 _GATES_OF_LSTM = 4
 #: ``at::padding_mode::circular``.
 _CIRCULAR = 2
+#: Ways of ``grid_sampler`` to find a value between others, and beyond the border.
+_MODES = range(3)
+#: How many times its input a window may be wide: small maps are pooled in windows that are mostly padding.
+_WIDER = 64
 
 
 def find_misfit(node: fx.Node) -> str:
@@ -48,8 +52,8 @@ def _of_normalisation(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 
 def _of_weight_norm(node: fx.Node, given: Mapping[str, Any]) -> str:
-    """A length for each of the directions."""
-    if graph.op_name(node) != "_weight_norm_interface":
+    """A length for each of the directions; one for all of them (``dim=-1``) is multiplied as any two tensors are."""
+    if graph.op_name(node) not in ("_weight_norm", "_weight_norm_interface") or given["dim"] == -1:
         return ""
     return "" if _count(given["g"]) == _shape(given["v"])[given["dim"]] else _OTHER_SIZE
 
@@ -116,8 +120,43 @@ def _of_circle(node: fx.Node, given: Mapping[str, Any]) -> str:
     return "it pads in a circle and cuts" if cuts else ""
 
 
+def _of_grid(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """In a mode that it does not know, sampling writes nothing: its output is left as memory was found."""
+    modes = [given[name] for name in ("interpolation_mode", "padding_mode") if name in given]
+    return "" if all(mode in _MODES for mode in modes) else "it samples in a mode that there is not"
+
+
+def _of_window(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Pooling walks through all of its window, of which padding lets half lie outside of the input."""
+    if "pool" not in graph.op_name(node) or not given.get("kernel_size"):
+        return ""
+    widest, *_ = sorted(map(_hint, _shape(given["self"])[1:]), reverse=True)
+    fits = max(map(_hint, given["kernel_size"])) <= _WIDER * max(widest, 1)
+    return "" if fits else "its window is far wider than its input"
+
+
+def _of_attention(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Attention reads as many keys as there are values, and the fused kernel those of every sample and head.
+
+    The fused one divides by the number of queries, too.
+    """
+    if not {"query", "key", "value"} <= given.keys() or "embed_dim" in given:
+        return ""
+    query, key, value = (_shape(given[name]) for name in ("query", "key", "value"))
+    fused = "flash" in graph.op_name(node)
+    fits = key[-2] == value[-2] and (not fused or (query[:-2] == key[:-2] == value[:-2] and query[-2] != 0))
+    return "" if fits else "its keys and values are not as many"
+
+
+def _of_heads(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """The processor ends who divides by no heads."""
+    heads = given.get("num_head", given.get("num_heads", 1))
+    return "" if isinstance(heads, int) and heads > 0 else "its heads are not counted"
+
+
 _CHECKS: Sequence[Callable[[fx.Node, Mapping[str, Any]], str]] = (
     _of_normalisation, _of_weight_norm, _of_kernel, _of_recurrence, _of_resampling, _of_bags, _of_division, _of_circle,
+    _of_grid, _of_window, _of_attention, _of_heads,
 )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def open_samples(
     """
     from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 
+    image = ImagePreprocessing.read(preprocessing or {})
     if source is None:
         return Samples("noise", lambda: _noise(specs, batch, count), synthetic=True)
     wanted = [
@@ -58,7 +59,7 @@ def open_samples(
         )
         for spec in specs
     ]
-    return open_data(source, inputs=wanted, labelled=labelled, image=ImagePreprocessing.read(preprocessing or {}))
+    return open_data(source, inputs=wanted, labelled=labelled, image=image)
 
 
 def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Iterator[Arrays]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from optimize.errors import UsageError
-from optimize.files import write_text
+from optimize.files import check, write_text
 from optimize.report.model import Report, StrictRecord
 from optimize.texts import read_json
 from optimize.transaction import staging
@@ -22,12 +22,14 @@ _Read = TypeVar("_Read", bound=StrictRecord)
 
 
 def check_ending(path: Path, *endings: str, example: str) -> None:
-    """Check what a file can be written as, before anything is measured.
+    """Check what a file can be written as, and over what, before anything is measured.
 
     Raises:
         UsageError: Its name has none of these endings.
+        Refused: No file lies there now, but something else.
     """
     if path.suffix.lower() in endings:
+        check(path)
         return
     named = [f"{'a' if ending == '.json' else 'an'} {ending}" for ending in endings]
     none = f"neither {' nor '.join(named)}" if len(named) == 2 else f"no {', '.join(endings[:-1])} or {endings[-1]}"

@@ -218,6 +218,8 @@ class Transaction:
             with suppress(FileExistsError):
                 system.rename_to_absent(self.new, self.out)
                 return
+        if os.path.lexists(self.out) and not is_folder(self.out):  # links were followed when we began
+            raise Refused(f"'{self.out}' is no folder any more: something else took its place meanwhile.", hint=_HINT)
         names = sorted(os.listdir(self.new))
         _check_names(self.out, self.names.union(names))
         self.stale = sorted(self.names.difference(names))

@@ -133,7 +133,19 @@ FORGERIES: dict[str, Change] = {
     "list": lambda value: value["calls"][0].update(operator="_operator.mul", arguments=[[1], 1 << 40]),
     "format": lambda value: value["calls"][0].update(operator="_operator.mod", arguments=["%3000000000d", 1]),
     "keyword": lambda value: value["calls"][0].update(keywords={"self": 1, "__class__": 2}),
+    "squares": lambda value: value["calls"].extend(_repeated("mul", 20)),
+    "powers": lambda value: value["calls"].extend(_repeated("pow", 6)),
 }
+
+
+def _repeated(function: str, times: int) -> list[dict[str, Any]]:
+    """Returns the size of ``x``, multiplied by itself again and again: with more of them, it never ends."""
+    calls = [{"name": "s0", "operator": "aten.sym_size.int", "arguments": [{"value": "input_1"}, 0]}]
+    for place in range(times):
+        value = {"value": f"s{place}"}
+        arguments = [value, 8 if function == "pow" else value]
+        calls.append({"name": f"s{place + 1}", "operator": f"_operator.{function}", "arguments": arguments})
+    return calls
 
 
 def _nested(depth: int) -> Any:
@@ -241,6 +253,43 @@ def _mean(weights: int) -> fx.Node:
     return _call(aten._native_batch_norm_legit.no_stats, torch.empty(2, 4, 2), one, one, True, 0.1, 1e-5)
 
 
+def _sampled(interpolation: int, padding: int) -> fx.Node:
+    """Returns a sampling whose modes are not looked at on shapes."""
+    node = _call(aten.grid_sampler.default, torch.empty(1, 2, 8, 8), torch.empty(1, 4, 4, 2), 0, 0, False)
+    node.args = (*node.args[:2], interpolation, padding, False)
+    return node
+
+
+def _pooled(kernel: int, size: int = 8) -> fx.Node:
+    return _call(aten.max_pool1d.default, torch.empty(1, 2, size), [kernel], [1], [kernel // 2])
+
+
+def _attention(keys: int, values: int, batch: int = 2, queries: int = 9) -> fx.Node:
+    empty = torch.empty
+    return _call(
+        aten.scaled_dot_product_attention.default,
+        empty(2, 4, queries, 8),
+        empty(batch, 4, keys, 8),
+        empty(batch, 4, values, 8),
+    )
+
+
+def _fused(batch: int = 2, queries: int = 9) -> fx.Node:
+    node = _attention(9, 9, batch, queries)
+    node.target = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return node
+
+
+def _lengths(count: int, dim: int = 0) -> fx.Node:
+    return _call(aten._weight_norm.default, torch.empty(4, 4), torch.empty(count), dim)
+
+
+def _heads(count: int) -> fx.Node:
+    empty = torch.empty
+    x, weights = empty(1, 2, 8), [empty(24, 8), empty(24), empty(8, 8), empty(8)]
+    return _call(aten._native_multi_head_attention.default, x, x, x, 8, count, *weights)
+
+
 @pytest.mark.parametrize(
     "node",
     [
@@ -255,6 +304,15 @@ def _mean(weights: int) -> fx.Node:
         pytest.param(lambda: _bags(None), id="offsets"),
         pytest.param(lambda: _bags(-5), id="falling"),
         pytest.param(lambda: _mean(1), id="without-statistics"),
+        pytest.param(lambda: _sampled(9, 0), id="interpolation"),
+        pytest.param(lambda: _sampled(0, 9), id="border"),
+        pytest.param(lambda: _sampled(-1, 0), id="no-interpolation"),
+        pytest.param(lambda: _pooled(2**40), id="window"),
+        pytest.param(lambda: _attention(2, 600), id="keys"),
+        pytest.param(lambda: _fused(batch=1), id="samples"),
+        pytest.param(lambda: _fused(queries=0), id="queries"),
+        pytest.param(lambda: _lengths(1), id="lengths"),
+        pytest.param(lambda: _heads(0), id="heads"),
     ],
 )
 def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -> None:
@@ -275,6 +333,14 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
         lambda: _padded([-3, 4], "constant"),
         lambda: _bags(2),
         lambda: _mean(4),
+        lambda: _sampled(2, 2),
+        lambda: _pooled(13, 2),
+        lambda: _attention(6, 6),
+        lambda: _attention(6, 6, batch=1),
+        _fused,
+        lambda: _lengths(4),
+        lambda: _lengths(1, dim=-1),
+        lambda: _heads(2),
     ],
 )
 def test_calls_that_fit_are_left_alone(node: Callable[[], fx.Node]) -> None:
@@ -341,6 +407,8 @@ def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
     for name in ("aten.save.default", "aten.from_file.default", "aten.set_.source_Tensor", "aten._print.default",
                  "inductor._reinterpret_tensor.default", "prims.add.default", "os.system", "builtins.eval",
                  "aten._reshape_alias.default", "aten.empty_strided.default", "aten.repeat_interleave.Tensor",
+                 "aten._transform_bias_rescale_qkv.default", "aten._masked_softmax.default",
+                 "aten.slow_conv_transpose3d.default", "aten.combinations.default",
                  "aten.native_batch_norm.default", "aten.conv2d.nothing", "aten.add.out",
                  "aten.__class__.default"):  # fmt: skip
         with pytest.raises(operators.NotListed):

@@ -75,7 +75,7 @@ BAD = {
     "NUL": (lambda text: "\0" + text, "is not XML"),
     "encoding": (lambda text: text.replace('"1.0"', '"1.0" encoding="x-none"'), "is not XML"),
     "another root": (lambda text: "<svg/>", "no description of an OpenVINO graph"),
-    "deep": (lambda text: "<net>" + "<layers>" * 5000, "deep"),
+    "deep": (lambda text: "<net>" + "<deeper>" * 5000, "deep"),
     "two layers": (lambda text: text.replace('<layer id="2"', '<layer id="1"', 1), "two layers have the number 1"),
     "offset": (const("offset", "-8"), "is no offset"),
     "digits": (const("offset", "9" * 5000), "is no offset"),
@@ -94,6 +94,27 @@ def test_descriptions_that_are_refused(edit: Callable[[str], str], message: str,
         Opening(tmp_path).open(str(path))
     with pytest.raises(Refused, match=message):
         profile_file(path)
+
+
+NO_TRIPS = '<edges><edge from-layer="0" from-port="0" to-layer="3" to-port="0"/></edges>'
+OTHER_DATA = '<data element_type="string" shape="" offset="0" size="8"/>'
+
+
+@pytest.mark.parametrize(
+    ("before", "added", "message"),
+    [
+        pytest.param("</net>", NO_TRIPS, "one 'net' has 'edges' twice", id="edges"),
+        pytest.param("</net>", f"<rt_info>{NO_TRIPS}</rt_info>", "'edges' are not in a graph", id="notes"),
+        pytest.param("<output>", OTHER_DATA, "one 'layer' has 'data' twice", id="data"),
+        pytest.param("</layer>", f"<rt_info><layer>{OTHER_DATA}</layer></rt_info>", "rounds", id="data-of-notes"),
+    ],
+)
+def test_what_openvino_does_not_read_hides_no_loop(before: str, added: str, message: str, tmp_path: Path) -> None:
+    """OpenVINO reads the first of several sections: a later one that says otherwise was believed."""
+    path = saved(tmp_path / "m.xml", trips=2**40)
+    start, end = path.read_text().split('name="Constant_', 1)
+    path.write_text(f'{start}name="Constant_{end.replace(before, added + before, 1)}')
+    refused(path, message)
 
 
 def test_files_that_are_none(honest: Path, tmp_path: Path) -> None:

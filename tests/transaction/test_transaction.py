@@ -5,7 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -269,6 +269,62 @@ def test_one_file_that_cannot_be_written_is_named(name: str, message: str, tmp_p
     with pytest.raises(Refused, match=message):
         files.write_text(tmp_path / name, "text")
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made-meanwhile", "swapped"])
+@pytest.mark.parametrize(
+    "swap",
+    [
+        pytest.param(lambda out: out.symlink_to("other"), id="link"),
+        pytest.param(lambda out: out.symlink_to("gone"), id="dangling"),
+        pytest.param(lambda out: out.write_text("file"), id="file"),
+        pytest.param(os.mkfifo, id="fifo"),
+    ],
+)
+def test_what_takes_the_folders_place_is_not_followed(
+    swap: Callable[[Path], None], there: bool, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_text("mine")
+    if there:
+        out.mkdir()
+    with pytest.raises(Refused, match="no folder any more"), staging(out, ["report.json"]) as new:
+        (new / "report.json").write_text("2")
+        if there:
+            out.rename(tmp_path / "moved")
+        swap(out)
+    assert os.listdir(other) == ["report.json"] and (other / "report.json").read_text() == "mine"
+    assert not list(tmp_path.glob(".*"))
+
+
+def _make_link(path: Path) -> None:
+    (path.parent / "kept").write_text("mine")
+    path.symlink_to("kept")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(_make_link, "is a link to 'kept', which writing the file would replace", id="link"),
+        pytest.param(lambda path: path.symlink_to("/dev/null"), "is a link to '/dev/null'", id="link-to-device"),
+        pytest.param(lambda path: path.symlink_to("gone"), "is a link to 'gone'", id="dangling"),
+        pytest.param(os.mkfifo, "is no regular file", id="fifo"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["there-before", "put-there-meanwhile"])
+def test_one_file_replaces_nothing_but_a_file(
+    make: Callable[[Path], None], message: str, late: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.md"
+    if not late:
+        make(path)
+    with pytest.raises(Refused, match=message), files.whole(path) as temporary:
+        assert late
+        temporary.write_text("text")
+        make(path)
+    assert path.is_symlink() or path.is_fifo()
+    assert not list(tmp_path.glob(".x-*"))
 
 
 def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

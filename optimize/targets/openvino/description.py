@@ -16,6 +16,8 @@ MOST_BYTES = 2**28
 #: Layers with those of all bodies, and elements inside one another (a body of a loop is three of them deeper).
 MOST_LAYERS, MOST_DEPTH = 1_000_000, 192
 _BODIES = frozenset({"net", "body", "then_body", "else_body"})
+#: Sections of a graph, and what a layer has one of: OpenVINO reads the first in its place, and none elsewhere.
+_SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"})
 _HINT = "Write it again with openvino.save_model."
 
 
@@ -87,12 +89,14 @@ class _Reader:
         self._bodies: list[Body] = []
         self._layers: list[IrLayer] = []
         self._open: list[str] = []
+        self._had: list[set[str]] = [set()]
         self._count = 0
 
     def begin(self, name: str, attributes: dict[str, str]) -> None:
         """Take in the start of an element."""
         parent = self._open[-1] if self._open else ""
         self._open.append(name)
+        self._refuse_hidden(name, parent)
         if (name == "net") != (not parent):
             self._refuse("it is no description of an OpenVINO graph")
         if len(self._open) > MOST_DEPTH:
@@ -101,16 +105,17 @@ class _Reader:
             self._begin_body()
         elif name == "layer" and parent == "layers":
             self._begin_layer(attributes)
-        elif self._layers and parent == "layer" and name == "data":
+        elif self._open[-3:] == ["layers", "layer", "data"]:
             self._layers[-1].data = attributes
-        elif self._layers and parent == "input" and name == "port":
+        elif self._open[-4:] == ["layers", "layer", "input", "port"]:
             self._layers[-1].ports.append(attributes.get("id", ""))
-        elif self._bodies and parent == "edges" and name == "edge":
+        elif parent == "edges" and name == "edge":
             self._join(attributes)
 
     def end(self, name: str) -> None:
         """Take in the end of an element."""
         self._open.pop()
+        self._had.pop()
         if name in _BODIES:
             self._bodies.pop()
         elif name == "layer" and self._open[-1:] == ["layers"]:
@@ -119,6 +124,15 @@ class _Reader:
     def refuse_dtd(self, *_: object) -> None:
         """Refuse a document type or an entity, which OpenVINO never writes."""
         self._refuse("it has a document type or entities, which OpenVINO never writes")
+
+    def _refuse_hidden(self, name: str, parent: str) -> None:
+        """Refuse what OpenVINO does not read where it stands, so that both of us read the same."""
+        if name in _SECTIONS and parent not in _BODIES:
+            self._refuse(f"'{name}' are not in a graph")
+        if name in self._had[-1] and (name in _SECTIONS or (name in _SINGLE and parent == "layer")):
+            self._refuse(f"one '{parent}' has '{name}' twice")
+        self._had[-1].add(name)
+        self._had.append(set())
 
     def _begin_body(self) -> None:
         body = Body() if self._bodies else self.net
