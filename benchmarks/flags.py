@@ -16,4 +16,5 @@ def fused(program: optimize.Program) -> optimize.Program:
 def int8(program: optimize.Program, data: Iterable[Any], **options: Any) -> optimize.Program:
     """Return what ``--int8 --calib`` makes, with options of ``QuantizeStatic``."""
     program, _ = optimize.EqualizeChannels(calibration=data, unless_near=True).apply(program)
+    program, _ = optimize.PairChannels().apply(program)
     return optimize.QuantizeStatic(calibration=data, **options).apply(program)[0]

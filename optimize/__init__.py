@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         FuseConvBN as FuseConvBN,
     )
     from optimize.passes import (
+        PairChannels as PairChannels,
+    )
+    from optimize.passes import (
         PruneChannels as PruneChannels,
     )
     from optimize.passes import (
@@ -79,6 +82,7 @@ _HOMES = {
             "QuantizeWeights",
             "CastFP16",
             "CastBF16",
+            "PairChannels",
             "PruneChannels",
             "PruneWeights",
             "Script",

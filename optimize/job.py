@@ -72,7 +72,7 @@ class Job:
         """Return the passes, those that take data with the calibration data."""
         if self.given_passes is not None:
             return list(self.given_passes)
-        return [entry.build(calibration, self.recipe.keep) for entry in self.recipe.passes]
+        return [entry.build(calibration, self.recipe.keep, self.recipe.cpu) for entry in self.recipe.passes]
 
     @property
     def given_calibration(self) -> Given | None:

@@ -85,6 +85,7 @@ class Quantization:
         spared: Those of them that were given back for their INT8 error alone; that of bfloat16 is nothing beside it, so
             a target may multiply in bfloat16 where the host does so faster.
         bits: Integers of the weights: 8, or fewer levels in the same storage type.
+        cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
         half: What computes in a 16-bit float type where it is not in integers; None leaves that in float32.
     """
@@ -96,6 +97,7 @@ class Quantization:
     left_float: Mapping[str, str] = field(default_factory=dict)
     spared: frozenset[str] = frozenset()
     bits: int = 8
+    cpu: str = "any"
     group: int = 0
     half: HalfPlan | None = None
 

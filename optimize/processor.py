@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from optimize.errors import UsageError, nearest
+
 #: What tells apart machines whose processors share a model name.
 _IDENTITY = ("vendor_id", "cpu family", "model", "stepping", "cache size")
 
@@ -27,23 +29,59 @@ class Processor:
     identity: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def sums_in_32_bits(self) -> bool:
-        """Whether products of bytes are summed in 32 bits: VNNI on x86, any other architecture, or not known.
-
-        Without it, ``vpmaddubsw`` saturates: two products of an unsigned and a signed byte exceed 16 bits.
-        """
-        is_x86 = bool(self.flags & {"fpu", "sse", "sse2", "avx", "avx2"})
-        return not is_x86 or bool(self.flags & {"avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8"})
-
-    @property
-    def has_avx512_vnni(self) -> bool:
-        """Whether it adds four products of bytes at once in 32 bits, which torch's own integer kernels ask for."""
-        return "avx512_vnni" in self.flags
+    def level(self) -> str:
+        """Which of ``CPUS`` it is, by what multiplies and adds bytes; ``any`` where that is not known."""
+        known = ({"amx_int8"}, "amx"), (_VNNI, "vnni"), ({"asimddp"}, "arm-dotprod"), ({"avx2"}, "avx2")
+        return next((level for flags, level in known if self.flags & flags), "any")
 
     @property
     def has_avx512_bf16(self) -> bool:
         """Whether it multiplies bfloat16 faster than float32 in the kernels of torch and OpenVINO."""
         return "avx512_bf16" in self.flags
+
+
+#: Processors that integers can be made for, and whether kernels there add two products of bytes in 16 bits.
+CPUS = {"any": True, "avx2": True, "vnni": False, "amx": False, "arm-dotprod": False}
+#: The same, and the one that this runs on.
+CPU_NAMES = (*CPUS, "host")
+_VNNI = frozenset({"avx512_vnni", "avx_vnni", "avx_vnni_int8"})
+
+
+def named(cpu: str) -> str:
+    """Return the processors of a name, one of ``CPUS``; for ``host`` what this machine's is.
+
+    Raises:
+        UsageError: There is no such name.
+    """
+    if cpu not in CPU_NAMES:
+        raise UsageError(f"There is no processor '{cpu}' to make integers for.", hint=nearest(cpu, CPU_NAMES))
+    return host().level if cpu == "host" else cpu
+
+
+def adds_pairs(cpu: str) -> bool:
+    """Say whether kernels of such processors add two products of bytes in 16 bits, which saturate.
+
+    ``vpmaddubsw`` does, the instruction of x86 without VNNI.
+    """
+    return CPUS[cpu]
+
+
+def promise(cpu: str) -> str:
+    """Return on which processors integers made for some are right, and by what proof, as a sentence."""
+    if adds_pairs(cpu):
+        return (
+            "INT8 is right on every x86 and ARM processor: where products of two neighbours are added in 16 bits (x86 "
+            "without VNNI), their weights add up to 128 at most, and 255 * 128 fits."
+        )
+    return (
+        f"INT8 was made for {cpu}: x86 without VNNI adds products in 16 bits, which overflow, and would answer "
+        "otherwise. Use --cpu any for that."
+    )
+
+
+def runs(cpu: str, on: Processor) -> bool:
+    """Say whether integers made for some processors are right on this one: known to be wrong is what counts."""
+    return adds_pairs(cpu) or on.level != "avx2"
 
 
 @functools.cache

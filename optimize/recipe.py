@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from optimize import bounds, named, registry, texts
+from optimize import bounds, named, processor, registry, texts
 from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import Pass
 from optimize.regular import shown
@@ -29,6 +29,13 @@ from optimize.targets.base import Target
 
 #: Fields of a pass that a recipe does not set: the data comes from ``calib``.
 _DATA_FIELDS = {"calibration"}
+
+
+def _processors(cpu: str) -> str:
+    try:
+        return processor.named(cpu)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
 
 
 class PassEntry(BaseModel):
@@ -60,11 +67,11 @@ class PassEntry(BaseModel):
         }
         return cls(name=made.name, options=options)
 
-    def build(self, calibration: Any, keep: Sequence[str] = ()) -> Pass:
-        """Return the pass, with the run's calibration data and what it keeps in float, where it takes them."""
+    def build(self, calibration: Any, keep: Sequence[str] = (), cpu: str = "any") -> Pass:
+        """Return the pass, with the run's calibration data, what it keeps in float and its processors, where it can."""
         cls = registry.find_pass(self.name)
         kept = tuple(dict.fromkeys((*_words(self.options.get("keep", ())), *keep)))
-        given = {**dict.fromkeys(_DATA_FIELDS, calibration), "keep": kept}
+        given = {**dict.fromkeys(_DATA_FIELDS, calibration), "keep": kept, "cpu": self.options.get("cpu", cpu)}
         return cls(**{**self.options, **{name: value for name, value in given.items() if name in _fields(cls)}})
 
     @property
@@ -100,6 +107,7 @@ class Recipe(BaseModel):
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
+        cpu: Processors that INT8 files are right on; ``host`` is read as what this machine's is.
         static_batch: Fix the batch to this size; None leaves it free.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
         mean: Mean of image folders, such as ``0.5,0.5,0.5``; ImageNet's where None.
@@ -121,6 +129,7 @@ class Recipe(BaseModel):
     min_sqnr: float | None = None
     layer_timing: bool = True
     keep: tuple[str, ...] = ()
+    cpu: Annotated[str, AfterValidator(_processors)] = "any"
     static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
     dynamic_size: bool = False
     mean: str | None = None

@@ -87,11 +87,13 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path, typed: Typ
         assert row["latency"]["median_s"] > 0 and row["latency"]["threads"] == 1
         assert row["accuracy"]["samples"] == 40 and row["accuracy"]["baseline"] == 1.0
         assert row["agreement"]["sqnr_db"] > 25
+        assert any("right on every x86" in note for note in row["notes"]) is (row["precision"] == "int8")
     assert [step["pass"] for step in report["trace"]] == [
         "FuseBNSign",
         "Reparameterize",
         "FuseConvBN",
         "EqualizeChannels",
+        "PairChannels",
         "QuantizeStatic",
     ]
     listed = {path.name for path in out.iterdir()}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from optimize import recipe
+from optimize import processor, recipe
 from optimize.errors import Refused, UsageError
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
@@ -56,3 +56,13 @@ def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path) -> N
 def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
         recipe.read(tmp_path / "none.yaml")
+
+
+def test_processors_are_read_where_they_are_named() -> None:
+    assert recipe.parse({"passes": ["QuantizeStatic"], "cpu": "host"}).cpu == processor.host().level
+    found = recipe.parse({"passes": ["PairChannels", {"QuantizeStatic": {"cpu": "avx2"}}], "cpu": "vnni"})
+    made = [entry.build([[0.0]], cpu=found.cpu) for entry in found.passes]
+    assert [vars(entry)["cpu"] for entry in made] == ["vnni", "avx2"]  # what a pass is told by itself comes first
+    with pytest.raises(UsageError, match="no processor 'vni'") as raised:
+        recipe.parse({"passes": ["QuantizeStatic"], "cpu": "vni"})
+    assert "Did you mean 'vnni'" in str(raised.value)

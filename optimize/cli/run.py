@@ -12,6 +12,7 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
+from optimize.processor import CPU_NAMES, adds_pairs, named
 
 if TYPE_CHECKING:
     from optimize.recipe import Recipe
@@ -76,6 +77,12 @@ if TYPE_CHECKING:
     metavar="NAME[,NAME...]",
     help="Modules that stay in float, whatever is quantized or cast: paths such as head,stages.0,*.gate.",
 )
+@click.option(
+    "--cpu",
+    metavar="|".join(CPU_NAMES),
+    type=click.Choice(CPU_NAMES),
+    help="Processors that INT8 files are right on; 'any' x86 and ARM if not given, 'host' is this one.",
+)
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
 @click.option(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
@@ -134,7 +141,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
-    same = ("calib", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "mean", "std")
+    same = ("calib", "cpu", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "mean", "std")
     overrides = {"targets": _targets(given), "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
     overrides |= {name: given[name] for name in same}
     content: dict[str, Any] = {"passes": flags}
@@ -145,7 +152,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     chosen = {key: value for key, value in overrides.items() if value or value == 0}
     if given["keep"]:
         chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
-    if not {"keep", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # what was decided was decided for something else
+    if not {"keep", "cpu", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # it was decided for something else
         content.pop("decided", None)
     timing = {} if given["layer_timing"] else {"layer_timing": False}
     target_options = _target_options(given["target_options"], content.get("target_options", {}))
@@ -168,6 +175,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         (recover, "AbsorbBias", {}),
         (static, "EqualizeChannels", {} if recover else {"unless_near": True}),
         (recover, "SmoothActivations", {}),
+        (static and adds_pairs(named(given["cpu"] or "any")), "PairChannels", {}),
         (static, "QuantizeStatic", {}),
         (given["int8"] == "dynamic", "QuantizeDynamic", {}),
         (given["int8"] == "weights", "QuantizeWeights", {}),

@@ -5,6 +5,7 @@ from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.passes.equalize_channels import EqualizeChannels
 from optimize.passes.fuse_bn_sign import FuseBNSign
 from optimize.passes.fuse_conv_bn import FuseConvBN
+from optimize.passes.pair_channels import PairChannels
 from optimize.passes.prune_channels import PruneChannels
 from optimize.passes.prune_weights import PruneWeights
 from optimize.passes.quantize_aware import QuantizeAware
@@ -22,6 +23,7 @@ __all__ = [
     "EqualizeChannels",
     "FuseBNSign",
     "FuseConvBN",
+    "PairChannels",
     "PruneChannels",
     "PruneWeights",
     "QuantizeAware",

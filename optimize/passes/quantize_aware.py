@@ -11,7 +11,7 @@ import torch
 from optimize import named
 from optimize.data import Given
 from optimize.errors import Refused, UsageError
-from optimize.passes.base import Outcome, PrecisionPass
+from optimize.passes.base import IntegerPass, Outcome
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
 from optimize.quantization.aware import QuantizedModule, Steps, clip_weights
@@ -27,7 +27,7 @@ _FEW_BITS = 3
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeAware(PrecisionPass):
+class QuantizeAware(IntegerPass):
     """Train the program with its INT8 rounding in the forward pass, then quantize it as ``QuantizeStatic`` does.
 
     The training loop is the user's: ``train(module)`` gets a module that takes and returns what the captured one did,
@@ -107,7 +107,7 @@ class QuantizeAware(PrecisionPass):
         return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
 
     def _calibrated(self) -> QuantizeStatic:
-        return QuantizeStatic(self.calibration, bits=self.bits, spare=0, keep=self.keep)
+        return QuantizeStatic(self.calibration, bits=self.bits, spare=0, keep=self.keep, cpu=self.cpu)
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""

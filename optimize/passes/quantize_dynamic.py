@@ -8,7 +8,7 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.graph import aten
-from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
+from optimize.passes.base import IntegerPass, Outcome, Rewrite, Skip
 from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.registry import register_pass
@@ -16,7 +16,7 @@ from optimize.registry import register_pass
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeDynamic(PrecisionPass):
+class QuantizeDynamic(IntegerPass):
     """Choose dynamic INT8 for every linear and recurrent layer; needs no calibration data.
 
     Each target stores the weights of these layers as int8 and quantizes their inputs at run time with the range of the
@@ -49,7 +49,7 @@ class QuantizeDynamic(PrecisionPass):
                 layers.append(node)
         if layers:
             names = frozenset(node.name for node in layers)
-            program.quantization = Quantization("dynamic", names, left_float=left)
+            program.quantization = Quantization("dynamic", names, left_float=left, cpu=self.cpu)
         rewrites = tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to dynamic int8") for node in layers)
         return Outcome(rewrites, tuple(skips))
 

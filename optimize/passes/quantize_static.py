@@ -14,7 +14,7 @@ from torch import fx
 from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError
-from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
+from optimize.passes.base import IntegerPass, Outcome, Rewrite, Skip
 from optimize.plan import Calibration, Quantization, Range
 from optimize.program import Program
 from optimize.progress import tell
@@ -23,7 +23,7 @@ from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
-from optimize.quantization.numerics import USUAL, TensorFormat
+from optimize.quantization.numerics import USUAL, Numerics, planned
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sparing import spare_layers
 from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float
@@ -35,7 +35,7 @@ _SPARING_SAMPLES = 8
 
 @register_pass
 @dataclass(frozen=True)
-class QuantizeStatic(PrecisionPass):
+class QuantizeStatic(IntegerPass):
     """Choose INT8 for every weighted layer and learn the range of every activation.
 
     The program itself stays in float: ranges and layers are written onto it, and each target places its own
@@ -135,10 +135,12 @@ class QuantizeStatic(PrecisionPass):
             ),
             left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *ops.WEIGHTED)},
             bits=self.bits,
+            cpu=self.cpu,
         )
         program.quantization = self._spared(program, batches)
         chosen = program.quantization.layers
-        rounded = weights.apply(self._weight_format(), chosen, lambda share: tell("round weights", share))
+        form = planned(self._numerics.weight, program.quantization)
+        rounded = weights.apply(form, chosen, lambda share: tell("round weights", share))
         rewrites = tuple(
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )
@@ -171,7 +173,7 @@ class QuantizeStatic(PrecisionPass):
     def _ranges(
         self, program: Program, layers: frozenset[str], observations: Observations, batches: FlatBatches
     ) -> dict[str, Range]:
-        form = self._activation_format()
+        form = self._numerics.activation
         if self.calibrator != "auto":
             return observations.ranges(self.calibrator, form)
         return choose_ranges(program, layers, observations, batches, form, lambda share: tell("choose ranges", share))
@@ -182,12 +184,9 @@ class QuantizeStatic(PrecisionPass):
             spared = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
         return f"{graph.op_name(layer)} to int{self.bits}{spared}"
 
-    def _activation_format(self) -> TensorFormat:
-        return find_target(self.target).numerics.activation if self.target else USUAL.activation
-
-    def _weight_format(self) -> TensorFormat:
-        form = find_target(self.target).numerics.weight if self.target else USUAL.weight
-        return form if self.bits == 8 else dataclasses.replace(form, bits=self.bits)
+    @property
+    def _numerics(self) -> Numerics:
+        return find_target(self.target).numerics if self.target else USUAL
 
 
 def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -> tuple[list[fx.Node], list[Skip]]:

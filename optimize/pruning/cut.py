@@ -1,8 +1,8 @@
-"""Cut channels out of a program: smaller weights under the same paths, and the sizes written in the graph."""
+"""Cut channels out of a program, or put them in another order: other weights under the same paths."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import torch
 from torch import fx
@@ -52,16 +52,51 @@ def _resize_shape(node: fx.Node, found: Dependencies, removed: Set[int]) -> None
     node.update_arg(1, sizes)
 
 
+def reorder(program: Program, found: Dependencies, order: Mapping[int, int]) -> None:
+    """Let each channel take the place of another, wherever both appear; the program computes what it did.
+
+    Args:
+        program: The program, changed in place.
+        found: Its dependencies.
+        order: What comes where a channel was, for all channels of groups that are not fixed.
+    """
+    for weight in found.weights:
+        tensor = _tensor(program.graph_module, weight)
+        for dim, axis in enumerate(weight.axes):
+            if not order.keys().isdisjoint(axis or ()):
+                tensor = tensor.index_select(dim, torch.tensor(_moved(axis or (), order)))
+        _write(program.graph_module, weight, tensor)
+
+
+def _moved(axis: tuple[int, ...], order: Mapping[int, int]) -> list[int]:
+    """Return the places along an axis in their new order; a channel of several places moves as a whole."""
+    places: dict[int, list[int]] = {}
+    for place, channel in enumerate(axis):
+        places.setdefault(channel, []).append(place)
+    moved = list(range(len(axis)))
+    for channel, held in places.items():
+        for there, here in zip(held, places[order.get(channel, channel)], strict=True):
+            moved[there] = here
+    return moved
+
+
 def _cut_weight(module: fx.GraphModule, weight: Weight, removed: Set[int]) -> None:
-    """Give every path of a weight the one smaller tensor: tied weights stay tied."""
-    path = next(iter(weight.paths))
-    tensor = smaller = graph.attribute(module, path).detach()
+    tensor = _tensor(module, weight)
     for dim, axis in enumerate(weight.axes):
         if not removed.isdisjoint(axis or ()):
-            smaller = smaller.index_select(dim, torch.tensor(_places(axis, removed)))
-    if smaller is tensor:
-        return
-    owned = torch.nn.Parameter(smaller, requires_grad=False) if smaller.is_floating_point() else smaller
+            tensor = tensor.index_select(dim, torch.tensor(_places(axis, removed)))
+    _write(module, weight, tensor)
+
+
+def _tensor(module: fx.GraphModule, weight: Weight) -> torch.Tensor:
+    return graph.attribute(module, next(iter(weight.paths))).detach()
+
+
+def _write(module: fx.GraphModule, weight: Weight, tensor: torch.Tensor) -> None:
+    """Give every path of a weight the one tensor that it became: tied weights stay tied."""
+    if tensor.data_ptr() == _tensor(module, weight).data_ptr():
+        return  # none of its channels was concerned
+    owned = torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
     for path in weight.paths:
         owner, name = graph.place(module, path)
         setattr(owner, name, owned)

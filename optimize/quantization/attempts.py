@@ -8,6 +8,7 @@ its readers' outputs lose when input and weights are rounded. The mean of the lo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import Batches, observe
 from optimize.quantization.calibrators import mse
+from optimize.quantization.grid import round_weight
 from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
 from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.observers import Statistics
-from optimize.quantization.simulation import round_weight
 
+#: Without room for sums of two: which weights need it is decided by the order of channels, later.
+_WEIGHT = dataclasses.replace(USUAL.weight, pairs=False)
 #: A channel narrower than this share of the widest is left as it is.
 DEAD = 1e-6
 #: Times what data shows that a stretched channel must reach before a clip on the way cuts it.
@@ -269,7 +272,7 @@ def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Ba
         steps[id(loss)] = scale_and_zero_point(mse(loss.statistics, USUAL.activation), USUAL.activation)
         weights[layer] = weight
         scaled = scaled_columns(layer, weight, loss.attempt.scale[loss.reader.channels].float())
-        rounded[id(loss)] = round_weight(scaled, USUAL.weight, 0).mul_(steps[id(loss)][0])
+        rounded[id(loss)] = round_weight(scaled, _WEIGHT).mul_(steps[id(loss)][0])
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         exact: dict[fx.Node, torch.Tensor] = {}

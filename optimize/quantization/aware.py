@@ -20,8 +20,9 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
-from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, scale_and_zero_point
-from optimize.quantization.simulation import MOVES, largest_step, stored_values
+from optimize.quantization.grid import sum_scales, weight_scales
+from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, TensorFormat, planned, scale_and_zero_point
+from optimize.quantization.simulation import MOVES, stored_values
 
 Steps = Literal["learned", "frozen"]
 
@@ -45,7 +46,7 @@ class QuantizedModule(nn.Module):
         plan = program.quantization
         assert plan is not None
         self._program, self._plan = program.clone(), plan
-        self._high = largest_integer(plan.bits)
+        self._form = planned(USUAL.weight, plan)
         self.body = self._program.graph_module
         for path in _trained_paths(self.body):
             self.body.get_parameter(path).requires_grad_(True)
@@ -96,10 +97,11 @@ class QuantizedModule(nn.Module):
 
     def rounded_weight(self, layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
         """Return a layer's weight on the grid that targets find: a learned step never outgrows the largest weight."""
-        step = largest_step(weight, _axis(layer), self._high)
-        name = self._own.get(layer, "")
-        step = torch.minimum(self.weight_steps[name](), step) if name in self.weight_steps else step.detach()
-        return fake_quantize(weight, step, -self._high, self._high)
+        step, name = largest_step(weight, self._form, _axis(layer)), self._own.get(layer, "")
+        if name in self.weight_steps:
+            least = smallest_step(weight, self._form, _axis(layer))
+            step = torch.minimum(self.weight_steps[name](), step).maximum(least)
+        return fake_quantize(weight, step, *self._form.bounds)
 
     def quantizes(self, node: fx.Node) -> bool:
         """Say whether a node is a layer of the plan."""
@@ -119,8 +121,8 @@ class QuantizedModule(nn.Module):
 
     def _start_of_weight(self, layer: fx.Node) -> LearnedStep:
         weight = self.body.get_parameter(_path(layer)).detach()
-        start = closest_step(weight, _axis(layer), self._high)
-        return LearnedStep(start, weight.numel() // start.numel(), self._high)
+        start = closest_step(weight, self._form, _axis(layer))
+        return LearnedStep(start, weight.numel() // start.numel(), self._form.bounds[1])
 
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
@@ -134,10 +136,10 @@ def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
 
     Where the largest weight decides, two or three bits leave most weights at zero, and training cannot bring them back.
     """
-    high = largest_integer(bits)
+    form = dataclasses.replace(USUAL.weight, bits=bits)
     for layer in _own_weights(program, layers):
         weight = program.graph_module.get_parameter(_path(layer))
-        end = closest_step(weight.detach(), _axis(layer), high) * high
+        end = closest_step(weight.detach(), form, _axis(layer)) * form.bounds[1]
         with torch.no_grad():
             weight.copy_(torch.minimum(torch.maximum(weight, -end), end))
 
@@ -288,25 +290,42 @@ def fake_quantize(value: torch.Tensor, step: torch.Tensor, low: int, high: int) 
     return result
 
 
-def largest_integer(bits: int) -> int:
-    """Return the largest integer of a symmetric signed format.
+def largest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
+    """Return the steps of the grid that targets find, in a shape that broadcasts against the weight.
 
-    >>> largest_integer(8), largest_integer(2)
-    (127, 1)
+    Args:
+        weight: Float weight.
+        form: Format of weights.
+        axis: The axis that counts output channels; None for one step a tensor.
     """
-    return dataclasses.replace(USUAL.weight, bits=bits).bounds[1]
+    whole = dataclasses.replace(form, per_channel=axis is not None)
+    return _along(weight, weight_scales(weight, whole, 1 if axis is None else axis), axis)
 
 
-def closest_step(weight: torch.Tensor, axis: int | None, high: int) -> torch.Tensor:
+def smallest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
+    """Return the steps below which two neighbours would add up to too much, shaped as :func:`largest_step`'s."""
+    scales = sum_scales(weight, form, 1 if axis is None else axis).float()
+    return _along(weight, scales if axis is not None else scales.amax(0, keepdim=True), axis)
+
+
+def closest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
     """Return the steps of least squared rounding error, at most :func:`largest_step`: few integers clip the largest.
 
     Args:
         weight: Float weight.
+        form: Format of weights.
         axis: As for :func:`largest_step`.
-        high: The largest integer.
     """
     others = [dim for dim in range(weight.dim()) if dim != axis]
-    steps = [largest_step(weight, axis, high) * share for share in _SHARES]
-    errors = [(fake_quantize(weight, step, -high, high) - weight).square().sum(others, keepdim=True) for step in steps]
+    largest = largest_step(weight, form, axis)
+    steps = [largest * share for share in _SHARES]
+    errors = [(fake_quantize(weight, step, *form.bounds) - weight).square().sum(others, keepdim=True) for step in steps]
     best = torch.stack(errors).argmin(0, keepdim=True)
     return torch.stack(steps).gather(0, best)[0].clamp_min(SMALLEST_SCALE)
+
+
+def _along(weight: torch.Tensor, steps: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """Return steps ``[C_out]`` in a shape that broadcasts against the weight; one where they are all equal."""
+    if axis is None:
+        return steps[:1].reshape([1] * weight.dim())
+    return steps.reshape([-1 if dim == axis else 1 for dim in range(weight.dim())])

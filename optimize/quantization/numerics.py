@@ -6,12 +6,14 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2017, arXiv 17
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from optimize.plan import Range
+from optimize import processor
+from optimize.plan import Quantization, Range
 
 #: Scales below this lose precision in float32 arithmetic of the runtimes; a constant tensor gets this one.
 SMALLEST_SCALE = 1e-9
@@ -25,13 +27,15 @@ class TensorFormat:
         dtype: Storage type.
         symmetric: Zero point fixed at 0 (signed) or at the middle; the range is widened to be symmetric.
         per_channel: One scale an output channel (weights) instead of one a tensor.
-        bits: Integers used, 7 on hosts whose kernels saturate pairs of products (no VNNI), else 8.
+        bits: Integers used.
+        pairs: Keep to integers whose products no kernel adds up beyond 16 bits (``quantization/grid.py``).
     """
 
     dtype: Literal["int8", "uint8"]
     symmetric: bool
     per_channel: bool = False
     bits: int = 8
+    pairs: bool = False
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -69,9 +73,15 @@ class Numerics:
 #: Unsigned activations, signed weights with a scale a channel: the form of most CPU runtimes.
 USUAL = Numerics(
     activation=TensorFormat("uint8", symmetric=False),
-    weight=TensorFormat("int8", symmetric=True, per_channel=True),
+    weight=TensorFormat("int8", symmetric=True, per_channel=True, pairs=True),
     bias="int32",
 )
+
+
+def planned(form: TensorFormat, plan: Quantization) -> TensorFormat:
+    """Return a backend's format of weights as a plan narrows it: fewer levels, or room for sums of products."""
+    pairs = form.pairs and processor.adds_pairs(plan.cpu)
+    return dataclasses.replace(form, bits=min(form.bits, plan.bits), pairs=pairs)
 
 
 def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, int]:
@@ -90,26 +100,6 @@ def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, in
     scale = max((interval.high - interval.low) / (high - low), SMALLEST_SCALE)
     zero_point = round(low - interval.low / scale)
     return scale, int(min(max(zero_point, low), high))
-
-
-def weight_scales(weight: np.ndarray, form: TensorFormat, axis: int) -> np.ndarray:
-    """Return the scale of each slice along ``axis`` (all equal when the format is per tensor).
-
-    Args:
-        weight: Float weights.
-        form: A symmetric format.
-        axis: Output-channel axis: 0 for a convolution or linear ``[C_out, ...]``, 1 for a transposed convolution.
-
-    Returns:
-        float32 array ``[C_out]``; an all-zero channel gets the scale of the whole tensor.
-    """
-    others = tuple(dim for dim in range(weight.ndim) if dim != axis)
-    magnitude = np.abs(weight).max(axis=others).astype(np.float64)
-    overall = float(magnitude.max()) or 1.0
-    if not form.per_channel:
-        magnitude = np.full_like(magnitude, overall)
-    magnitude[magnitude == 0] = overall
-    return np.maximum(magnitude / form.bounds[1], SMALLEST_SCALE).astype(np.float32)
 
 
 def quantize(values: np.ndarray, scale: np.ndarray | float, zero_point: int, form: TensorFormat) -> np.ndarray:

@@ -6,8 +6,8 @@ takes back (M. Nagel et al., "Data-Free Quantization", 2019, arXiv 1906.04721), 
 the covariance ``C`` of ``x``. Rounding each weight to the nearest integer minimises ``|D|``, not that. Here the
 weights of a row are rounded one after the other, and each error is spread over the weights not yet rounded by the
 inverse of ``C``, which is the best they can do (E. Frantar et al., "GPTQ", 2022, arXiv 2210.17323; "Optimal Brain
-Compression", 2022, arXiv 2208.11580). The result lies on the grid that every target finds by itself: the largest
-weight of a channel keeps its place.
+Compression", 2022, arXiv 2208.11580). The result lies on the grid that every target finds by itself
+(``quantization/grid.py``): what defines a channel's step keeps its place, and integers leave their neighbours room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.nn import functional
 from optimize import graph, ops
 from optimize.errors import Refused, UsageError
 from optimize.graph import aten
-from optimize.quantization.numerics import TensorFormat, weight_scales
+from optimize.quantization.grid import anchors, partners, quantize_weight, within_sum
+from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import spacing
 
 #: Where rounded weights lie: integers times a channel's scale, or what a 16-bit float type holds.
@@ -208,15 +209,19 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Ro
     """
     groups = len(moments.total)
     rows = weight.double().reshape(groups, weight.shape[0] // groups, -1)
-    scales = _scales(weight, form).double().reshape(groups, -1, 1)
-    nearest = _nearest(rows / scales, form) * scales
+    steps, nearest = _nearest_steps(weight, form)
+    scales = steps.double().reshape(groups, -1, 1)
+    kept, beside = torch.zeros_like(rows), torch.empty(0, rows.shape[2], dtype=torch.int64)
+    if isinstance(form, TensorFormat):
+        kept = anchors((rows / scales).reshape(weight.shape), form).reshape(rows.shape)
+        beside = partners(weight, form)
     covariance, unit = moments.covariance, moments.unit
     # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
     damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
-    found = _compensated((rows / scales).float(), covariance, form, damping).double() * scales
-    errors = [_error(candidate - rows, covariance) * unit for candidate in (nearest, found)]
-    better = (errors[1] < errors[0])[:, :, None]
-    chosen = torch.where(better, found, nearest)
+    found = _compensated((rows / scales).float(), covariance, form, damping, kept.float(), beside)
+    near, spread = (steps.double().reshape(rows.shape) * scales for steps in (nearest, found))
+    errors = [_error(candidate - rows, covariance) * unit for candidate in (near, spread)]
+    chosen = torch.where((errors[1] < errors[0])[:, :, None], spread, near)
     moved = ((chosen - rows) @ moments.mean[:, :, None]).reshape(-1)
     return Rounded(
         weight=chosen.reshape(weight.shape).to(weight.dtype),
@@ -226,16 +231,12 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Ro
     )
 
 
-def _scales(weight: torch.Tensor, form: Grid) -> torch.Tensor:
-    """Return the step of each output channel's grid, ``[C_out]``; floats have none of their own."""
+def _nearest_steps(weight: torch.Tensor, form: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the step of each output channel's grid ``[C_out]``, one for floats, and the nearest numbers in steps."""
     if isinstance(form, torch.dtype):
-        return torch.ones(len(weight))
-    return torch.from_numpy(weight_scales(weight.numpy(), form, 0))
-
-
-def _nearest(values: torch.Tensor, form: Grid) -> torch.Tensor:
-    """Return the nearest number of the grid to each value, in steps."""
-    return values.to(form).to(values.dtype) if isinstance(form, torch.dtype) else values.round().clamp(*form.bounds)
+        return torch.ones(len(weight)), weight.to(form)
+    integers, scales = quantize_weight(weight, form)
+    return scales, integers
 
 
 def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
@@ -243,34 +244,55 @@ def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     return ((difference.float() @ covariance).double() * difference).sum(2)
 
 
-def _compensated(rows: torch.Tensor, covariance: torch.Tensor, form: Grid, damping: float) -> torch.Tensor:
-    """Round rows ``[groups, R, K]``, in steps, column by column, the inputs with the largest variance first."""
+def _compensated(
+    rows: torch.Tensor, covariance: torch.Tensor, form: Grid, damping: float, kept: torch.Tensor, beside: torch.Tensor
+) -> torch.Tensor:
+    """Round rows, in steps, column by column, the inputs with the largest variance first.
+
+    Args:
+        rows: Weights ``[groups, R, K]``.
+        covariance: Of the inputs, ``[groups, K, K]``.
+        form: The grid.
+        damping: Added to the diagonal of the covariance.
+        kept: Integers that are given ``[groups, R, K]``, zero where they are not.
+        beside: Places of neighbours ``[m, K]``, as ``grid.partners`` gives them.
+    """
     order = torch.argsort(covariance.diagonal(dim1=1, dim2=2), dim=1, descending=True)
+    back = torch.argsort(order, dim=1)
     spread = _inverse_root(_permuted(covariance, order), damping)
-    remaining = torch.gather(rows, 2, order[:, None].expand_as(rows)).transpose(1, 2).contiguous()
-    ends = _ends(remaining, form)
-    rounded = torch.zeros_like(remaining)
-    length = rows.shape[2]
+    remaining, given = (_columns(each, order) for each in (rows, kept))
+    groups, length = order.shape
+    every = torch.arange(groups)
+    places = functional.pad(back, (0, 1), value=length)[every[:, None], beside[:, order]]  # [m, groups, K]
+    rounded = functional.pad(given, (0, 0, 0, 1))  # nobody's integer, the last, stays zero
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
         errors = torch.zeros_like(remaining[:, start:stop])
         for index in range(start, stop):
-            column, end = remaining[:, index], ends[:, index]
-            value = torch.where(end != 0, end, _nearest(column, form))
+            column, end = remaining[:, index], given[:, index]
+            others = [rounded[every, place] for place in places[:, :, index]]
+            value = torch.where(end != 0, end, _nearest(column, form, others))
             rounded[:, index] = value
             error = (column - value) / spread[:, index, index, None]
             remaining[:, index:stop] -= spread[:, index, index:stop, None] * error[:, None]
             errors[:, index - start] = error
         remaining[:, stop:] -= spread[:, start:stop, stop:].transpose(1, 2) @ errors
-    return torch.gather(rounded.transpose(1, 2), 2, torch.argsort(order, dim=1)[:, None].expand_as(rows))
+    return torch.gather(rounded[:, :-1].transpose(1, 2), 2, back[:, None].expand_as(rows))
 
 
-def _ends(columns: torch.Tensor, form: Grid) -> torch.Tensor:
-    """Return the integer of the largest weight of each row at its place, zero elsewhere: it defines the scale."""
+def _nearest(values: torch.Tensor, form: Grid, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the nearest number of the grid to each value, in steps, that leaves room for the integers beside it."""
     if isinstance(form, torch.dtype):
-        return torch.zeros_like(columns)
-    place = columns.abs().argmax(1, keepdim=True)
-    return torch.zeros_like(columns).scatter_(1, place, _nearest(torch.gather(columns, 1, place), form))
+        return values.to(form).to(values.dtype)
+    value = values.round().clamp(*form.bounds)
+    for other in others:
+        value = within_sum(value, other)
+    return value
+
+
+def _columns(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return rows ``[groups, R, K]`` as columns ``[groups, K, R]`` in an order ``[groups, K]``."""
+    return torch.gather(rows, 2, order[:, None].expand_as(rows)).transpose(1, 2).contiguous()
 
 
 def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:

@@ -9,7 +9,6 @@ about a decibel and takes no runtime.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Sequence, Set
 
 import numpy as np
@@ -22,7 +21,8 @@ from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
-from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, Numerics, TensorFormat, scale_and_zero_point
+from optimize.quantization.grid import round_weight
+from optimize.quantization.numerics import USUAL, Numerics, planned, scale_and_zero_point
 
 #: Operators whose output runtimes store with the scale of their input.
 MOVES = (*ops.PERMUTATIONS, aten.max_pool2d.default, aten.slice.Tensor)
@@ -61,7 +61,7 @@ class Simulation(fx.Interpreter):
             for node in stored
             if node.name in plan.ranges
         }
-        form = numerics.weight if plan.bits == 8 else dataclasses.replace(numerics.weight, bits=plan.bits)
+        form = planned(numerics.weight, plan)
         self._weights = {}
         for node in graph.calls(program.graph, *ops.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
@@ -151,27 +151,6 @@ def round_value(value: torch.Tensor, scale: float, zero_point: int, low: int, hi
     """
     inverse = float(np.float32(1) / np.float32(scale))
     return value.mul(inverse).round_().clamp_(low - zero_point, high - zero_point).mul_(scale)
-
-
-def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int) -> torch.Tensor:
-    """Round a weight to nearest on the grid every target finds: the largest of a channel is the largest integer."""
-    scale = largest_step(weight.detach(), axis, form.bounds[1]).flatten()
-    zero = torch.zeros(len(scale), dtype=torch.int32)
-    return torch.fake_quantize_per_channel_affine(weight, scale.float(), zero, axis, *form.bounds)
-
-
-def largest_step(weight: torch.Tensor, axis: int | None, high: int) -> torch.Tensor:
-    """Return the steps at which the largest weight of each slice along ``axis`` is the largest integer.
-
-    That is the grid which every target finds.
-
-    Args:
-        weight: Float weight.
-        axis: The axis that counts output channels; None for one step a tensor.
-        high: The largest integer.
-    """
-    others = [dim for dim in range(weight.dim()) if dim != axis]
-    return (weight.abs().amax(others, keepdim=True) / high).clamp_min(SMALLEST_SCALE)
 
 
 def _is_fed(node: fx.Node, born: Set[fx.Node]) -> bool:

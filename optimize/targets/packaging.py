@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from optimize import processor
 from optimize.errors import Refused
 from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 
@@ -33,13 +34,23 @@ def describe(
     """
     from torch.utils import _pytree as pytree
 
+    notes = (*more.pop("notes", ()), *_processors(target, program))
     return replace(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
+        notes=notes,
         outputs=output_specs(program, output_names),
         out_spec=pytree.treespec_dumps(program.out_spec),
         in_spec=pytree.treespec_dumps(program.in_spec),
         **{"precision": program.precision, "versions": dict(target.available().version), **more},
     )
+
+
+def _processors(target: Target, program: Program) -> tuple[str, ...]:
+    """Return on which processors the integers of a file are right, and why; nothing of floats and of GPUs."""
+    plan = program.quantization
+    if plan is None or plan.mode == "weights" or not target.numerics.weight.pairs:
+        return ()
+    return (processor.promise(plan.cpu),)
 
 
 def describe_file(

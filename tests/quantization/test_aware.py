@@ -15,9 +15,17 @@ from models import REFERENCES
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
-from optimize.quantization.aware import LearnedStep, QuantizedModule, clip_weights, closest_step, fake_quantize
-from optimize.quantization.numerics import TensorFormat, weight_scales
-from optimize.quantization.simulation import Simulation, largest_step
+from optimize.quantization.aware import (
+    LearnedStep,
+    QuantizedModule,
+    clip_weights,
+    closest_step,
+    fake_quantize,
+    largest_step,
+)
+from optimize.quantization.grid import weight_scales
+from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.simulation import Simulation
 from tests import nets, references
 
 STATIC = [name for name in REFERENCES if name != "lstm"]
@@ -89,8 +97,8 @@ class TestRounding:
     def test_few_integers_clip_and_many_do_not(self) -> None:
         weight = torch.randn(6, 200)
         for bits, least, most in ((2, 0.3, 0.7), (8, 0.95, 1.0)):
-            high = 2 ** (bits - 1) - 1
-            share = closest_step(weight, 0, high) / largest_step(weight, 0, high)
+            form = TensorFormat("int8", symmetric=True, per_channel=True, bits=bits)
+            share = closest_step(weight, form, 0) / largest_step(weight, form, 0)
             assert bool((share >= least).all()) and bool((share <= most).all())
 
 
@@ -157,8 +165,8 @@ class TestTrained:
         weight = graph.constant(module.body, graph.argument(layer, "weight"))
         assert weight is not None
         rounded = module.rounded_weight(layer, weight).detach()
-        scales = weight_scales(rounded.numpy(), TensorFormat("int8", symmetric=True, per_channel=True, bits=4), 0)
-        integers = rounded / torch.from_numpy(scales)[:, None]
+        scales = weight_scales(rounded, TensorFormat("int8", symmetric=True, per_channel=True, bits=4))
+        integers = rounded / scales[:, None]
         assert torch.allclose(integers, integers.round(), atol=1e-4) and float(integers.abs().max()) <= 7.001
 
     def test_every_weight_and_step_gets_a_gradient(self) -> None:

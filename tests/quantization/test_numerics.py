@@ -1,7 +1,7 @@
 import numpy as np
 
 from optimize.plan import Range
-from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point
 
 UNSIGNED = TensorFormat("uint8", symmetric=False)
 SIGNED = TensorFormat("int8", symmetric=True, per_channel=True)
@@ -18,18 +18,3 @@ def test_zero_is_exact_and_rounding_is_half_a_step() -> None:
 
 def test_a_range_without_width_has_a_scale() -> None:
     assert scale_and_zero_point(Range(0.0, 0.0), UNSIGNED)[0] > 0
-
-
-def test_weight_scales_are_per_channel_and_survive_dead_channels() -> None:
-    weight = np.array([[1.0, -2.0], [0.0, 0.0], [0.5, 0.25]])
-    scales = weight_scales(weight, SIGNED, 0)
-    assert np.allclose(scales, np.array([2.0, 2.0, 0.5]) / 127)
-    assert quantize(weight, scales[:, None], 0, SIGNED).tolist() == [[64, -127], [0, 0], [127, 64]]
-
-
-def test_fewer_bits_are_fewer_levels_in_the_same_type() -> None:
-    form = TensorFormat("int8", symmetric=True, per_channel=True, bits=4)
-    weight = np.linspace(-1, 1, 101)[None]
-    integers = quantize(weight, weight_scales(weight, form, 0)[:, None], 0, form)
-    assert integers.dtype == np.int8
-    assert sorted(set(integers.ravel().tolist())) == list(range(-7, 8))

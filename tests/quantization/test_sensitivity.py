@@ -57,7 +57,7 @@ def test_the_fragile_layer_makes_nearly_all_of_the_error() -> None:
 
 def test_errors_of_single_layers_add_up_to_the_error_of_all() -> None:
     reference = REFERENCES["resnet"]
-    plain, program = quantized(reference.build(), reference.inputs(16), rounding="nearest")
+    plain, program = quantized(reference.build(), reference.inputs(16), rounding="nearest", cpu="vnni")
     held_out = reference.inputs(8, seed=2)
     together = simulated_db(program, [(held_out,)], reference=plain)
     alone = -10 * math.log10(sum(error.noise for error in layer_errors(program, [(held_out,)])))

@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize import processor
 from optimize.plan import Range
-from optimize.processor import described
 from optimize.targets.onnx.rewrites import rewrite_for_integers
-from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.ranges import infer_ranges
 
@@ -96,20 +93,3 @@ def test_rewrites_change_the_operators_and_keep_the_answer() -> None:
     # hard-sigmoid after a product, a mean over channels.
     assert [after.count(op) for op in ("ConvTranspose", "HardSwish", "HardSigmoid", "ReduceMean")] == [1, 1, 1, 1]
     assert "BatchNormalization" not in after
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("processor: 0\nflags : fpu avx2 avx512_vnni\n", True),
-        ("flags : fpu avx2 avx_vnni", True),
-        ("flags : fpu avx2 avx512f", False),
-        ("Features : fp asimd asimddp", True),
-        ("", True),
-    ],
-)
-def test_weights_have_seven_bits_only_where_the_cpu_lacks_vnni(
-    text: str, want: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processor, "host", lambda: described(text))
-    assert policy.onnx_runtime().numerics.weight.bits == (8 if want else 7)

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models import REFERENCES
-from optimize import processor
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.processor import Processor
 from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
@@ -172,10 +170,3 @@ def test_a_global_maximum_is_right(tmp_path: Path) -> None:
     program = captured(GlobalMaximum(), (3, 9, 9))
     artifact = OpenVINO().export(quantized(program, (3, 9, 9)), tmp_path / "net.xml")
     assert worst_db(artifact, program, (3, 9, 9)) > 30
-
-
-def test_weights_have_seven_bits_where_kernels_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx2"})))
-    assert policy.openvino().numerics.weight.bits == 7
-    monkeypatch.setattr(processor, "host", Processor)
-    assert policy.openvino() is policy.OPENVINO

@@ -9,10 +9,9 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from optimize import processor
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.processor import Processor
+from optimize.plan import Quantization
 from optimize.targets.torchscript import packing
 from tests.cpus import NEEDS_VNNI
 from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, run_fresh, seeded, sqnr_db
@@ -151,7 +150,7 @@ def test_the_kernel_check_finds_a_wrong_result() -> None:
     node = next(node for node in program.graph.nodes if node.target is aten.linear.default)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        packed = packing.pack(program.graph_module, node)
+        packed = packing.pack(program.graph_module, node, Quantization("static", frozenset()))
         weight = program.graph_module.get_parameter("f.weight")
         bias = program.graph_module.get_parameter("f.bias")
         packing.check(node, packed, weight, bias)
@@ -159,9 +158,7 @@ def test_the_kernel_check_finds_a_wrong_result() -> None:
             packing.check(node, packed, weight * 1.2, bias)
 
 
-def test_weights_have_seven_bits_where_products_are_added_in_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "host", Processor)
-    assert packing.weight_format().bounds == (-63, 63)
-    monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_vnni"})))
-    assert packing.weight_format().bounds == (-127, 127)
-    assert packing.weight_format(groups=101).bounds == (-63, 63)
+@pytest.mark.parametrize(("cpu", "groups", "pairs"), [("any", 1, True), ("vnni", 1, False), ("vnni", 101, True)])
+def test_weights_leave_room_where_products_are_added_in_sixteen_bits(cpu: str, groups: int, pairs: bool) -> None:
+    plan = Quantization("static", frozenset(), cpu=cpu)
+    assert packing.weight_format(plan, groups=groups).pairs is pairs

@@ -260,7 +260,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
     plan = program.quantization
     if plan is None:
         return None
-    policy = provider.placement() if provider.placement else None
+    policy = provider.placement
     if policy is None or (provider is not CPU and plan.mode != "static"):
         raise Refused(
             f"ONNX Runtime's {provider.title} provider has no {plan.precision} kernels.",
@@ -274,6 +274,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
 
 
 def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
+    from optimize.quantization.numerics import planned
     from optimize.targets.onnx.dynamic import quantize_dynamic
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
@@ -285,7 +286,7 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     if plan.mode == "weights":
         return quantize_weights(model, program)
     if plan.mode == "dynamic":
-        return quantize_dynamic(model, plan, policy.numerics.weight)
+        return quantize_dynamic(model, plan, planned(policy.numerics.weight, plan))
     if policy.runtime != ONNX_RUNTIME.runtime:
         return quantize_onnx(model, value_names, plan, policy)
     placed = quantize_static(model, value_names, plan, policy)

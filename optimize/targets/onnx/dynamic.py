@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.plan import Quantization
-from optimize.quantization.numerics import TensorFormat, quantize, weight_scales
+from optimize.quantization.grid import store_weight
+from optimize.quantization.numerics import TensorFormat
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx.gru import reason_for_float, write_gru
 from optimize.targets.onnx_graph.export import ORIGIN
@@ -78,9 +79,8 @@ def _product(graph: ir.Graph, node: ir.Node, form: TensorFormat) -> None:
     assert weight is not None
     if node.attributes.get_int("transB", 0):
         weight = np.ascontiguousarray(weight.T)
-    steps = weight_scales(weight, form, 1)
-    integers = store(graph, f"{source.name}_q", quantize(weight, steps, 0, form))
-    scales = store(graph, f"{source.name}_scale", steps)
+    numbers, steps = store_weight(weight, form, 1)
+    integers, scales = store(graph, f"{source.name}_q", numbers), store(graph, f"{source.name}_scale", steps)
     measured = ir.node("DynamicQuantizeLinear", [x], num_outputs=3)
     graph.append(measured)
     old = node.outputs[0]
@@ -109,9 +109,9 @@ def _lstm(graph: ir.Graph, node: ir.Node, form: TensorFormat) -> None:
         source = inputs[index]
         weight = constant(source)
         assert source is not None and weight is not None
-        turned = weight.transpose(0, 2, 1)
-        scales = np.stack([weight_scales(direction, form, 1) for direction in turned])
-        inputs[index] = store(graph, f"{source.name}_q", quantize(turned, scales[:, None], 0, form))
+        parts = [store_weight(direction, form, 1) for direction in weight.transpose(0, 2, 1)]
+        integers, scales = map(np.stack, zip(*parts, strict=True))
+        inputs[index] = store(graph, f"{source.name}_q", integers)
         zeros = store(graph, f"{source.name}_zero_point", np.zeros(scales.shape, np.int8))
         stored += [store(graph, f"{source.name}_scale", scales), zeros]
     attributes = [attribute for name, attribute in node.attributes.items() if name != "layout"]

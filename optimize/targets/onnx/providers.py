@@ -5,11 +5,11 @@ What the session really uses is read from it, recorded, and warned of when it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from optimize.targets.onnx_graph.policy import TENSORRT, Placement, onnx_runtime, openvino
+from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT, Placement
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Provider:
         name: ONNX Runtime's word.
         title: What the reader calls it.
         packages: Distributions of ONNX Runtime that hold it; the first is the one to install.
-        placement: Where its INT8 goes on this host; None where it has no integer kernels for weighted layers.
+        placement: Where its INT8 goes; None where it has no integer kernels for weighted layers.
         integers: The float type at the borders of its integer kernels where the rest is in half.
         behind: Providers that take what it leaves, in order; the CPU is always last.
         options: What the session is told of it.
@@ -30,7 +30,7 @@ class Provider:
     name: str
     title: str
     packages: tuple[str, ...]
-    placement: Callable[[], Placement] | None
+    placement: Placement | None
     integers: Literal["half", "float32"] = "float32"
     behind: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ CPU = Provider(
     "CPUExecutionProvider",
     "CPU",
     ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"),
-    onnx_runtime,
+    ONNX_RUNTIME,
 )
 #: It multiplies 8-bit integers in no convolution and in no product with scales a channel.
 CUDA = Provider("CUDAExecutionProvider", "CUDA", ("onnxruntime-gpu",), None, device="cuda")
@@ -60,11 +60,11 @@ TENSORRT_PROVIDER = Provider(
     "TensorrtExecutionProvider",
     "TensorRT",
     ("onnxruntime-gpu",),
-    lambda: TENSORRT,
+    TENSORRT,
     integers="half",
     behind=("CUDAExecutionProvider",),
     device="cuda",
 )
 OPENVINO_PROVIDER = Provider(
-    "OpenVINOExecutionProvider", "OpenVINO", ("onnxruntime-openvino",), openvino, options={"device_type": "CPU"}
+    "OpenVINOExecutionProvider", "OpenVINO", ("onnxruntime-openvino",), OPENVINO, options={"device_type": "CPU"}
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from optimize import processor
 from optimize.quantization.numerics import USUAL, Numerics, TensorFormat
 
 
@@ -60,7 +59,11 @@ ONNX_RUNTIME = Placement(
 #: input of an Add; the builder moves them through everything else. A concatenation needs one scale to stay in int8.
 TENSORRT = Placement(
     runtime="TensorRT",
-    numerics=dataclasses.replace(USUAL, activation=TensorFormat("int8", symmetric=True), bias="float"),
+    numerics=Numerics(
+        activation=TensorFormat("int8", symmetric=True),
+        weight=dataclasses.replace(USUAL.weight, pairs=False),
+        bias="float",
+    ),
     layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     one_scale=_MOVES | {"Concat"},
     residual=True,
@@ -78,23 +81,3 @@ OPENVINO = Placement(
     one_scale=_MOVES,
     residual=True,
 )
-
-
-def onnx_runtime() -> Placement:
-    """Return the ONNX Runtime row for this host: 7-bit weights where the CPU adds pairs of products in 16 bits.
-
-    ONNX Runtime calls the remedy ``reduce_range``; on hosts with VNNI it only loses accuracy.
-    """
-    return _for_this_host(ONNX_RUNTIME)
-
-
-def openvino() -> Placement:
-    """Return the OpenVINO row for this host: 7-bit weights without VNNI, for its kernels saturate there too."""
-    return _for_this_host(OPENVINO)
-
-
-def _for_this_host(row: Placement) -> Placement:
-    if processor.host().sums_in_32_bits:
-        return row
-    weight = dataclasses.replace(row.numerics.weight, bits=7)
-    return dataclasses.replace(row, numerics=dataclasses.replace(row.numerics, weight=weight))

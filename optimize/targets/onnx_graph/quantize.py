@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.plan import Quantization
-from optimize.quantization.numerics import TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization import grid
+from optimize.quantization.numerics import TensorFormat, planned, quantize, scale_and_zero_point
 from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, scalar, store, tidy
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
@@ -37,7 +38,7 @@ def quantize_onnx(
     calibrated = {value_names[node]: known for node, known in quantization.ranges.items() if node in value_names}
     ranges = infer_ranges(model.graph, calibrated)
     decision = decide(model.graph, quantization, ranges, policy)
-    form, weight_form = policy.numerics.activation, _narrowed(policy.numerics.weight, quantization.bits)
+    form, weight_form = policy.numerics.activation, planned(policy.numerics.weight, quantization)
     parameters = {value: scale_and_zero_point(known, form) for value, known in decision.values.items()}
     scales = {layer: parameters[layer.inputs[0]][0] for layer in decision.layers}  # type: ignore[index]
     for layer in decision.layers:
@@ -101,11 +102,6 @@ def _write_rescaled(graph: ir.Graph, node: ir.Node, real: ir.Value, scale: float
     ir.convenience.replace_all_uses_with(old, rescaled)
 
 
-def _narrowed(form: TensorFormat, bits: int) -> TensorFormat:
-    """Return the format with no more levels than that; the storage type stays."""
-    return dataclasses.replace(form, bits=min(form.bits, bits))
-
-
 def _write_weight(
     graph: ir.Graph, layer: ir.Node, activation_scale: float, form: TensorFormat, policy: Placement
 ) -> None:
@@ -116,12 +112,9 @@ def _write_weight(
     assert weight is not None
     bias = _bias(layer, policy)
     axis, form = _channels(layer, form)
-    scales = weight_scales(weight, form, axis)
-    if bias is not None:
-        # The product of the scales is the bias's: a tiny one would make a large bias overflow.
-        scales = np.maximum(scales, (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32))
-    along = scales.reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
-    integers = quantize(weight, along, 0, form)
+    # The product of the scales is the bias's: a tiny one would make a large bias overflow.
+    least = None if bias is None else (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32)
+    integers, scales = grid.store_weight(weight, form, axis, least)
     real = layer.inputs[0].dtype  # type: ignore[union-attr]
     layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis, real))
     if bias is not None:

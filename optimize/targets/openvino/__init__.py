@@ -161,7 +161,6 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
     from optimize.targets.onnx_graph.export import to_onnx
-    from optimize.targets.onnx_graph.policy import openvino
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
@@ -182,7 +181,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     if plan is None:
         return model, None
     parts = separate_projections(model, plan.layers)
-    placed = _whole(quantize_onnx(model, value_names, plan, openvino()), parts)
+    placed = _whole(quantize_onnx(model, value_names, plan, OPENVINO), parts)
     require_layers(placed, "OpenVINO")
     calibrated = {value_names[node]: known for node, known in plan.ranges.items() if node in value_names}
     store_means(model, calibrated, OPENVINO.numerics.activation)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph, processor
+from optimize import graph
 from optimize.errors import Refused
 from optimize.precision.host import write_halves
 from optimize.program import Program
-from optimize.quantization.numerics import USUAL, TensorFormat, quantize, scale_and_zero_point, weight_scales
+from optimize.quantization.grid import quantize_weight
+from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.targets.pt2.placement import InductorPlacement, place
 from optimize.targets.pt2.single_positions import write_sum
 
@@ -41,7 +42,7 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
     if not placement.weights:
         reasons = "; ".join(sorted({layer.reason for layer in placement.left_float})) or "it has no weighted layer"
         raise Refused(f"No layer of the program can run on integers: {reasons}.")
-    form = dataclasses.replace(USUAL.weight, bits=min(plan.bits, _weight_bits()))
+    form = planned(USUAL.weight, plan)
     for node in placement.ranges:
         _store_integers(lowered.graph, node, placement)
     for node, weight in {**placement.weights, **placement.sums}.items():
@@ -52,11 +53,6 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
     write_halves(lowered, plan)
     lowered.refresh()
     return lowered, placement
-
-
-def _weight_bits() -> int:
-    """Return 8, or 7 where products of pairs are added in 16 bits: 255 * 127 * 2 does not fit, 255 * 63 * 2 does."""
-    return 8 if processor.host().has_avx512_vnni else 7
 
 
 def operators() -> torch._ops._OpNamespace:
@@ -83,11 +79,10 @@ def _store_integers(nodes: fx.Graph, node: fx.Node, placement: InductorPlacement
 
 def _store_weight(module: fx.GraphModule, node: fx.Node, weight: torch.Tensor, form: TensorFormat) -> None:
     """Give a layer integer weights, dequantized in the graph."""
-    scale = weight_scales(weight.numpy(), form, axis=0)
-    spread = scale.reshape(-1, *(1,) * (weight.dim() - 1))
+    integers, scale = quantize_weight(weight, form)
     values = {
-        "_int8_weight": torch.from_numpy(quantize(weight.numpy(), spread, 0, form)),
-        SCALE: torch.from_numpy(scale),
+        "_int8_weight": integers,
+        SCALE: scale,
         "_int8_zero_point": torch.zeros(len(scale), dtype=torch.int64),
     }
     for ending, value in values.items():

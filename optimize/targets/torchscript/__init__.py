@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize import files, processor
+from optimize import files
 from optimize.registry import register_target
 from optimize.targets import packaging
 from optimize.targets.base import FLOATS, INT8, Artifact, Availability, Coverage, Probing, Runner, Support, Target
@@ -123,8 +123,6 @@ def _int8_notes(program: Program, plan: Quantization) -> list[str]:
         f"INT8 was lowered and checked with torch {version}, engine '{torch.backends.quantized.engine}': pin that "
         "release where the file runs. Its quantized tensor types print a deprecation warning there."
     ]
-    if processor.host().has_avx512_vnni:
-        notes.append("Weights use 8 bits, which needs a CPU with VNNI; export again on one without.")
     if half_layers(program, plan):
         notes.append("Products left in float multiply in bfloat16, as this CPU does fast; export again on others.")
     return notes

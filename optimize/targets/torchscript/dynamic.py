@@ -20,7 +20,7 @@ from optimize.program import Program
 from optimize.quantization.weights import read_parameter, read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer
-from optimize.targets.torchscript.packing import quantize_weight, weight_format
+from optimize.targets.torchscript.packing import make_quantized, weight_format
 
 quantized = torch.ops.quantized
 
@@ -68,20 +68,21 @@ def _pack(program: Program, plan: Quantization, node: fx.Node) -> list[Any]:
     if node.name not in plan.layers:
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target is aten.linear.default:
-        return [_pack_matrix(*read_parameters(program.graph_module, node))]
+        return [_pack_matrix(plan, *read_parameters(program.graph_module, node))]
     weights = [read_parameter(program.graph_module, weight) for weight in graph.argument(node, "params")]
     per_cell = 4 if graph.argument(node, "has_biases") else 2
     cells = graph.argument(node, "num_layers") * (2 if graph.argument(node, "bidirectional") else 1)
     if len(weights) != cells * per_cell:
         raise Refused("torch has no integer kernel for a recurrent layer with a projection")
-    return [_pack_cell(*weights[start : start + per_cell]) for start in range(0, len(weights), per_cell)]
+    return [_pack_cell(plan, *weights[start : start + per_cell]) for start in range(0, len(weights), per_cell)]
 
 
-def _pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return quantized.linear_prepack(quantize_weight(weight, weight_format()), bias)
+def _pack_matrix(plan: Quantization, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    return quantized.linear_prepack(make_quantized(weight, weight_format(plan)), bias)
 
 
 def _pack_cell(
+    plan: Quantization,
     weight_ih: torch.Tensor,
     weight_hh: torch.Tensor,
     bias_ih: torch.Tensor | None = None,
@@ -90,5 +91,5 @@ def _pack_cell(
     """Pack one direction of one layer; the kernels want biases, so a layer without gets zeros."""
     zeros = torch.zeros(weight_ih.shape[0])
     bias_ih, bias_hh = zeros if bias_ih is None else bias_ih, zeros if bias_hh is None else bias_hh
-    packed = _pack_matrix(weight_ih, bias_ih), _pack_matrix(weight_hh, bias_hh)
+    packed = _pack_matrix(plan, weight_ih, bias_ih), _pack_matrix(plan, weight_hh, bias_hh)
     return quantized.make_quantized_cell_params_dynamic(*packed, bias_ih, bias_hh)

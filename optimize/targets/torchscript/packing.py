@@ -3,18 +3,18 @@
 Two traps of the ``x86`` engine (torch 2.13, oneDNN 3.12), both found by comparing with float arithmetic:
 
 * products of pairs are added in 16 bits on hosts without VNNI, and everywhere in convolutions of more than 100 groups,
-  which go to FBGEMM: 255 * 127 * 2 does not fit, 255 * 63 * 2 does, so those weights get 7 bits;
+  which go to FBGEMM: such weights leave room for the sums (``quantization/grid.py``);
 * transposed convolutions return garbage for some channel counts; ``check`` finds them and they stay in float.
 
 Two slow paths of the same engine are avoided:
 
 * FBGEMM has fast kernels for few geometries (``_FAST_SIDES``) and is up to 170 times slower at most others, so other
-  convolutions of more than 100 groups are packed in parts that stay on oneDNN, which leaves their weights 8 bits;
+  convolutions of more than 100 groups are packed in parts that stay on oneDNN;
 * padding integers costs more than the depthwise convolution after it (5 ms against 0.3 ms at 96 x 112 x 112), so an
   uneven zero padding, as "same" with stride 2 is written in TensorFlow, becomes zeros around the kernel: the same
   sums, hence the same integers.
 
-Layers that FBGEMM's fast kernels cover stay there, with 7 bits.
+Layers that FBGEMM's fast kernels cover stay there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optimize import graph, ops, processor
+from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.quantization.numerics import USUAL, TensorFormat, weight_scales
+from optimize.plan import Quantization
+from optimize.quantization.grid import quantize_weight, weight_scales
+from optimize.quantization.numerics import USUAL, TensorFormat, planned
 from optimize.quantization.weights import read_parameters
 
 quantized = torch.ops.quantized
@@ -129,13 +131,13 @@ def fresh_engine() -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def weight_format(*, per_channel: bool = True, groups: int = 1) -> TensorFormat:
-    """Return how this host's kernels want a weight: symmetric, in 7 bits where 16-bit sums would overflow."""
-    bits = 8 if processor.host().has_avx512_vnni and groups <= _MOST_GROUPS else 7
-    return dataclasses.replace(USUAL.weight, per_channel=per_channel, bits=bits)
+def weight_format(plan: Quantization, *, per_channel: bool = True, groups: int = 1) -> TensorFormat:
+    """Return how kernels want a weight: FBGEMM adds pairs on every processor, so layers that go there leave room."""
+    form = planned(USUAL.weight, plan)
+    return dataclasses.replace(form, per_channel=per_channel, pairs=form.pairs or groups > _MOST_GROUPS)
 
 
-def pack(module: fx.GraphModule, node: fx.Node) -> PackedLayer:
+def pack(module: fx.GraphModule, node: fx.Node, plan: Quantization) -> PackedLayer:
     """Quantize and pack the weights of a convolution, transposed convolution or linear layer.
 
     Raises:
@@ -148,10 +150,12 @@ def pack(module: fx.GraphModule, node: fx.Node) -> PackedLayer:
     if (absorbed := _absorb(node, weight, geometry)) is not None:
         source, kernel, geometry["padding"] = source.args[0], absorbed, [absorbed.shape[2] // 2] * 2
     groups = _part_groups(kernel.shape, geometry) if layer.geometry == _CONVOLUTION else [geometry.get("groups", 1)]
-    form = weight_format(per_channel=layer.per_channel, groups=max(groups))
+    form = weight_format(plan, per_channel=layer.per_channel, groups=max(groups))
     try:
-        packed = _pack_parts(layer, source, quantize_weight(kernel, form), bias, geometry, groups)
-        check(node, packed, quantize_weight(weight, form).dequantize(), bias)
+        steps = [weight_scales(each, form, ops.output_axis(node)) for each in (kernel, weight)]
+        stored, plain = (make_quantized(each, form, torch.maximum(*steps)) for each in (kernel, weight))
+        packed = _pack_parts(layer, source, stored, bias, geometry, groups)
+        check(node, packed, plain.dequantize(), bias)
     except RuntimeError as error:
         raise Refused(str(error).splitlines()[0].rstrip(".")) from error
     return packed
@@ -199,12 +203,14 @@ def _is_fast_beyond(shape: torch.Size, geometry: dict[str, Any]) -> bool:
     )
 
 
-def quantize_weight(weight: torch.Tensor, form: TensorFormat) -> torch.Tensor:
-    """Return a quantized copy of a weight ``[C_out, ...]`` (per tensor: any layout)."""
-    scales = torch.from_numpy(weight_scales(weight.numpy(), form, axis=0))
+def make_quantized(weight: torch.Tensor, form: TensorFormat, least: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a quantized copy of a weight ``[C_out, ...]`` (per tensor: any layout) of steps no smaller than these."""
+    axis = 0 if form.per_channel else 1  # transposed convolutions alone have one step for all
+    integers, scales = quantize_weight(weight, form, axis, least=least)
     if not form.per_channel:
-        return torch.quantize_per_tensor(weight, float(scales[0]), 0, torch.qint8)
-    return torch.quantize_per_channel(weight, scales, torch.zeros_like(scales, dtype=torch.int64), 0, torch.qint8)
+        return torch._make_per_tensor_quantized_tensor(integers, float(scales[0]), 0)
+    zeros = torch.zeros(len(scales), dtype=torch.int64)
+    return torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
 
 
 def _absorb(node: fx.Node, weight: torch.Tensor, geometry: dict[str, Any]) -> torch.Tensor | None:

@@ -93,7 +93,7 @@ def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Map
         raise Refused(f"{reason}; it has bfloat16" if node.meta["val"].dtype is torch.bfloat16 else reason)
     if not {node, graph.argument(node, "input")} <= ranges.keys():
         raise Refused("no range was learned for it")
-    packed = pack(program.graph_module, node)
+    packed = pack(program.graph_module, node, plan)
     if packed.source not in ranges:
         raise Refused("no range was learned for the value before its padding")
     return packed
