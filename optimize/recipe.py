@@ -214,7 +214,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     >>> parse({"pases": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe: unknown key 'pases'.
-    Did you mean 'passes'? Known: calib, decided, dynamic_size, ..., threads.
+    Did you mean 'passes'? Known: calib, cpu, decided, ..., threads.
     """
     if not isinstance(content, Mapping):
         raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")

@@ -151,7 +151,7 @@ class QuantizeStatic(IntegerPass):
         assert program.quantization is not None
         few = list(batches.first(_SPARING_SAMPLES))
         told = functools.partial(tell, "spare layers")
-        spared = spare_layers(program, few, self.spare, told) if self.spare else {}
+        spared = spare_layers(program, few, self.spare, told, self._numerics) if self.spare else {}
         return dataclasses.replace(program.quantization.without(spared), spared=frozenset(spared))
 
     def _observe(

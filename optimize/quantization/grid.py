@@ -4,7 +4,7 @@ The largest weight of an output channel is the largest integer. Where a format s
 An x86 without VNNI multiplies bytes by ``vpmaddubsw``, which adds the products of two neighbours in 16 bits and
 saturates. The activations reach 255, so two weights of one sign may add up to 128: ``255 * 128 < 2**15 < 255 * 129``.
 A channel's step is the smallest with which every pair of neighbours fits, between one and two times as wide; whoever
-rounds keeps to the same bound (:func:`limits`), so that no kernel saturates, whatever it is fed.
+rounds keeps to the same bound (:func:`within_sum`), so that no kernel saturates, whatever it is fed.
 
 Which weights are neighbours was read in the kernels and confirmed by running them (``benchmarks/cpu_levels.py``): a row
 is read two by two with its channels innermost. ONNX Runtime and FBGEMM read on over the taps of a kernel, oneDNN pads

@@ -18,6 +18,7 @@ from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.plan import Quantization
 from optimize.program import Program
+from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.simulation import Simulation, stored_values
 
 #: Samples the errors are taken on: ranks of layers settle long before ranges do.
@@ -55,6 +56,7 @@ def layer_errors(
     samples: int = SAMPLES,
     only: Collection[str] | None = None,
     progress: Callable[[float], None] | None = None,
+    numerics: Numerics = USUAL,
 ) -> tuple[LayerError, ...]:
     """Return the error of every layer of a static plan, in execution order.
 
@@ -66,14 +68,15 @@ def layer_errors(
         samples: How many of them are used.
         only: Names of the layers to look at; all of the plan's where None.
         progress: Told the share done, from 0 to 1.
+        numerics: Formats of the target.
     """
     plan = program.quantization
     assert plan is not None
     paths, originals = ops.layer_paths(program.graph), _originals(program)
     wanted_layers = plan.layers if only is None else plan.layers & set(only)
     layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in wanted_layers]
-    reference = _Partly(program, plan, (), originals)
-    alone = [(layer, _Partly(program, plan, (layer.name,), originals)) for layer in layers]
+    reference = _Partly(program, plan, (), originals, numerics)
+    alone = [(layer, _Partly(program, plan, (layer.name,), originals, numerics)) for layer in layers]
     noise = torch.zeros(len(layers), len(program.outputs), dtype=torch.float64)
     signal, seen = torch.zeros(len(program.outputs), dtype=torch.float64), 0
     with torch.inference_mode():
@@ -97,9 +100,14 @@ class _Partly(Simulation):
     """Runs some layers on integers and the others as they were before quantization."""
 
     def __init__(
-        self, program: Program, plan: Quantization, chosen: Collection[str], originals: dict[str, tuple[Any, Any]]
+        self,
+        program: Program,
+        plan: Quantization,
+        chosen: Collection[str],
+        originals: dict[str, tuple[Any, Any]],
+        numerics: Numerics,
     ) -> None:
-        super().__init__(program, plan.without(dict.fromkeys(plan.layers - set(chosen), "")))
+        super().__init__(program, plan.without(dict.fromkeys(plan.layers - set(chosen), "")), numerics)
         self.garbage_collect_values = False
         self._stored = stored_values(program, chosen)
         self._originals = {name: pair for name, pair in originals.items() if name not in chosen}

@@ -24,6 +24,7 @@ from optimize.costs import program_costs
 from optimize.distances import noise_share
 from optimize.graph import aten
 from optimize.program import Program, is_one_position
+from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.sensitivity import LayerError, layer_errors
 from optimize.quantization.simulation import integer_values, simulated_db
 
@@ -42,6 +43,7 @@ def spare_layers(
     batches: Iterable[Sequence[torch.Tensor]],
     share: float,
     progress: Callable[[float], None] | None = None,
+    numerics: Numerics = USUAL,
 ) -> dict[str, str]:
     """Return the layers to keep in float by node name, with the reason; none where INT8 answers well.
 
@@ -50,6 +52,7 @@ def spare_layers(
         batches: Flat inputs, a few; they are read twice.
         share: Largest share of the work (multiply-accumulates, and weights read) that the layers may have together.
         progress: Told the share done.
+        numerics: Formats of the target.
     """
     plan = program.quantization
     assert plan is not None
@@ -61,10 +64,10 @@ def spare_layers(
     small = {name for name in apart & plan.layers if work[name] <= share * whole}
     if not small:
         return {}
-    noise = noise_share(simulated_db(program, batches))
+    noise = noise_share(simulated_db(program, batches, numerics=numerics))
     if noise <= noise_share(NEAR_DB):
         return {}
-    errors = layer_errors(program, batches, only=small, progress=progress)
+    errors = layer_errors(program, batches, only=small, progress=progress, numerics=numerics)
     return _dearest(errors, {name: work[name] / whole for name in small}, noise, share)
 
 

@@ -50,7 +50,7 @@ def _processors(target: Target, program: Program) -> tuple[str, ...]:
     plan = program.quantization
     if plan is None or plan.mode == "weights" or not target.numerics.weight.pairs:
         return ()
-    return (processor.promise(plan.cpu),)
+    return (processor.promise(plan.cpu, processor.host()),)
 
 
 def describe_file(

@@ -134,7 +134,7 @@ def test_a_weight_that_two_calls_share_stays_as_it_is() -> None:
 
 def quantized(data: torch.Tensor) -> Program:
     """Return a program with its convolutions in integers, and the head given back to float."""
-    program = optimize.QuantizeStatic(calibration=[data], spare=0).apply(captured())[0]
+    program = optimize.QuantizeStatic(calibration=[data], spare=0, cpu="vnni").apply(captured())[0]
     return give_back(program, {layers(program)["head"].name: "it is small"})
 
 

@@ -21,9 +21,9 @@ def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(program: Program, shape: tuple[int, ...]) -> Program:
+def quantized(program: Program, shape: tuple[int, ...], spare: float = 0.06) -> Program:
     calibration = [draw(shape, 8, seed) for seed in (1, 2)]
-    return QuantizeStatic(calibration=calibration, calibrator="minmax").apply(program)[0]
+    return QuantizeStatic(calibration=calibration, calibrator="minmax", spare=spare).apply(program)[0]
 
 
 def captured(net: nn.Module, shape: tuple[int, ...]) -> Program:

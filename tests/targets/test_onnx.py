@@ -186,7 +186,7 @@ def test_without_onnxruntime_export_works_and_says_what_was_not_verified(
     artifact = target.export(program, tmp_path / "net.onnx")
     assert artifact.coverage is not None
     assert artifact.coverage.kernels == {}
-    assert "not verified" in artifact.notes[0]
+    assert any("not verified" in note for note in artifact.notes)
     with pytest.raises(TargetUnavailable, match="not installed"):
         artifact.load()
 

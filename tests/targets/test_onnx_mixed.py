@@ -74,7 +74,8 @@ def test_a_network_all_in_integers_is_the_same_file(tmp_path: Path) -> None:
     artifact = optimize.export(program, "onnx", tmp_path / "mixed.onnx")
     assert plain.coverage is not None and artifact.coverage is not None
     assert artifact.coverage.kernels == plain.coverage.kernels
-    assert artifact.notes[0].startswith("Nothing is left to compute in half") and plain.notes == ()
+    beside = [note for note in artifact.notes if note not in plain.notes]
+    assert len(beside) == 1 and beside[0].startswith("Nothing is left to compute in half")
 
 
 def test_bfloat16_beside_integers_has_no_kernels_and_that_is_said(tmp_path: Path) -> None:

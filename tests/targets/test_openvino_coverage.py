@@ -34,7 +34,7 @@ INT8 = {
 )
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
     shape, program = REFERENCES[name].input_shape, references.folded(name)
-    plan = quantized(program, shape)
+    plan = quantized(program, shape, spare=0)
     artifact = OpenVINO().export(plan, tmp_path / "net.xml")
     coverage = coverage_of(artifact)
     kernels, between = INT8[name]
