@@ -57,7 +57,9 @@ def check(path: Path) -> None:
                 f"'{path}' is a link to '{os.readlink(path)}', which writing the file would replace.",
                 hint="Name what it leads to, or remove the link.",
             )
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of folders, the system says it
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "")
+        if not stat.S_ISREG(mode):
             raise Refused(
                 f"'{path}' is no regular file, and a file is to be written there.", hint="Choose another name."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,10 +145,14 @@ class Program:
             notes=list(self.notes),
         )
 
-    def refresh(self) -> None:
-        """Remove what is unused and recompute the shape and dtype of every value; call after rewriting the graph."""
+    def refresh(self, check: Callable[[fx.Node], None] | None = None) -> None:
+        """Remove what is unused and recompute the shape and dtype of every value; call after rewriting the graph.
+
+        Args:
+            check: Called with each node when the shapes of its arguments are known, and before it is computed.
+        """
         graph.remove_unused(self.graph_module)
-        _propagate_shapes(self)
+        _propagate_shapes(self, check)
 
     def export(self) -> torch.export.ExportedProgram:
         """Re-export the graph with its dynamic dimensions.
@@ -240,12 +244,14 @@ def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int
 class _ShapePropagation(fx.Interpreter):
     """Runs the graph on fake tensors and writes each value's shape and dtype into ``meta['val']``."""
 
-    def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
+    def __init__(self, module: fx.GraphModule, mode: FakeTensorMode, check: Callable[[fx.Node], None] | None) -> None:
         super().__init__(module)
-        self.mode = mode
+        self.mode, self.check = mode, check
         self.fakes: dict[int, FakeTensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        if self.check is not None:
+            self.check(n)
         result = super().run_node(n)
         if n.op == "get_attr":
             result = self.fakes.setdefault(id(result), self.mode.from_tensor(result, static_shapes=True))
@@ -254,13 +260,13 @@ class _ShapePropagation(fx.Interpreter):
         return result
 
 
-def _propagate_shapes(program: Program) -> None:
+def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None = None) -> None:
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta["val"] for node in placeholders]
     mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv())
     # Composite operators (LSTM) have symbolic-shape rules in Python only.
     with mode, torch.no_grad(), enable_python_dispatcher():
-        _ShapePropagation(program.graph_module, mode).run(*fakes, enable_io_processing=False)
+        _ShapePropagation(program.graph_module, mode, check).run(*fakes, enable_io_processing=False)
 
 
 def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]) -> str:

@@ -29,6 +29,10 @@ _READ = 32
 _MOST_BYTES = 1 << 31
 #: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
 _SCAN, _MOST_SCANS = b"\xff\xda", 16
+#: Pictures whose numbers are written out, and their comments: each is cut out of a block of a megabyte.
+_WRITTEN_OUT, _MOST_COMMENTS = (b"P1", b"P2", b"P3"), 1000
+#: Reads that a decoder needs beyond one for as many bytes, and the bytes that it reads before it knows the picture.
+_READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
 #: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Pixels that are moved or stretched by more are all one number in float32.
@@ -123,6 +127,30 @@ class ImageFolder:
         return ((pixels.to(torch.float32) / 255 - mean) / std).to(self.spec.torch_dtype)
 
 
+class _Watched(io.BytesIO):
+    """The content of a picture, for decoders that walk through blanks, markers and empty chunks in Python, for minutes.
+
+    They also make numbers of all that an entry of a header holds, twenty-five times its bytes.
+    """
+
+    reads, delivered = 0, 0
+    most_bytes: float = _HEADER_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes.
+
+        Raises:
+            ValueError: Too few were asked for too often, or too many in all.
+        """
+        found = super().read(size)
+        if size is None or size < 0:
+            return found
+        self.reads, self.delivered = self.reads + 1, self.delivered + len(found)
+        if self.reads > _READS + self.delivered // _BYTES_A_READ or self.delivered > self.most_bytes:
+            raise ValueError("it is padded with what is no picture")
+        return found
+
+
 def _decoded(file: Path, mode: str) -> Image.Image:
     """Return an image, its pixels bounded by ``PIL.Image.MAX_IMAGE_PIXELS``.
 
@@ -135,12 +163,16 @@ def _decoded(file: Path, mode: str) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             content = read_bytes(file, most_bytes=_MOST_BYTES)
-            with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+            watched = _Watched(content)
+            with Image.open(watched, formats=_FORMATS) as opened:
+                watched.most_bytes = math.inf
                 if opened.format != "MPO" and getattr(opened, "is_animated", False):
                     raise ValueError("it holds several pictures, and which one is meant is not said")
                 if opened.info.get("compression") in _FAX:
                     raise ValueError("it is a fax")
                 _refuse_passes(opened, content)
+                if content[:2] in _WRITTEN_OUT and content.count(b"#") > _MOST_COMMENTS:
+                    raise ValueError("it is full of comments")
                 opened.draft("RGB", None)
                 return opened.convert(mode)
     except OptimizeError:

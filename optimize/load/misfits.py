@@ -24,6 +24,31 @@ _CIRCULAR = 2
 _MODES = range(3)
 #: How many times its input a window may be wide: small maps are pooled in windows that are mostly padding.
 _WIDER = 64
+#: Dimensions that kernels of torch take, and tensors that are multiplied, or of which each gets a dimension.
+_MOST_DIMENSIONS = 64
+_OF_EACH = ("meshgrid", "cartesian_prod", "chain_matmul", "linalg_multi_dot")
+
+
+def count_made(node: fx.Node) -> float:
+    """Return how many tensors a call makes, asked before it does: the parts of a split, else one.
+
+    Infinitely many are what has more dimensions than kernels take, and products of so many matrices.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return float(node.op == "call_function")
+    given = {entry.name: graph.argument(node, entry.name) for entry in node.target._schema.arguments}
+    together = [given.get(name, ()) for name in ("tensors", "matrices")] if graph.op_name(node) in _OF_EACH else []
+    values = [value.meta.get("val") for value in node.all_input_nodes]
+    dimensions = [value.dim() for value in values if isinstance(value, torch.Tensor)]
+    if max([0, *dimensions, *map(len, together)]) > _MOST_DIMENSIONS:
+        return math.inf
+    parts = [given.get(name) for name in ("chunks", "sections", "split_size", "split_sizes", "indices")]
+    listed = [len(part) for part in parts if isinstance(part, list | tuple)]
+    asked = [_hint(given[name]) for name in ("chunks", "sections") if name in given]
+    if graph.op_name(node) == "unbind" or ("split_size" in given and not listed):
+        step = _hint(given.get("split_size", 1))
+        asked.append(_hint(_shape(given["self"])[given["dim"]]) / max(step, 1))
+    return max([1, *listed, *asked])
 
 
 def find_misfit(node: fx.Node) -> str:

@@ -106,6 +106,7 @@ _UNCHECKED = words(
     """
     aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor aten._transform_bias_rescale_qkv.default
     aten._masked_softmax.default aten.slow_conv_transpose3d.default aten.combinations.default
+    aten.tensor_split.tensor_indices_or_sections
     """
 )
 #: Calls that check or state something about a value and return nothing of use: left out when a graph is read.
@@ -136,7 +137,7 @@ def find(name: str) -> Callable[..., Any]:
     """Return the operator called ``aten.conv2d.default``, or a function of sizes such as ``_operator.add``.
 
     Raises:
-        NotListed: It is not in the table, or torch has no such overload.
+        NotListed: It is not in the table, torch has no such overload, or it is about no tensor.
     """
     if name in OF_SIZES:
         return OF_SIZES[name]
@@ -149,6 +150,8 @@ def find(name: str) -> Callable[..., Any]:
     except (AttributeError, RuntimeError) as error:
         raise NotListed(name) from error
     if not isinstance(found, torch._ops.OpOverload) or any(argument.is_out for argument in found._schema.arguments):
+        raise NotListed(name)
+    if "Tensor" not in str(found._schema):  # of TorchScript, about numbers, texts and lists: 1 % 0 ends the process
         raise NotListed(name)
     return found
 

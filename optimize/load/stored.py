@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from optimize.program import Program
 from optimize.sandbox import left_in
 
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
-#: A graph of 10,000 calls takes 5 MB.
-_GRAPH_BYTES = 128 << 20
+#: A graph of 10,000 calls takes 5 MB, and 100 MB of memory when its shapes are known.
+_GRAPH_BYTES, _MOST_TENSORS = 32 << 20, 1 << 16
 #: Values in one tensor that a graph computes on its examples, 8 GiB in float32.
 _MOST_VALUES = 1 << 31
 
@@ -107,6 +107,23 @@ def _refuse_large(program: Program) -> None:
                 raise Malformed(f"'{node.name}' has {count} values")
 
 
+def _refuse_many() -> Callable[[fx.Node], None]:
+    """Return what counts the tensors of a program before their shapes are computed: each takes memory of its own.
+
+    Raises:
+        Malformed: When called: they are more than any network has.
+    """
+    made = 0.0
+
+    def count(node: fx.Node) -> None:
+        nonlocal made
+        made += misfits.count_made(node)
+        if made > _MOST_TENSORS:
+            raise Malformed(f"'{node.name}' ({node.target}) makes more tensors, or dimensions, than any network has")
+
+    return count
+
+
 def _refuse_misfits(program: Program) -> None:
     """Refuse calls that would look or write beyond their arguments, or end the process.
 
@@ -119,6 +136,8 @@ def _refuse_misfits(program: Program) -> None:
 
 
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
+    if len(content["calls"]) > _MOST_TENSORS:
+        raise Malformed(f"it has {len(content['calls'])} calls")
     calls = [OperatorCall(**entry) for entry in content["calls"]]
     found = Description(content["inputs"], content["weights"], calls, content["outputs"])
     owned = {
@@ -133,7 +152,7 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     _give_shapes(module, inputs, dynamic)
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
-    program.refresh()
+    program.refresh(_refuse_many())
     _refuse_large(program)
     _refuse_misfits(program)
     return program
@@ -157,4 +176,5 @@ def _give_shapes(module: fx.GraphModule, inputs: Sequence[torch.Tensor], dynamic
 
 
 def _reason(error: Exception) -> str:
-    return f"operator {error} is not listed" if isinstance(error, operators.NotListed) else str(error)
+    said = str(error).partition("\n")[0]  # fx adds the call that it was raised in
+    return f"operator {said} is not listed" if isinstance(error, operators.NotListed) else said

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, lacks_memory
 from optimize.escaping import plain
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.lines import Lines, read_object
@@ -27,6 +27,7 @@ _LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 64, 4096
 #: A child that closed its pipe and does not end by itself within this time is ended.
 _ENDING_S = 10.0
 _HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
+_KILLED = "The system ends processes so when it runs out of memory: free some, or open the file on a larger machine."
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ class Died(Refused):
 
     def __init__(self, about: str, code: int, words: bytes) -> None:
         self.code, self.end = code, describe_end(code, words)
-        super().__init__(f"{about} killed the process that opened it ({self.end}).", hint=_HINT)
+        if code == -signal.SIGKILL:  # no limit of ours and no crash ends so
+            super().__init__(f"The process that opened {about} was killed ({self.end}).", hint=_KILLED)
+        else:
+            super().__init__(f"{about} killed the process that opened it ({self.end}).", hint=_HINT)
 
 
 class Unforeseen(Refused):
@@ -108,10 +112,11 @@ def call(
     # Its words go to a file outside its folder: a pipe that nobody empties would stop it.
     # Two arenas of memory: each reserves addresses, which the limit counts.
     variables = {**confined_variables(folder), "MALLOC_ARENA_MAX": "2"} if confined else None
+    before_s = _children_s()
     with tempfile.TemporaryFile() as words:
         process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined)
         try:
-            return _exchange(process, request, about, limits, progress, words)
+            return _exchange(process, request, about, limits, progress, words, before_s)
         finally:
             end(process)
 
@@ -141,6 +146,7 @@ def _exchange(
     limits: ChildLimits,
     progress: Callable[[str, float], None] | None,
     words: IO[bytes],
+    before_s: float,
 ) -> Answer:
     """Send the request and follow what the child says until it answers."""
     assert process.stdin is not None and process.stdout is not None
@@ -152,7 +158,14 @@ def _exchange(
             raise _error(message, about)
         if progress is not None:
             _tell(progress, _list(message.get("progress")))
-    raise _death(ended(process), read_tail(words), about, limits)
+    code = ended(process)
+    raise _death(code, read_tail(words), about, limits, _children_s() - before_s)
+
+
+def _children_s() -> float:
+    """Return the processor time of all children that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
@@ -217,7 +230,7 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     """Return what the child raised; only the errors of ``optimize.errors`` have classes here."""
     name, what, hint = (str(message.get(key, "")) for key in ("error", "what", "hint"))
     if name == "MemoryError":
-        return Refused(f"{about} asks for more memory than it may have here ({what}).", hint=_HINT)
+        return _out_of_memory(about, what)
     if name == "Unforeseen":
         raised = Unforeseen(about, what)
         raised.add_note(str(message.get("trace", "")))
@@ -226,11 +239,19 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     return kinds.get(name, Refused)(what, hint=hint)
 
 
-def _death(code: int, words: bytes, about: str, limits: ChildLimits) -> Refused:
-    if code in (-signal.SIGXCPU, -signal.SIGKILL) and limits.cpu_s is not None:
-        return _out_of_time(about, limits.cpu_s)
+def _death(code: int, words: bytes, about: str, limits: ChildLimits, used_s: float) -> Refused:
+    """Return what ended a child: its memory, its time, or something else; the system kills as a limit does."""
+    said = words.decode(errors="replace").strip().splitlines()
+    if limits.memory_bytes is not None and said and lacks_memory(RuntimeError(said[-1])):
+        return _out_of_memory(about, said[-1][:200])
+    if limits.cpu_s is not None and code in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= limits.cpu_s - 1:
+        return _out_of_time(about, limits.cpu_s, " of computing")
     return Died(about, code, words)
 
 
-def _out_of_time(about: str, seconds: float) -> Refused:
-    return OutOfTime(f"{about} was still not open after {seconds:.0f} s of computing.", hint=_HINT)
+def _out_of_memory(about: str, reason: str) -> Refused:
+    return Refused(f"{about} asks for more memory than it may have here ({reason}).", hint=_HINT)
+
+
+def _out_of_time(about: str, seconds: float, how: str = "") -> Refused:
+    return OutOfTime(f"{about} was still not open after {seconds:.0f} s{how}.", hint=_HINT)

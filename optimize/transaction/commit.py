@@ -7,7 +7,6 @@ The process holds a lock on the hidden folder as long as it lives: one that can 
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize.errors import Refused
+from optimize.files import check as check_file
 from optimize.files import refusal, refusing, write_text
 from optimize.transaction import system
 from optimize.transaction.doubles import Stamp, double, give_back, is_folder, merge, remove_tree, stamp
@@ -65,7 +65,8 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
         names: Files that will be written to it, as far as they are known.
 
     Raises:
-        Refused: It is a file, it cannot be written, a folder lies where a file is to be, or the name is impossible.
+        Refused: It is a file, it cannot be written, something else lies where a file is to be, or the name is
+            impossible.
     """
     with refusing(out):
         place = Path(os.path.realpath(out))
@@ -168,6 +169,10 @@ class Transaction:
         Raises:
             Refused: They cannot; ``out`` is as it was.
         """
+        if not self._is_in_place():
+            raise Refused(
+                f"'{self.out}' is not written: a folder above it was moved or replaced meanwhile.", hint=_HINT
+            )
         try:
             with system.locked(self.out.parent) as alone, system.locked(self.out):
                 if alone:
@@ -205,13 +210,27 @@ class Transaction:
 
     def close(self) -> None:
         """Tidy up, whether all went well or not: what is in ``out`` stays, what is not goes."""
+        is_in_place = self._is_in_place()
         with suppress(OSError):  # a later run tries again
+            if not is_in_place:
+                self.path = Path(os.readlink(f"/proc/self/fd/{self.lock}"))
+                self.__post_init__()
+                self.out = self.path.parent / self.out.name
             self.settle()
         if self.lock is not None:
             os.close(self.lock)
-        for folder in reversed(self.made):
+        for folder in reversed(self.made if is_in_place else []):
             with suppress(OSError):  # it holds something
                 os.rmdir(folder)
+
+    def _is_in_place(self) -> bool:
+        """Say whether the hidden folder is where it was made: its name may lead to somebody else's by now."""
+        if self.lock is None:
+            return True
+        mine = os.fstat(self.lock)
+        with suppress(OSError):
+            return os.path.samestat(mine, os.lstat(self.path))
+        return not mine.st_nlink  # it is gone, as it is at the end
 
     def _publish(self) -> None:
         if not os.path.lexists(self.out):
@@ -312,10 +331,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_names(out: Path, names: Iterable[str]) -> None:
-    """Make sure that no folder lies where a file is to be written."""
+    """Make sure that a file replaces nothing but a file: no folder, and no link that somebody wants kept."""
     for name in names:
-        if is_folder(out / name):
-            raise refusal(IsADirectoryError(errno.EISDIR, ""), out / name)
+        check_file(out / name)
 
 
 def _prefix(out: Path) -> str:

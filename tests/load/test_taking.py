@@ -135,7 +135,74 @@ FORGERIES: dict[str, Change] = {
     "keyword": lambda value: value["calls"][0].update(keywords={"self": 1, "__class__": 2}),
     "squares": lambda value: value["calls"].extend(_repeated("mul", 20)),
     "powers": lambda value: value["calls"].extend(_repeated("pow", 6)),
+    "division": lambda value: value["calls"].append(
+        {"name": "ends_the_process", "operator": "aten.remainder.int", "arguments": [1, 0]}
+    ),
+    "calls": lambda value: value["calls"].extend([value["calls"][0]] * (1 << 16)),
 }
+_X, _EMPTY, _LONG = {"value": "x"}, {"value": "empty"}, {"value": "long"}
+#: Calls that make millions of tensors, or dimensions, of a description of a few bytes.
+BURSTS: dict[str, list[Any]] = {
+    "tensor_split.sections": [_X, 1 << 26],
+    "chunk.default": [_EMPTY, 1 << 26],
+    "unsafe_chunk.default": [_EMPTY, 1 << 26],
+    "hsplit.int": [_EMPTY, 1 << 26],
+    "unbind.int": [_LONG],
+    "split.Tensor": [_LONG, 2],
+    "unsafe_split.Tensor": [_LONG, 2],
+    "split_copy.Tensor": [_LONG, 2],
+    "split_with_sizes.default": [_LONG, [0] * (1 << 16) + [1 << 26]],
+    "split.sizes": [_LONG, [0] * (1 << 16) + [1 << 26]],
+    "tensor_split.indices": [_X, [1] * (1 << 16)],
+    "meshgrid.default": [[_X] * 100],
+    "meshgrid.indexing": [[_X] * 100],
+    "tensor_split.tensor_indices_or_sections": [_X, _X],
+}
+
+
+@pytest.mark.parametrize("operator", BURSTS)
+def test_a_forged_call_does_not_burst_into_millions_of_tensors(operator: str, tmp_path: Path) -> None:
+    stored.store(capture(nn.ReLU(), (torch.randn(2, 3),)), tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    keywords = {"indexing": "ij"} if operator.endswith("indexing") else {}
+    content["calls"] = [
+        {"name": "x", "operator": "aten.zeros.default", "arguments": [[3]]},
+        {"name": "empty", "operator": "aten.zeros.default", "arguments": [[0]]},
+        {"name": "long", "operator": "aten.zeros.default", "arguments": [[1 << 26]]},
+        {"name": "parts", "operator": f"aten.{operator}", "arguments": BURSTS[operator], "keywords": keywords},
+        {"name": "part", "operator": "_operator.getitem", "arguments": [{"value": "parts"}, 0]},
+    ]
+    content["outputs"] = ["part"]
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match=r"more tensors, or dimensions|is not listed"):
+        stored.restore(tmp_path)
+
+
+@pytest.mark.parametrize("operator", ["tensordot.default", "linalg_multi_dot.default", "cartesian_prod.default"])
+def test_dimensions_and_tables_do_not_grow_without_end(operator: str, tmp_path: Path) -> None:
+    stored.store(capture(nn.ReLU(), (torch.randn(1, 1),)), tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    content["calls"] = [{"name": "y0", "operator": "aten.zeros.default", "arguments": [[1, 1]]}]
+    for place in range(8):
+        value = {"value": f"y{place}"}
+        arguments = [value, value, [], []] if operator.startswith("tensordot") else [[value] * 100]
+        content["calls"].append({"name": f"y{place + 1}", "operator": f"aten.{operator}", "arguments": arguments})
+    content["outputs"] = ["y8"]
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match="more tensors, or dimensions"):
+        stored.restore(tmp_path)
+
+
+@pytest.mark.parametrize("parts", [3, 40])
+def test_honest_splits_come_through(parts: int, tmp_path: Path) -> None:
+    class Splits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, *_ = x.unbind(1)
+            return first + sum(x.split(1, 1))[:, 0] + x.chunk(parts, 1)[0].sum(1) + x.tensor_split(3, 1)[2].sum(1)
+
+    program = capture(Splits(), (torch.randn(2, parts),))
+    stored.store(program, tmp_path)
+    same(program, stored.restore(tmp_path))
 
 
 def _repeated(function: str, times: int) -> list[dict[str, Any]]:

@@ -133,6 +133,17 @@ def fail(folder: Path, tell: Tell) -> None:
     raise KeyError("dim")
 
 
+def throw(folder: Path, tell: Tell) -> None:
+    """End as native code does that gets no memory and catches nothing."""
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n")
+    os.abort()
+
+
+def be_killed(folder: Path, tell: Tell) -> None:
+    """End as by the system's hand when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def swell(folder: Path, tell: Tell) -> None:
     """Ask for more memory than there is."""
     bytearray(64 << 30)

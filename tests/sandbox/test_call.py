@@ -63,6 +63,8 @@ def test_errors_arrive_as_they_were_raised(tmp_path: Path) -> None:
     [
         ("swell", "asks for more memory"),
         ("abort", r"killed the process that opened it \(signal SIGABRT"),
+        ("throw", r"asks for more memory than it may have here \(.*bad_alloc"),
+        ("be_killed", r"was killed \(signal SIGKILL"),
         ("babble", "is no answer|killed the process"),
     ],
 )

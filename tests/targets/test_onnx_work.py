@@ -47,7 +47,8 @@ def calls(depth: int, width: int) -> list[onnx.FunctionProto]:
 
 
 @pytest.mark.parametrize(
-    ("depth", "width", "message"), [(31, 2, "more than 1000000 nodes"), (65, 1, "64 deep"), (5000, 1, "64 deep")]
+    ("depth", "width", "message"),
+    [(18, 2, "more than 10.... nodes"), (31, 2, "more than 10.... nodes"), (65, 1, "64 deep"), (5000, 1, "64 deep")],
 )
 def test_functions_that_grow_without_end(depth: int, width: int, message: str, tmp_path: Path) -> None:
     top = [helper.make_node(f"f{depth - 1}", ["x"], ["y"], domain="local")]
@@ -56,6 +57,31 @@ def test_functions_that_grow_without_end(depth: int, width: int, message: str, t
     for open_ in (lambda: open_side(str(path)), lambda: Opening(tmp_path).open(str(path)), lambda: read_values(path)):
         with pytest.raises(Refused, match=message):
             open_()
+
+
+def test_a_long_node_that_is_called_often_is_refused_before_it_is_written_out(tmp_path: Path) -> None:
+    """Each of its 4,096 copies is read: a million numbers for a node took an hour."""
+    functions = calls(12, 2)
+    functions[0].node.append(helper.make_node("Squeeze", ["x"], ["z"], axes=[0] * 100_000))
+    top = [helper.make_node("f11", ["x"], ["y"], domain="local")]
+    refused(saved(tmp_path / "m.onnx", top, [], functions), r"or \d+ bytes when its functions are written out")
+
+
+def test_functions_that_are_called_as_often_as_layers_of_a_network_are_read(tmp_path: Path) -> None:
+    names = ["x", *(f"v{i}" for i in range(9_999)), "y"]
+    top = [helper.make_node("f3", [one], [other], domain="local") for one, other in itertools.pairwise(names)]
+    read_checked(saved(tmp_path / "m.onnx", top, [], calls(4, 2)))
+
+
+def test_a_shape_of_a_million_dimensions_is_none(tmp_path: Path) -> None:
+    """The product of its sizes takes minutes, and no signal ends it."""
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [])
+    model = onnx.load(path)
+    model.graph.value_info.append(helper.make_tensor_value_info("y", FLOAT, [2**62] * 10**5))
+    onnx.save(model, path)
+    refused(path, "100000 dimensions is no shape")
+    turned = helper.make_node("Transpose", ["x"], ["y"], perm=[1] * 300_000)
+    read_checked(saved(tmp_path / "m.onnx", [turned, helper.make_node("Relu", ["y"], ["z"])], []))
 
 
 def test_functions_that_call_themselves_or_hide_operators(tmp_path: Path) -> None:

@@ -327,6 +327,64 @@ def test_one_file_replaces_nothing_but_a_file(
     assert not list(tmp_path.glob(".x-*"))
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_name_that_is_a_link_stays_one(when: str, tmp_path: Path) -> None:
+    """The user keeps it: neither it nor what it leads to is replaced."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    other.write_text("other")
+    link = out / NAMES[0]
+
+    def attempt() -> None:
+        with staging(out, NAMES) as new:
+            if when == "meanwhile":
+                link.symlink_to(other)
+            write(new, "1")
+
+    if when == "before":
+        link.symlink_to(other)
+    with pytest.raises(Refused, match="is a link to"):
+        attempt()
+    assert os.listdir(out) == [NAMES[0]] and link.is_symlink() and other.read_text() == "other" and not hidden(out)
+
+
+def _swap(here: Path, there: Path) -> None:
+    aside = here.with_name("aside")
+    for source, target in ((here, aside), (there, here), (aside, there)):
+        source.rename(target)
+
+
+def _relink(here: Path, there: Path) -> None:
+    here.rename(here.with_name("aside"))
+    here.symlink_to(there)
+
+
+@pytest.mark.parametrize("change", [_swap, _relink, lambda here, there: here.rename(here.with_name("aside"))])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_above_that_is_swapped_is_refused(
+    change: Callable[[Path, Path], None], is_there: bool, tmp_path: Path
+) -> None:
+    """Nothing of ours lies in either of them afterwards, and all of theirs does."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        (place / "out").mkdir(parents=True)
+        (place / "out" / "kept").write_text(place.name)
+    out = here / ("out" if is_there else "new/out")
+
+    def attempt() -> None:
+        with staging(out, NAMES) as new:
+            write(new, "1")
+            change(here, there)
+            fake = out.parent / new.parent.name / "new"  # what has its name by now is somebody else's
+            fake.mkdir(parents=True, exist_ok=True)
+            (fake / "theirs").write_text("theirs")
+
+    with pytest.raises(Refused, match="a folder above it was moved or replaced meanwhile"):
+        attempt()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(file.read_text() for file in files) == ["here", "theirs", "there"]
+
+
 def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: what a killed run has left stays, and results are as whole as ever."""
     monkeypatch.setattr(system, "fcntl", None)

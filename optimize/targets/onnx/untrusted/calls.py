@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
@@ -12,8 +13,9 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 from optimize.errors import Refused
 from optimize.regular import shown
 
-#: Nodes with every call written out; the largest language models have some 1e5.
-MOST_NODES = 1_000_000
+#: Nodes with every call written out, and what they take as they stand in the file, beyond so many times what is in it:
+#: layers call functions of a few nodes, or share one. The largest language models have some 1e5 nodes.
+MOST_NODES, _MOST_BYTES, _TIMES = 100_000, 16 << 20, 32
 #: Calls inside one another.
 MOST_DEPTH = 64
 #: Operators that other domains have with the same inputs.
@@ -54,8 +56,8 @@ def check_calls(model: ModelProto, path: Path) -> None:
     """Check that every node has the inputs of its operator, and that a model stays small when calls are written out.
 
     Raises:
-        Refused: An input is missing or one too many; it has more than a million nodes then, a function calls itself, or
-            one name is that of two things.
+        Refused: An input is missing or one too many; it has far more nodes then, a function calls itself, or one name
+            is that of two things.
     """
     functions = functions_of(model)
     if len(functions) < len(model.functions):
@@ -64,20 +66,39 @@ def check_calls(model: ModelProto, path: Path) -> None:
     if hidden is not None:  # it depends on the runtime which of the two a node of that name is
         raise Refused(f"'{shown(path)}' has a function by the name of an operator, '{shown(hidden)}'.")
     counter = _Counter(functions, path)
-    for function in functions:
-        counter.of_function(function, 0)
-    counter.of_nodes(model.graph.node, 0)
+    written = [counter.of_function(function, 0) for function in functions]
+    written.append(counter.of_nodes(model.graph.node, 0))
+    nodes, length = MOST_NODES + _TIMES * counter.nodes, _MOST_BYTES + _TIMES * counter.length
+    if any(found.nodes > nodes or found.length > length for found in written):
+        raise Refused(
+            f"'{shown(path)}' has more than {nodes} nodes or {length} bytes when its functions are written out.",
+            hint="Do not open this file, unless you know who made it and why it is so.",
+        )
+
+
+class _Size(NamedTuple):
+    """Nodes with every call written out, their bytes, and how many calls are inside one another."""
+
+    nodes: int
+    length: int
+    height: int
 
 
 class _Counter:
-    """Counts nodes, each function once."""
+    """Multiplies what functions hold by how often they are called, each function looked at once.
+
+    Attributes:
+        nodes: That were looked at.
+        length: Their bytes.
+    """
 
     def __init__(self, functions: dict[Key, FunctionProto], path: Path) -> None:
         self._functions, self._path = functions, path
-        self._known: dict[Key, tuple[int, int] | None] = {}
+        self._known: dict[Key, _Size | None] = {}
+        self.nodes, self.length = 0, 0
 
-    def of_function(self, key: Key, depth: int) -> tuple[int, int]:
-        """Return the nodes of a function, and how many calls are inside one another in it."""
+    def of_function(self, key: Key, depth: int) -> _Size:
+        """Return the size of a function."""
         if key not in self._known:
             self._check_depth(depth)
             self._known[key] = None
@@ -90,22 +111,20 @@ class _Counter:
             )
         return found
 
-    def of_nodes(self, nodes: Iterable[NodeProto], depth: int) -> tuple[int, int]:
-        """Return the same of nodes and of the graphs in them."""
-        count, height = 0, 0
+    def of_nodes(self, nodes: Iterable[NodeProto], depth: int) -> _Size:
+        """Return the size of nodes and of the graphs in them."""
+        count, total, height = 0, 0, 0
         for node in nodes:
             self._check_inputs(node)
+            length = node.ByteSize()
+            self.nodes, self.length = self.nodes + 1, self.length + length
             called = [self.of_function(key_of(node), depth + 1)] if key_of(node) in self._functions else []
             inside = [self.of_nodes(graph.node, depth) for graph in graphs_of(node)]
-            count += 1 + sum(entry for entry, _ in (*called, *inside))
-            height = max([height, *(1 + entry for _, entry in called), *(entry for _, entry in inside)])
+            count += 1 + sum(found.nodes for found in (*called, *inside))
+            total += length + sum(found.length for found in (*called, *inside))
+            height = max([height, *(1 + found.height for found in called), *(found.height for found in inside)])
         self._check_depth(depth + height)
-        if count > MOST_NODES:
-            raise Refused(
-                f"'{shown(self._path)}' has more than {MOST_NODES} nodes when its functions are written out.",
-                hint="Do not open this file, unless you know who made it and why it is so.",
-            )
-        return count, height
+        return _Size(count, total, height)
 
     def _check_inputs(self, node: NodeProto) -> None:
         """Check the number of a node's inputs: who reads a graph takes the first ones of an operator for granted."""

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from optimize.targets.onnx.untrusted.sizes import SHAPES, axes, part, slices, together
-from optimize.targets.onnx.untrusted.statics import NodeView, Shape, Static
+from optimize.targets.onnx.untrusted.statics import MOST_AXES, NodeView, Shape, Static
 
 #: Elements of values that are computed here.
 SMALL = 4096
@@ -23,7 +23,7 @@ def inferred(call: NodeView) -> Static:
     """Return what is known of the first output of a node."""
     fixed = all(entry is None or entry.fixed for entry in call.inputs)
     shape = attempt(lambda: SHAPES[call.op](call))
-    if shape is not None and any(size < 0 for size in shape):
+    if shape is not None and (len(shape) > MOST_AXES or any(size < 0 for size in shape)):
         shape = None
     value = None
     if shape is not None and math.prod(shape) <= SMALL and call.op in _VALUES:

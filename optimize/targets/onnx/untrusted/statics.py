@@ -12,6 +12,9 @@ from onnx import AttributeProto, helper
 Shape = tuple[int, ...]
 Attributes = Mapping[str, AttributeProto]
 
+#: Dimensions of any value: the product of a million sizes takes minutes, and no signal ends it.
+MOST_AXES = 64
+
 
 @dataclass(frozen=True)
 class Static:

@@ -37,7 +37,6 @@ _FIELDS = {
     "UINT64": "uint64_data",
     "STRING": "string_data",
 }
-_MOST_AXES = 64
 #: Where ONNX Runtime keeps tensors of its own memory: an offset there is an address.
 _MEMORY = "_ORT_MEM_ADDR_"
 _HINT = "Write the file again with its weights, or download all of its files."
@@ -136,7 +135,7 @@ def _check_name(location: str) -> None:
 
 def _check(tensor: TensorProto, folder: _Folder) -> None:
     kind = _kind(tensor)
-    if len(tensor.dims) > _MOST_AXES or any(size < 0 for size in tensor.dims):
+    if any(size < 0 for size in tensor.dims):
         raise Refused(f"{shown(str(list(tensor.dims[:8])))} is no shape.")
     if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
         _check_outside(tensor, kind, folder)
