@@ -10,6 +10,7 @@ import itertools
 import operator
 from typing import cast
 
+import torch
 from torch import fx
 
 from optimize import graph
@@ -40,6 +41,8 @@ _SAME_CONVOLUTIONS = {
     aten.conv2d.padding: aten.conv2d.default,
     aten.conv3d.padding: aten.conv3d.default,
 }
+#: Operators made of others whose result is always a new one.
+_NEW = (*_SAME_CONVOLUTIONS, *_SAME_CONVOLUTIONS.values(), aten.linear.default, aten.batch_norm.default)
 
 
 def normalize(module: fx.GraphModule) -> None:
@@ -54,6 +57,49 @@ def normalize(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
         else:
             _normalize_call(module, node)
+
+
+def write_out_of_place(flow: fx.Graph) -> None:
+    """Let calls that overwrite the result of another call return a new value, where that is one and the same.
+
+    ``relu_(x)`` becomes ``relu(x)``, and all that reads ``x`` afterwards reads that. Where ``x`` shares its memory with
+    another value, is an input or a weight, the call is left to torch's functionalization, which would do the same for
+    all of them in several times the time.
+    """
+    places = {node: place for place, node in enumerate(flow.nodes)}
+    for node in flow.nodes:
+        plain = _out_of_place(node)
+        overwritten = node.args[0] if plain is not None and node.args else None
+        if not isinstance(overwritten, fx.Node) or _shares_memory(overwritten):
+            continue
+        readers = [user for user in overwritten.users if user is not node]
+        if not any(_shares_memory(user) for user in readers if places[user] < places[node]):
+            node.target = plain
+            later = {user for user in readers if places[user] > places[node]}
+            overwritten.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+
+
+def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
+    """Return the operator that computes what an overwriting one writes, None where a node is no such call."""
+    if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"):
+        return None
+    name = node.target._schema.name.removeprefix("aten::")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    return getattr(getattr(aten, name[:-1], None), node.target._overloadname, None)
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """Say whether a value may share its memory with another: it is given, or an operator may return what it was given.
+
+    A view says so in its schema; an operator made of others (dropout, where there is nothing to drop) need not.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    schema = node.target._schema
+    is_made_of_others = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    is_view = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    return is_view or (is_made_of_others and node.target not in _NEW)
 
 
 def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
