@@ -131,17 +131,20 @@ def ours(entry: Case, path: Path) -> tuple[Artifact, float]:
     return optimize.export(quantized(entry, program), "onnx", path), time.perf_counter() - start
 
 
+def float_file(entry: Case, path: Path) -> None:
+    """Write the network that the peers quantize, with torch's own exporter."""
+    sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    example = (entry.calibration[:2],)
+    torch.onnx.export(entry.peer, example, path, dynamo=True, dynamic_shapes=sizes, external_data=False, verbose=False)
+
+
 def peers(entry: Case, folder: Path) -> tuple[Path, Path]:
     """Write the peer's float32 and int8 files the way its documentation recommends."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     plain, prepared, quantized = (folder / f"{kind}.onnx" for kind in ("float32", "prepared", "int8"))
-    batch = torch.export.Dim("batch", min=1, max=64)
-    example = (entry.calibration[:2],)
-    torch.onnx.export(
-        entry.peer, example, plain, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
-    )
+    float_file(entry, plain)
     name = onnx.load(plain).graph.input[0].name
 
     class Reader(CalibrationDataReader):

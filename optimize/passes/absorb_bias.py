@@ -33,7 +33,7 @@ class AbsorbBias(Recovery):
     a ReLU, means and calls that move elements. Skipped, with the reason: all else; padded layers would see zeros at the
     border where they must see ``-c``.
 
-    What it costs: some twenty passes over at most 32 samples, and trying each place in several ways.
+    What it costs: some ten passes over at most 32 samples, and trying each place in several ways.
 
     Example:
         >>> import torch, optimize
@@ -41,7 +41,7 @@ class AbsorbBias(Recovery):
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
         >>> with torch.no_grad():
         ...     _ = net[0].bias.copy_(torch.arange(8) * 10.0)
-        >>> data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+        >>> data = [torch.rand(16, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
         >>> program, outcome = AbsorbBias(data).apply(optimize.capture(net, (data[0],)))
         >>> len(outcome.rewrites)
         1

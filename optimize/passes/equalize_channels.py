@@ -41,7 +41,7 @@ class EqualizeChannels(Recovery):
     stages of a residual network is scaled together. Skipped, with the reason: values that are concatenated, that pass
     another function or are added to what passed one; layers that share a weight.
 
-    What it costs: some twenty passes over at most 32 samples, and trying each place in several ways.
+    What it costs: some ten passes over at most 32 samples, and trying each place in several ways.
 
     Example:
         >>> import torch, optimize

@@ -30,7 +30,7 @@ from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_fl
 from optimize.registry import find_target, register_pass
 
 #: Samples that tell which layers err most.
-_SPARING_SAMPLES = 8
+_SPARING_SAMPLES = 4
 
 
 @register_pass
@@ -158,14 +158,15 @@ class QuantizeStatic(IntegerPass):
         self, program: Program, batches: FlatBatches, weights: WeightRounding
     ) -> tuple[Observations, tuple[str, ...]]:
         """Return what the values of the program look like, from the cache if it knows; weights see samples anyway."""
+        look = functools.partial(watch, also=weights.see, until_settled=self.until_settled, halves=True)
         if not self.cache:
-            return watch(program, batches, also=weights.see, until_settled=self.until_settled), ()
+            return look(program, batches), ()
         folder, key = Path(self.cache), cache.fingerprint(program, batches)
         known = None if self.until_settled else cache.load(folder, key)
         if known is not None:
             observe(program, batches.first(SAMPLES), weights.see)
             return known, (f"What calibration saw was read from the cache ({key[:12]}).",)
-        observations = watch(program, batches, also=weights.see, until_settled=self.until_settled)
+        observations = look(program, batches)
         if not self.until_settled:
             cache.save(folder, key, observations)
         return observations, ()

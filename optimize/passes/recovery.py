@@ -27,15 +27,16 @@ from optimize.passes.quantize_static import choose_layers
 from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.attempts import Attempt, Seen, best_attempts
-from optimize.quantization.batches import FlatBatches, batch_axes, samples_of
+from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.simulation import simulated_db, stored_values
 from optimize.quantization.sparing import NEAR_DB
 
-#: Samples that are looked at, half of them held out.
-SAMPLES = 32
+#: Samples that are looked at, at least and at most, half of them held out; in between as many as hold so many values:
+#: sixteen images of 224 x 224 tell what more of them do.
+SAMPLES, VALUES = (16, 32), 2**21
 #: What a pass must gain to be kept, dB: a draw of the weights' rounding moves the answers by half of it.
 MARGIN_DB = 1.0
 
@@ -83,20 +84,23 @@ class Recovery(Pass):
             return Outcome(skips=skips)
         learn, judge = halves(program, FlatBatches(program, self.calibration))
         where = f"{'the same' if judge is learn else 'held-out'} samples"
-        folds = ((learn, judge), (judge, learn))[: 1 if judge is learn else 2]
-        before = [_activations_noise(program, *folds[0])]
+        folds = [_Fold(program, learn, judge)]
+        before = [folds[0].noise(program)]
         if self.unless_near and (near := _db(before)) >= NEAR_DB:
             note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
             return Outcome(skips=skips, notes=(note,))
-        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge)
+        worth = MARGIN_DB if self.unless_near else 0.0
+        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge, worth)
         if not chosen:
-            return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}.",))
-        before += [_activations_noise(program, *fold) for fold in folds[1:]]
-        original = program.clone()
+            enough = f", or all together less than {worth:g} dB" if worth else ""
+            return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}{enough}.",))
+        if judge is not learn:
+            folds.append(_Fold(program, judge, learn))
+            before.append(folds[1].noise(program))
         for attempt, _ in chosen:
             attempt.write(program.graph_module)
         program.refresh()
-        after = [_activations_noise(program, *fold, original) for fold in folds]
+        after = [fold.noise(program) for fold in folds]
         verdict = f"{_db(before):.1f} dB before, {_db(after):.1f} dB after"
         if _db(after) < _db(before) + MARGIN_DB:
             note = f"Left out, because too little is gained on {where}, activations rounded: {verdict}."
@@ -105,17 +109,24 @@ class Recovery(Pass):
         return Outcome(tuple(_rewrite(*each) for each in chosen), skips, notes)
 
 
-def _activations_noise(program: Program, learn: Batches, judge: Batches, reference: Program | None = None) -> float:
-    """Return what rounded activations add to the answers, as a share of their power; ranges are those of ``learn``.
+class _Fold:
+    """Samples to learn from and samples to judge by, with a program's answers to those.
 
     Weights are left out. Each link was judged with weights rounded to nearest, and what rounds them in the end does it
     better: where a link lost less in all and activations are nearer, nothing is lost by weights that this would see. A
     draw of their rounding moves the answers by half a decibel, and a good rounding of all takes longer than the rest.
     """
-    names = frozenset(node.name for node in choose_layers(program)[0])
-    ranges = watch(program, learn, only=stored_values(program, names)).ranges("mse", USUAL.activation)
-    plan = Quantization("static", names, ranges)
-    return noise_share(simulated_db(program, judge, plan, reference=reference, weights=False))
+
+    def __init__(self, program: Program, learn: Batches, judge: Batches) -> None:
+        self._learn, self._judge = learn, judge
+        self._wanted = [program.run(batch) for batch in judge]
+
+    def noise(self, program: Program) -> float:
+        """Return what rounded activations add to the answers, as a share of their power; ranges are those learned."""
+        names = frozenset(node.name for node in choose_layers(program)[0])
+        ranges = watch(program, self._learn, only=stored_values(program, names)).ranges("mse", USUAL.activation)
+        plan = Quantization("static", names, ranges)
+        return noise_share(simulated_db(program, self._judge, plan, reference=self._wanted, weights=False))
 
 
 def _db(noise: Sequence[float]) -> float:
@@ -124,27 +135,16 @@ def _db(noise: Sequence[float]) -> float:
 
 
 def halves(program: Program, batches: FlatBatches) -> tuple[Batches, Batches]:
-    """Return batches to learn from and batches to judge by: every other one, or the halves of a single one.
-
-    A single sample is both.
+    """Return batches to learn from and batches to judge by: every other sample; a single one is both.
 
     Raises:
         Refused: There is no data.
     """
-    taken = list(batches.first(SAMPLES))
-    if not taken:
+    enough = VALUES // max(sum(value.numel() for value in program.sample(1)), 1)
+    learn, judge = batches.halves(min(max(enough, SAMPLES[0]), SAMPLES[1]))
+    if not learn:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
-    if len(taken) > 1:
-        return taken[0::2], taken[1::2]
-    count, axes = samples_of(program, taken[0]), batch_axes(program)
-    if count < 2 or program.batch is None:
-        return taken, taken
-    parts = [
-        (value, value) if axis is None else value.tensor_split([count // 2], axis)
-        for value, axis in zip(taken[0], axes, strict=True)
-    ]
-    one, two = zip(*parts, strict=True)
-    return [one], [two]
+    return learn, judge or learn
 
 
 def _rewrite(attempt: Attempt, left: float) -> Rewrite:

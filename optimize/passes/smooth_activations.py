@@ -30,7 +30,7 @@ class SmoothActivations(Recovery):
     When it applies: layer, RMS, group and batch normalisations that layers alone read (queries, keys and values count
     as one reader or as three). Skipped, with the reason: normalisations that a sum reads too, or without a weight.
 
-    What it costs: some twenty passes over at most 32 samples, and trying each place in several ways.
+    What it costs: some ten passes over at most 32 samples, and trying each place in several ways.
 
     Example:
         >>> import torch, optimize

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.distances import ratio_db
 from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import Batches, observe
@@ -83,7 +84,7 @@ class _Loss:
     @property
     def share(self) -> float:
         """The variance added, as a share of the outputs' power."""
-        added = torch.as_tensor(self.squares - self.errors**2 / max(self.count, 1)).sum()
+        added = torch.as_tensor(self.squares - self.errors**2 / max(self.count, 1)).clamp_min(0.0).sum()
         return float(added) / max(self.outputs, 1e-30)
 
     def moved(self, value: torch.Tensor) -> torch.Tensor:
@@ -205,6 +206,7 @@ def best_attempts(
     propose: Propose,
     learn: Batches,
     judge: Batches,
+    worth_db: float = 0.0,
 ) -> list[tuple[Attempt, float]]:
     """Return for each link that gains the attempt that loses least, and the share of the noise it leaves.
 
@@ -214,6 +216,8 @@ def best_attempts(
         propose: Makes attempts from what the values look like.
         learn: Batches that extrema and ranges are learned from.
         judge: Batches that the noise is measured on.
+        worth_db: What the noise of all readers together must fall by, else no link gains. The answers gain less than
+            that on all networks tried: other layers make noise too.
     """
     seen = _extrema(program, links, learn)
     attempts = {link.maker: [Attempt.nothing(link), *propose(link, seen)] for link in links}
@@ -222,12 +226,14 @@ def best_attempts(
         tried.setdefault(loss.reader.value, []).append(loss)
     _learn(program, tried, learn)
     _measure(program, tried, judge)
-    chosen = []
-    for now, *others in attempts.values():
-        best = min(others, key=lambda attempt: attempt.noise, default=now)
+    chosen, before, spared = [], 0.0, 0.0
+    for now, *others in (each for each in attempts.values() if len(each) > 1):
+        best = min(others, key=lambda attempt: attempt.noise)
+        before += now.noise
         if best.noise < (1 - WORTH) * now.noise:
             chosen.append((best, best.noise / now.noise))
-    return chosen
+            spared += now.noise - best.noise
+    return chosen if ratio_db(before, before - spared) >= worth_db else []
 
 
 def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:

@@ -20,14 +20,12 @@ from torch import fx
 from optimize.plan import Range
 from optimize.program import Program
 from optimize.quantization.batches import Flat, FlatBatches
-from optimize.quantization.calibrate import Observations, watch_halves
+from optimize.quantization.calibrate import Observations
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.simulation import round_value, stored_values
 
-#: Samples that ranges to be judged are learned from, in two halves.
-LEARNED = 64
 #: Samples of each half that the errors of the other half's ranges are taken on.
-JUDGED = 8
+JUDGED = 4
 #: The ranges that compete: parts of the way from the least squared error to all that was seen.
 _WAY = (0.0, 0.5, 1.0)
 
@@ -53,24 +51,23 @@ def choose_ranges(
     Args:
         program: The float program.
         layers: Names of the layers that will run on integers.
-        observations: Of the calibration data.
-        batches: Calibration data; the first ``LEARNED`` samples are read again. Of a single one nothing is learned.
+        observations: Of the calibration data, with its halves.
+        batches: Calibration data; the first ``2 * JUDGED`` samples are read again. Of a single one nothing is learned.
         form: The integers of activations.
         progress: Told the share done.
     """
     contenders = _contenders(observations, form)
-    samples = list(batches.singles(2 * JUDGED))
-    if len(samples) < 2:
+    even, odd = batches.halves(2 * JUDGED)
+    if not odd:
         return contenders[0]
-    tried = [_contenders(half, form) for half in watch_halves(program, batches.first(LEARNED))]
+    tried = [_contenders(half, form) for half in observations.halves]
     known = set.intersection(*(set(each[0]) for each in (contenders, *tried)))
     stored = [node for node in stored_values(program, layers) if node.name in known]
     segments = {node: _segment(node, set(stored)) for node in stored}
     errors = {node: np.zeros(len(contenders)) for node in stored}
-    others = (samples[1::2], samples[0::2])
-    judging = [(each, sample) for each, half in zip(tried, others, strict=True) for sample in half]
-    for number, (each, sample) in enumerate(judging):
-        values = _values(program, sample)
+    judging = [(each, batch) for each, others in zip(tried, (odd, even), strict=True) for batch in others]
+    for number, (each, batch) in enumerate(judging):
+        values = _values(program, batch)
         for node in stored:
             errors[node] += _errors(segments[node], node, [ranges[node.name] for ranges in each], values, form)
         if progress is not None:
@@ -91,11 +88,11 @@ def _between(one: Range, other: Range, share: float) -> Range:
     return Range(one.low + share * (other.low - one.low), one.high + share * (other.high - one.high))
 
 
-def _values(program: Program, sample: Flat) -> Mapping[fx.Node, object]:
-    """Return the value of every node on one sample."""
+def _values(program: Program, batch: Flat) -> Mapping[fx.Node, object]:
+    """Return the value of every node on some samples."""
     run = fx.Interpreter(program.graph_module, garbage_collect_values=False)
     with torch.inference_mode():
-        run.run(*sample, enable_io_processing=False)
+        run.run(*batch, enable_io_processing=False)
     return run.env
 
 

@@ -6,7 +6,7 @@ the data came: one tensor of 2,048 samples, or 2,048 of one. A program whose bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +50,12 @@ class FlatBatches:
         """
         given = self._read(self.source) if isinstance(self.source, Samples) else self.source
         checked = (self._checked(number, batch) for number, batch in enumerate(given, start=1))
-        if self.program.batch is None:
-            yield from checked
-            return
+        yield from checked if self.program.batch is None else self._together(filter(self._samples, checked))
+
+    def _together(self, flats: Iterable[Flat]) -> Iterator[Flat]:
+        """Yield batches cut anew, of as many samples as one pass takes."""
         waiting: list[Flat] = []
-        for flat in filter(self._samples, checked):
+        for flat in flats:
             if waiting and not self._fit(waiting[0], flat):
                 yield from self._cut(waiting, self._chunk(waiting[0]))
                 waiting = []
@@ -81,6 +82,12 @@ class FlatBatches:
         """Yield that many samples one by one; whole batches where the program's batch is fixed."""
         for flat in self.first(samples):
             yield from [flat] if self.program.batch is None else self._cut([flat], 1)
+
+    def halves(self, samples: int) -> tuple[list[Flat], list[Flat]]:
+        """Return batches of every other one of that many samples, and of the others."""
+        singles = list(self.singles(samples))
+        one, two = singles[0::2], singles[1::2]
+        return (one, two) if self.program.batch is None else (list(self._together(one)), list(self._together(two)))
 
     @property
     def samples(self) -> Samples:

@@ -20,7 +20,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import Observations
 from optimize.quantization.observers import COUNTED, SIDE, Statistics
 
-_VERSION = f"2 {SIDE} {COUNTED}"
+_VERSION = f"3 {SIDE} {COUNTED}"
 #: What reading a file that is not there, cut off or altered can raise.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
@@ -52,11 +52,11 @@ def save(folder: Path, key: str, observations: Observations) -> None:
     Raises:
         Refused: The folder cannot be written.
     """
-    distinct = list({id(entry): entry for entry in observations.values.values()}.values())
+    parts = (observations, *observations.halves)
+    distinct = list({id(entry): entry for part in parts for entry in part.values.values()}.values())
     places = {id(entry): index for index, entry in enumerate(distinct)}
     index = {
-        "samples": observations.samples,
-        "names": {name: places[id(entry)] for name, entry in observations.values.items()},
+        "parts": [[part.samples, {name: places[id(entry)] for name, entry in part.values.items()}] for part in parts],
         "statistics": [_record(entry) for entry in distinct],
     }
     with whole(_file(folder, key)) as temporary, temporary.open("wb") as file:
@@ -76,7 +76,8 @@ def _read(index: dict, counts: np.ndarray) -> Observations:
     found = []
     for row, (low, high, samples, low_sum, high_sum, exponent) in zip(counts, index["statistics"], strict=True):
         found.append(Statistics(low, high, samples, int(low_sum), int(high_sum), exponent, row))
-    return Observations({name: found[place] for name, place in index["names"].items()}, index["samples"])
+    parts = [({name: found[place] for name, place in names.items()}, samples) for samples, names in index["parts"]]
+    return Observations(*parts[0], tuple(Observations(*part) for part in parts[1:]))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

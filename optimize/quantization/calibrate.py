@@ -22,6 +22,8 @@ See = Callable[[fx.Node, torch.Tensor], None]
 
 #: Inputs beyond this overflow float32 in the first sum of products: the message then says how large they are.
 _LARGE = 1e30
+#: Samples that two halves are kept apart of, where that is asked for.
+HALVED = 64
 #: Extrema that grow by less than this share have settled.
 _SETTLED = 0.01
 #: Samples without growth, and their share of all seen, after which ranges have settled.
@@ -35,16 +37,21 @@ class Observations:
     Attributes:
         values: Statistics of each float value by node name, in execution order.
         samples: Samples seen.
+        halves: What every other one of the first ``HALVED`` samples shows, and what the others of them do, where that
+            was asked for: ranges learned from the one are judged on the other.
     """
 
     values: Mapping[str, Statistics] = field(default_factory=dict)
     samples: int = 0
+    halves: tuple[Observations, ...] = ()
 
     def merge(self, other: Observations) -> Observations:
         """Return what was seen of both data sets together: the same, bit for bit, as one look at all of it."""
-        names = [*self.values, *(name for name in other.values if name not in self.values)]
-        empty = Statistics()
-        merged = {name: self.values.get(name, empty).merge(other.values.get(name, empty)) for name in names}
+        known: dict[tuple[int, int], Statistics] = {}  # what stands for several values does so afterwards
+        merged, empty = {}, Statistics()
+        for name in dict.fromkeys([*self.values, *other.values]):
+            one, two = self.values.get(name, empty), other.values.get(name, empty)
+            merged[name] = known.setdefault((id(one), id(two)), one.merge(two))
         return Observations(merged, self.samples + other.samples)
 
     def ranges(self, calibrator: str, form: TensorFormat) -> dict[str, Range]:
@@ -79,6 +86,7 @@ def watch(
     only: Collection[fx.Node] | None = None,
     also: See | None = None,
     until_settled: bool = False,
+    halves: bool = False,
 ) -> Observations:
     """Run the program over the data once and return the statistics of every float value.
 
@@ -88,6 +96,7 @@ def watch(
         only: The values to look at; all where None.
         also: Shown every value too.
         until_settled: Stop when no extremum has grown by 1 % over the last 64 samples and the last half of the data.
+        halves: Keep two halves of the first samples apart too; of values without samples every other batch.
 
     Returns:
         The statistics; a value that is infinite inside the program (a mask before a softmax) has none.
@@ -96,7 +105,7 @@ def watch(
         Refused: There is no data, or a value is not a number, or an input or output is infinite (the message names the
             layer).
     """
-    watcher = _Watcher(program)
+    watcher = _Watcher(program, HALVED if halves else 0)
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         if only is None or node in only:
@@ -104,72 +113,86 @@ def watch(
         if also is not None:
             also(node, value)
 
-    settling = _Settling(watcher.seen) if until_settled else None
+    settling = _Settling(watcher.parts) if until_settled else None
     samples = observe(program, batches, see, enough=settling.reached if settling else None)
     if samples == 0:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
     return watcher.observations(samples)
 
 
-def watch_halves(program: Program, batches: Batches) -> tuple[Observations, Observations]:
-    """Return what every other sample shows, and what the others do; of values without samples every other batch.
-
-    Raises:
-        Refused: As for :func:`watch`.
-    """
-    watchers = (_Watcher(program), _Watcher(program))
-    counts: dict[fx.Node, int] = {}
-
-    def see(node: fx.Node, value: torch.Tensor) -> None:
-        seen, axis = counts.get(node, 0), _free_axis(node)
-        if axis is None:
-            watchers[seen % 2].see(node, value)
-        else:
-            for parity in (0, 1):
-                part = value[(slice(None),) * axis + (slice(parity, None, 2),)]
-                if part.numel():
-                    watchers[(seen + parity) % 2].see(node, part)
-        counts[node] = seen + (1 if axis is None else value.shape[axis])
-
-    samples = observe(program, batches, see)
-    return watchers[0].observations(-(-samples // 2)), watchers[1].observations(samples // 2)
+#: Statistics by node name.
+_Part = dict[str, Statistics]
 
 
 class _Watcher:
-    """Statistics of every value of a program, as far as they were seen."""
+    """Statistics of every value of a program, as far as they were seen: of two halves of the first samples, and after.
 
-    def __init__(self, program: Program) -> None:
-        self.seen: dict[str, Statistics] = {}
-        self._infinite: set[int] = set()
+    Args:
+        program: The program.
+        halved: How many samples are first.
+    """
+
+    def __init__(self, program: Program, halved: int) -> None:
+        self.parts: tuple[_Part, _Part, _Part] = ({}, {}, {})
+        self._halved, self._counts = halved, dict.fromkeys(program.graph.nodes, 0)
+        self._infinite: set[str] = set()
         nodes = program.graph.nodes
-        self._axes = {node: sample_axis(node) for node in nodes}
+        self._axes = {node: (sample_axis(node), _free_axis(node)) for node in nodes}
         self._limits = {node: limit for node in nodes if (limit := _read_limits(node)) is not None}
 
     def see(self, node: fx.Node, value: torch.Tensor) -> None:
         """Take in one value."""
         source = _same_values(node)
+        if source is not None and any(source.name in part for part in self.parts):
+            for part in self.parts:
+                if source.name in part:
+                    part[node.name] = part[source.name]
+            return
         within = value.clamp(*self._limits[node]) if node in self._limits else value
-        if source is not None and source.name in self.seen:
-            self.seen[node.name] = self.seen[source.name]
-        elif not self._take_in(node, within):
-            self._infinite.add(id(self.seen[node.name]))
+        for part, piece in zip(self.parts, self._pieces(node, within), strict=True):
+            if piece is not None and not self._take_in(part, node, piece):
+                self._infinite.add(node.name)
 
-    def _take_in(self, node: fx.Node, value: torch.Tensor) -> bool:
+    def _pieces(self, node: fx.Node, value: torch.Tensor) -> Sequence[torch.Tensor | None]:
+        """Return what of a value goes to each part."""
+        seen, axis = self._counts[node], self._axes[node][1]
+        size = 1 if axis is None else value.shape[axis]
+        self._counts[node] += size
+        if seen >= self._halved:
+            return None, None, value
+        if axis is None:
+            return (None, value, None) if seen % 2 else (value, None, None)
+        first = min(size, self._halved - seen)
+        cuts = [slice(seen % 2, first, 2), slice(1 - seen % 2, first, 2), slice(first, None)]
+        pieces = [value[(slice(None),) * axis + (cut,)] for cut in cuts]
+        return [piece if piece.shape[axis] else None for piece in pieces]
+
+    def _take_in(self, part: _Part, node: fx.Node, value: torch.Tensor) -> bool:
         try:
-            return _take_in(self.seen.setdefault(node.name, Statistics()), node, value, self._axes[node])
+            return _take_in(part.setdefault(node.name, Statistics()), node, value, self._axes[node][0])
         except Refused as error:
             raise Refused(f"{error.what}{self._overflow()}", hint=error.hint) from error
 
     def _overflow(self) -> str:
         """Say where the data itself is so large that float32 overflows behind it."""
-        inputs = (self.seen[node.name] for node in self._axes if node.op == "placeholder" and node.name in self.seen)
+        names = [node.name for node in self._axes if node.op == "placeholder"]
+        inputs = [part[name] for part in self.parts for name in names if name in part]
         largest = max((max(-entry.low, entry.high) for entry in inputs), default=0.0)
         return f" The calibration values reach {largest:.0e}." if largest > _LARGE else ""
 
     def observations(self, samples: int) -> Observations:
         """Return what was seen in so many samples; a value that was infinite is left out."""
-        finite = {name: entry for name, entry in self.seen.items() if id(entry) not in self._infinite}
-        return Observations(finite, samples)
+        first = min(samples, self._halved)
+        counts = (-(-first // 2), first // 2, samples - first)
+        infinite = {id(part[name]) for part in self.parts for name in self._infinite & part.keys()}
+        left_out = {name for part in self.parts for name, entry in part.items() if id(entry) in infinite}
+        finite = [{name: entry for name, entry in part.items() if name not in left_out} for part in self.parts]
+        one, two, rest = (Observations(part, count) for part, count in zip(finite, counts, strict=True))
+        if not self._halved:
+            return rest
+        whole = one.merge(two).merge(rest)
+        ordered = {node.name: whole.values[node.name] for node in self._counts if node.name in whole.values}
+        return Observations(ordered, samples, (one, two))
 
 
 def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[int], bool] | None = None) -> int:
@@ -209,16 +232,17 @@ def _free_axis(node: fx.Node) -> int | None:
 class _Settling:
     """Whether the extrema have stopped growing."""
 
-    seen: Mapping[str, Statistics]
+    parts: Sequence[Mapping[str, Statistics]]
     marks: dict[str, tuple[float, float]] = field(default_factory=dict)
     grown_at: int = 0
 
     def reached(self, samples: int) -> bool:
-        for name, statistics in self.seen.items():
+        for name, statistics in ((name, entry) for part in self.parts for name, entry in part.items()):
             low, high = self.marks.get(name, (0.0, 0.0))
             slack = _SETTLED * (statistics.high - statistics.low)
             if statistics.low < low - slack or statistics.high > high + slack:
-                self.marks[name], self.grown_at = (statistics.low, statistics.high), samples
+                self.marks[name] = (min(low, statistics.low), max(high, statistics.high))
+                self.grown_at = samples
         quiet = samples - self.grown_at
         return quiet >= _QUIET_SAMPLES and quiet >= _QUIET_SHARE * samples
 

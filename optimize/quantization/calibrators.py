@@ -12,13 +12,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 
 from optimize.plan import Range
-from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
+from optimize.quantization.numerics import TensorFormat, affine
 from optimize.quantization.observers import SIDE, Statistics
 
 Calibrator = Literal["auto", "minmax", "average", "percentile", "mse", "entropy"]
@@ -29,6 +29,8 @@ Rule = Callable[[Statistics, TensorFormat], Range]
 PERCENTILE = 0.9999
 #: Shares of the extrema that ``mse`` tries as bounds.
 _SHARES = np.geomspace(1.0, 0.05, 120)
+#: Middle of each bin, in widths of a bin.
+_CENTRES = np.arange(1 - SIDE, SIDE) + np.sign(np.arange(1 - SIDE, SIDE)) / 2
 #: Levels of the KL rule's coarse histogram, and the fewest bins it starts from.
 _LEVELS = 128
 
@@ -60,39 +62,42 @@ def mse(statistics: Statistics, form: TensorFormat) -> Range:
     A value beyond the range loses its distance to the bound, one inside ``scale^2 / 12`` on average; those in the bin
     of zero lose nothing.
     """
-    best = statistics.range()
+    low, high = statistics.low, statistics.high
     if statistics.counts.sum() == statistics.counts[SIDE - 1]:
-        return best
+        return statistics.range()
+    errors = _SquaredErrors(statistics, form)
     if form.symmetric:
-        bounds = _SHARES * max(-best.low, best.high)
-        return _best(statistics, [_within(statistics, -bound, bound) for bound in bounds.tolist()], form)
+        bounds = _SHARES * max(-low, high)
+        lows, highs = np.maximum(-bounds, low), np.minimum(bounds, high)
+        best = errors.of(lows, highs).argmin()
+        return _within(statistics, float(lows[best]), float(highs[best]))
     for _ in range(2):
-        highs = (statistics.high * _SHARES).tolist()
-        best = _best(statistics, [Range(best.low, high) for high in highs], form)
-        lows = (statistics.low * _SHARES).tolist()
-        best = _best(statistics, [Range(low, best.high) for low in lows], form)
-    return best
+        high = float((statistics.high * _SHARES)[errors.of(low, statistics.high * _SHARES).argmin()])
+        low = float((statistics.low * _SHARES)[errors.of(statistics.low * _SHARES, high).argmin()])
+    return Range(low, high)
 
 
-def _best(statistics: Statistics, ranges: Sequence[Range], form: TensorFormat) -> Range:
-    return ranges[int(squared_errors(statistics, ranges, form).argmin())]
+class _SquaredErrors:
+    """What storing a tensor in a range loses: expected squared errors, in squared widths of a bin.
 
+    Sums of 1, x and x^2 below and from each bin on give the sum of (x - bound)^2 beyond a bound.
+    """
 
-def squared_errors(statistics: Statistics, ranges: Sequence[Range], form: TensorFormat) -> np.ndarray:
-    """Return what storing the tensor in each range loses: expected squared errors, in squared widths of a bin."""
-    parameters = np.array([scale_and_zero_point(entry, form) for entry in ranges])
-    scales = np.ldexp(parameters[:, 0], -(statistics.exponent or 0))
-    low, high = ((bound - parameters[:, 1]) * scales for bound in form.bounds)
-    bins = np.arange(1 - SIDE, SIDE)
-    centres = bins + np.sign(bins) / 2
-    # Sums of 1, x and x^2 below and from each bin on give the sum of (x - bound)^2 beyond a bound.
-    moments = np.stack([statistics.counts * centres**power for power in range(3)])
-    below = np.pad(moments.cumsum(1), ((0, 0), (1, 0)))
-    above = np.pad(moments[:, ::-1].cumsum(1)[:, ::-1], ((0, 0), (0, 1)))
-    first, last = np.searchsorted(centres, low), np.searchsorted(centres, high, side="right")
-    clipped = _about(below[:, first], low) + _about(above[:, last], high)
-    inside = below[0, last] - below[0, first] - statistics.counts[SIDE - 1]
-    return clipped + inside * scales**2 / 12
+    def __init__(self, statistics: Statistics, form: TensorFormat) -> None:
+        self._form, self._exponent, self._zeros = form, statistics.exponent or 0, statistics.counts[SIDE - 1]
+        moments = np.stack([statistics.counts * _CENTRES**power for power in range(3)])
+        self._below = np.pad(moments.cumsum(1), ((0, 0), (1, 0)))
+        self._above = np.pad(moments[:, ::-1].cumsum(1)[:, ::-1], ((0, 0), (0, 1)))
+
+    def of(self, lows: np.ndarray | float, highs: np.ndarray | float) -> np.ndarray:
+        """Return the error of each range."""
+        scales, zero_points = affine(lows, highs, self._form)
+        scales = np.ldexp(scales, -self._exponent)
+        low, high = ((bound - zero_points) * scales for bound in self._form.bounds)
+        first, last = np.searchsorted(_CENTRES, low), np.searchsorted(_CENTRES, high, side="right")
+        clipped = _about(self._below[:, first], low) + _about(self._above[:, last], high)
+        inside = self._below[0, last] - self._below[0, first] - self._zeros
+        return clipped + inside * scales**2 / 12
 
 
 def _about(moments: np.ndarray, point: np.ndarray) -> np.ndarray:

@@ -193,6 +193,7 @@ def partners(weight: torch.Tensor, form: TensorFormat) -> torch.Tensor:
     return found[: 1 + int((found[1, :-1] < length).any()), :-1]
 
 
-def within_sum(integers: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+def within_sum(integers: np.ndarray, beside: np.ndarray) -> np.ndarray:
     """Return integers nearer to zero where they and those beside them would add up to too much."""
-    return integers.clamp(-LARGEST_SUM - beside.clamp_max(0), LARGEST_SUM - beside.clamp_min(0))
+    least, most = -LARGEST_SUM - np.minimum(beside, 0), LARGEST_SUM - np.maximum(beside, 0)
+    return np.minimum(np.maximum(integers, least), most)

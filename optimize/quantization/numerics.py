@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from optimize import processor
 from optimize.plan import Quantization, Range
@@ -92,14 +93,20 @@ def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, in
     >>> scale_and_zero_point(Range(-127.0, 50.0), TensorFormat("int8", symmetric=True))
     (1.0, 0)
     """
+    scale, zero_point = affine(interval.low, interval.high, form)
+    return float(scale), int(zero_point)
+
+
+def affine(lows: ArrayLike, highs: ArrayLike, form: TensorFormat) -> tuple[np.ndarray, np.ndarray]:
+    """Return scales and zero points of several ranges, float64 in their shape, as :func:`scale_and_zero_point` does."""
+    lows, highs = np.broadcast_arrays(lows, highs)
     low, high = form.bounds
     if form.symmetric:
         zero_point = 0 if form.dtype == "int8" else (high + 1) // 2
-        scale = max(-interval.low, interval.high) / (high - zero_point)
-        return max(scale, SMALLEST_SCALE), zero_point
-    scale = max((interval.high - interval.low) / (high - low), SMALLEST_SCALE)
-    zero_point = round(low - interval.low / scale)
-    return scale, int(min(max(zero_point, low), high))
+        scales = np.maximum(-lows, highs) / (high - zero_point)
+        return np.maximum(scales, SMALLEST_SCALE), np.full_like(scales, zero_point)
+    scales = np.maximum((highs - lows) / (high - low), SMALLEST_SCALE)
+    return scales, np.clip(np.rint(low - lows / scales), low, high)
 
 
 def quantize(values: np.ndarray, scale: np.ndarray | float, zero_point: int, form: TensorFormat) -> np.ndarray:

@@ -17,7 +17,7 @@ from optimize.quantization.grid import LARGEST_SUM
 #: Rounds in which every pair meets another, at most.
 _ROUNDS = 96
 #: They end when so many of them leave more than this share of the cost.
-_PATIENCE, _WORTH = 8, 0.95
+_PATIENCE, _WORTH = 8, 0.9
 
 
 class PairCost:
@@ -37,7 +37,7 @@ class PairCost:
         for sides in self._sides:
             beyond = (sides[first] + sides[second]).amax(1).clamp_min(LARGEST_SUM) - LARGEST_SUM
             squares = beyond.float().square_()
-            total += squares.square_().sum(1)
+            total += torch.linalg.vecdot(squares, squares)
         return total
 
 
@@ -71,8 +71,7 @@ def match(cost: PairCost, channels: int) -> list[int]:
         ways = torch.stack(
             [torch.stack(way, 1).reshape(-1, 2, 2) for way in ([a, b, c, d], [a, c, b, d], [a, d, c, b])]
         )
-        costs = [now[met], *(cost(*way.reshape(-1, 2).unbind(1)).reshape(-1, 2) for way in ways[1:])]
-        best = torch.stack(costs).sum(2).argmin(0)
-        each = torch.arange(len(best))
-        pairs[met], now[met] = ways[best, each], torch.stack(costs)[best, each]
+        costs = torch.stack([now[met], *(cost(*way.reshape(-1, 2).unbind(1)).reshape(-1, 2) for way in ways[1:])])
+        best, each = costs.sum(2).argmin(0), torch.arange(ways.shape[1])
+        pairs[met], now[met] = ways[best, each], costs[best, each]
     return [*pairs.flatten().tolist(), *range(channels // 2 * 2, channels)]

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import fx
 from torch.nn import functional
@@ -43,7 +44,11 @@ _POSITIONS = (16, 64)
 _DAMPING = 0.01
 #: More of it the fewer columns there are for each weight of a row.
 _UNSEEN = 0.1
-_BLOCK = 128
+_BLOCK = 64
+#: Columns that are multiplied with one another at once.
+_TOGETHER = 512
+#: Triangular matrices up to this size are inverted at once.
+_SOLVED = 256
 #: Exponents of numbers whose squares float32 holds with all digits.
 _SQUARABLE = 40
 
@@ -64,6 +69,7 @@ class InputMoments:
     products: torch.Tensor
     shift: torch.Tensor
     count: int = 0
+    _waiting: list[tuple[torch.Tensor, float]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, layer: fx.Node, weight: torch.Tensor) -> InputMoments:
@@ -78,25 +84,35 @@ class InputMoments:
         Raises:
             Refused: They are so far apart that their differences are infinite in float32.
         """
-        largest = max(map(abs, map(float, columns.aminmax())))
-        if not math.isfinite(largest):
-            return  # whether that may be is for those to say who know the layer
-        if self.count == 0:
-            self.shift = columns[:, :, 0].clone()
-        columns = columns - self.shift[:, :, None]
-        low, high = columns.aminmax()
-        if not math.isfinite(float(high) - float(low)):
+        shift = self.shift if self.count else columns[:, :, 0].clone()
+        shifted = columns - shift[:, :, None]
+        low, high = map(float, shifted.aminmax())
+        if not math.isfinite(high - low):
+            largest = max(map(abs, map(float, columns.aminmax())))
+            if not math.isfinite(largest):
+                return  # whether that may be is for those to say who know the layer
             raise Refused(
                 f"Calibration values reach {largest:.0e} in front of a layer: their differences overflow float32.",
                 hint="Scale the data to what the model was trained on.",
             )
+        self.shift = shift
+        self.count += columns.shape[2]
+        self._waiting.append((shifted, max(-low, high)))
+        if sum(each.shape[2] for each, _ in self._waiting) >= _TOGETHER:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Take the waiting columns into the sums: many at once, for a large layer's sums fall out of the caches."""
+        if not self._waiting:
+            return
+        waiting, largest = zip(*self._waiting, strict=True)
+        columns, self._waiting = torch.cat(waiting, 2), []
         # A power of two keeps sums and squares of very large and very small numbers within float32.
-        exponent = math.frexp(max(-float(low), float(high)))[1]
+        exponent = math.frexp(max(largest))[1]
         unit = 1.0 if abs(exponent) < _SQUARABLE else 2.0 ** max(exponent, -100)
         columns = columns if unit == 1.0 else columns / unit
         self.total += columns.sum(2).double() * unit
-        self.products += (columns @ columns.transpose(1, 2)).double() * unit**2
-        self.count += columns.shape[2]
+        self.products += (columns @ columns.transpose(1, 2)).double().mul_(unit**2)
 
     @property
     def mean(self) -> torch.Tensor:
@@ -106,18 +122,22 @@ class InputMoments:
     @property
     def unit(self) -> torch.Tensor:
         """Mean variance of the columns, ``[groups, 1]``; one where nothing varies."""
-        variance = self.products.diagonal(dim1=1, dim2=2) / max(self.count, 1) - self._mean**2
-        mean = variance.mean(1, keepdim=True)
-        return torch.where(mean > 0, mean, 1.0)
+        mean = self._mean
+        variance = (self.products.diagonal(dim1=1, dim2=2) / max(self.count, 1) - mean**2).mean(1, keepdim=True)
+        return torch.where(variance > 0, variance, 1.0)
 
     @property
     def covariance(self) -> torch.Tensor:
         """Covariance of the columns in that unit, float32 ``[groups, K, K]``."""
-        covariance = self.products / max(self.count, 1) - self._mean[:, :, None] * self._mean[:, None, :]
-        return (covariance / self.unit[:, :, None]).float()
+        mean = self._mean
+        share = 1 / max(self.count, 1)
+        covariance = torch.baddbmm(self.products, mean[:, :, None], mean[:, None, :], beta=share, alpha=-1)
+        return covariance.div_(self.unit[:, :, None]).float()
 
     @property
     def _mean(self) -> torch.Tensor:
+        """Mean of all columns without the shift; those that wait are taken in."""
+        self._add_up()
         return self.total / max(self.count, 1)
 
 
@@ -211,15 +231,11 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Ro
     rows = weight.double().reshape(groups, weight.shape[0] // groups, -1)
     steps, nearest = _nearest_steps(weight, form)
     scales = steps.double().reshape(groups, -1, 1)
-    kept, beside = torch.zeros_like(rows), torch.empty(0, rows.shape[2], dtype=torch.int64)
-    if isinstance(form, TensorFormat):
-        kept = anchors((rows / scales).reshape(weight.shape), form).reshape(rows.shape)
-        beside = partners(weight, form)
     covariance, unit = moments.covariance, moments.unit
     # Fewer columns than weights leave directions unseen, where compensation would do harm for free.
     damping = _DAMPING + _UNSEEN * rows.shape[2] / max(moments.count, 1)
-    found = _compensated((rows / scales).float(), covariance, form, damping, kept.float(), beside)
-    near, spread = (steps.double().reshape(rows.shape) * scales for steps in (nearest, found))
+    found = _compensated((rows / scales).float().reshape(weight.shape), covariance, form, damping)
+    near, spread = (integers.double().reshape(rows.shape) * scales for integers in (nearest, found))
     errors = [_error(candidate - rows, covariance) * unit for candidate in (near, spread)]
     chosen = torch.where((errors[1] < errors[0])[:, :, None], spread, near)
     moved = ((chosen - rows) @ moments.mean[:, :, None]).reshape(-1)
@@ -244,54 +260,78 @@ def _error(difference: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     return ((difference.float() @ covariance).double() * difference).sum(2)
 
 
-def _compensated(
-    rows: torch.Tensor, covariance: torch.Tensor, form: Grid, damping: float, kept: torch.Tensor, beside: torch.Tensor
-) -> torch.Tensor:
-    """Round rows, in steps, column by column, the inputs with the largest variance first.
+def _compensated(ratios: torch.Tensor, covariance: torch.Tensor, form: Grid, damping: float) -> torch.Tensor:
+    """Return rows rounded column by column, the inputs with the largest variance first, ``[groups, R, K]``.
 
     Args:
-        rows: Weights ``[groups, R, K]``.
+        ratios: Weight ``[C_out, ...]`` in steps, float32.
         covariance: Of the inputs, ``[groups, K, K]``.
         form: The grid.
         damping: Added to the diagonal of the covariance.
-        kept: Integers that are given ``[groups, R, K]``, zero where they are not.
-        beside: Places of neighbours ``[m, K]``, as ``grid.partners`` gives them.
     """
+    groups, length = covariance.shape[:2]
     order = torch.argsort(covariance.diagonal(dim1=1, dim2=2), dim=1, descending=True)
     back = torch.argsort(order, dim=1)
     spread = _inverse_root(_permuted(covariance, order), damping)
-    remaining, given = (_columns(each, order) for each in (rows, kept))
-    groups, length = order.shape
-    every = torch.arange(groups)
-    places = functional.pad(back, (0, 1), value=length)[every[:, None], beside[:, order]]  # [m, groups, K]
-    rounded = functional.pad(given, (0, 0, 0, 1))  # nobody's integer, the last, stays zero
+    remaining = _columns(ratios, order)
+    rounded = torch.zeros(groups, length + 1, remaining.shape[2])  # nobody's integer, the last, stays zero
+    places = torch.empty(0, groups, length, dtype=torch.int64)
+    if isinstance(form, TensorFormat):
+        rounded[:, :-1] = _columns(anchors(ratios, form), order)
+        beside = partners(ratios, form)[:, order]  # [m, groups, K]
+        places = functional.pad(back, (0, 1), value=length)[torch.arange(groups)[:, None], beside]
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
-        errors = torch.zeros_like(remaining[:, start:stop])
-        for index in range(start, stop):
-            column, end = remaining[:, index], given[:, index]
-            others = [rounded[every, place] for place in places[:, :, index]]
-            value = torch.where(end != 0, end, _nearest(column, form, others))
-            rounded[:, index] = value
-            error = (column - value) / spread[:, index, index, None]
-            remaining[:, index:stop] -= spread[:, index, index:stop, None] * error[:, None]
-            errors[:, index - start] = error
-        remaining[:, stop:] -= spread[:, start:stop, stop:].transpose(1, 2) @ errors
-    return torch.gather(rounded[:, :-1].transpose(1, 2), 2, back[:, None].expand_as(rows))
+        errors = _round_block(remaining, rounded, spread, places, form, slice(start, stop))
+        remaining[:, stop:].baddbmm_(spread[:, start:stop, stop:].transpose(1, 2), errors, alpha=-1)
+    return torch.gather(rounded[:, :-1].transpose(1, 2), 2, back[:, None].expand(-1, rounded.shape[2], -1))
 
 
-def _nearest(values: torch.Tensor, form: Grid, others: Sequence[torch.Tensor]) -> torch.Tensor:
+def _round_block(
+    remaining: torch.Tensor,
+    rounded: torch.Tensor,
+    spread: torch.Tensor,
+    places: torch.Tensor,
+    form: Grid,
+    block: slice,
+) -> torch.Tensor:
+    """Round the columns of a block in place; return their errors, over the diagonal, ``[groups, columns, R]``.
+
+    In NumPy, whose calls on the few numbers of a column take a tenth of torch's time.
+
+    Args:
+        remaining: Columns with the errors of those before ``[groups, K, R]``.
+        rounded: Their integers, other than zero where they are given ``[groups, K + 1, R]``.
+        spread: As :func:`_inverse_root` returns it.
+        places: Of the neighbours of each column ``[m, groups, K]``, as ``grid.partners`` knows them.
+        form: The grid.
+        block: The columns.
+    """
+    left, done, root = (each.numpy() for each in (remaining[:, block], rounded, spread[:, block, block]))
+    beside, every = places[:, :, block].numpy(), np.arange(len(done))
+    errors = np.zeros_like(left)
+    for index in range(left.shape[1]):
+        column, integers = left[:, index], done[:, block.start + index]
+        value = _nearest(column, form, [done[every, place] for place in beside[:, :, index]])
+        np.copyto(integers, value, where=integers == 0)
+        errors[:, index] = (column - integers) / root[:, index, index, None]
+        left[:, index:] -= root[:, index, index:, None] * errors[:, index, None]
+    return torch.from_numpy(errors)
+
+
+def _nearest(values: np.ndarray, form: Grid, others: Sequence[np.ndarray]) -> np.ndarray:
     """Return the nearest number of the grid to each value, in steps, that leaves room for the integers beside it."""
     if isinstance(form, torch.dtype):
-        return values.to(form).to(values.dtype)
-    value = values.round().clamp(*form.bounds)
+        return torch.from_numpy(values).to(form).float().numpy()
+    value = np.minimum(np.maximum(np.rint(values), form.bounds[0]), form.bounds[1])
     for other in others:
         value = within_sum(value, other)
     return value
 
 
-def _columns(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return rows ``[groups, R, K]`` as columns ``[groups, K, R]`` in an order ``[groups, K]``."""
+def _columns(weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return a weight ``[C_out, ...]`` as columns ``[groups, K, R]`` in an order ``[groups, K]``."""
+    rows = weight.reshape(len(order), -1, order.shape[1])
     return torch.gather(rows, 2, order[:, None].expand_as(rows)).transpose(1, 2).contiguous()
 
 
@@ -302,8 +342,18 @@ def _inverse_root(covariance: torch.Tensor, damping: float) -> torch.Tensor:
     """
     added = damping + torch.where(covariance.diagonal(dim1=1, dim2=2) <= 0, 1.0, 0.0)
     turned = torch.linalg.cholesky((covariance + torch.diag_embed(added)).flip(1, 2))
-    unit = torch.eye(turned.shape[1]).expand_as(turned)
-    return torch.linalg.solve_triangular(turned, unit, upper=False).flip(1, 2)
+    return _inverse(turned).flip(1, 2)
+
+
+def _inverse(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of lower triangular matrices by halves: a third of what solving for the identity costs."""
+    size = lower.shape[1]
+    if size <= _SOLVED:
+        return torch.linalg.solve_triangular(lower, torch.eye(size).expand_as(lower), upper=False)
+    half, found = size // 2, torch.zeros_like(lower)
+    found[:, :half, :half], found[:, half:, half:] = _inverse(lower[:, :half, :half]), _inverse(lower[:, half:, half:])
+    found[:, half:, :half] = -found[:, half:, half:] @ (lower[:, half:, :half] @ found[:, :half, :half])
+    return found
 
 
 def _permuted(matrices: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -91,7 +91,7 @@ def simulated_db(
     batches: Iterable[Sequence[torch.Tensor]],
     plan: Quantization | None = None,
     *,
-    reference: Program | None = None,
+    reference: Program | Sequence[Sequence[torch.Tensor]] | None = None,
     numerics: Numerics = USUAL,
     weights: bool = True,
 ) -> float:
@@ -101,15 +101,16 @@ def simulated_db(
         program: The program, its weights as they will be quantized.
         batches: Flat inputs.
         plan: A static plan, the program's own where None.
-        reference: The program in float; ``program`` itself where its weights were not moved.
+        reference: The program in float, or its outputs batch by batch; ``program`` itself where its weights were not
+            moved.
         numerics: Formats.
         weights: Round the weights too.
     """
     simulation = Simulation(program, plan, numerics, weights=weights)
     signal = noise = 0.0
     with torch.inference_mode():
-        for batch in batches:
-            wanted = (reference or program).run(batch)
+        for number, batch in enumerate(batches):
+            wanted = reference[number] if isinstance(reference, Sequence) else (reference or program).run(batch)
             for want, got in zip(wanted, simulation.outputs(batch), strict=True):
                 if want.is_floating_point():
                     signal += float(want.double().square().sum())

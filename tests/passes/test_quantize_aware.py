@@ -74,7 +74,7 @@ def test_training_recovers_what_two_bits_lose(classifier: nn.Module, tmp_path: P
     whole = accuracy(program.run((points,))[0])
     assert whole > 0.95
     assert calibrated < whole - 0.05
-    assert learned > calibrated + 0.5 * (whole - calibrated)
+    assert learned > calibrated + 0.3 * (whole - calibrated)
 
 
 class Nested(nn.Module):

@@ -65,7 +65,7 @@ def test_auto_keeps_everything_where_clipping_is_coherent() -> None:
     data[:16, 7] = 12.0  # one value in 130,000: least squares gives it up
     program = optimize.capture(layer.eval(), (data[:2],))
     batches = FlatBatches(program, [data])
-    observations = watch(program, batches)
+    observations = watch(program, batches, halves=True)
     squares, everything = (observations.ranges(rule, USUAL.activation)["input_1"] for rule in ("mse", "minmax"))
     assert squares.high < 11.9 < everything.high
     chosen = choose_ranges(program, {"linear"}, observations, batches, USUAL.activation)
@@ -77,9 +77,9 @@ def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
     program = references.captured("resnet", None)
     batches = FlatBatches(program, [reference.inputs(40)])
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
-    watched = watch(program, batches)
+    watched = watch(program, batches, halves=True)
     chosen = choose_ranges(program, layers, watched, batches, USUAL.activation, shares.append)
-    assert len(shares) == 2 * JUDGED and shares[-1] == 1.0
+    assert len(shares) == sum(map(len, batches.halves(2 * JUDGED))) and shares[-1] == 1.0
     rules = [watched.ranges(rule, USUAL.activation) for rule in ("mse", "percentile", "minmax")]
     assert chosen.keys() == watched.values.keys()
     for name, interval in chosen.items():
@@ -94,6 +94,6 @@ def test_a_single_sample_leaves_least_squares_in_place() -> None:
     program = references.captured("resnet", None)
     batches = FlatBatches(program, [reference.inputs(1)])
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
-    watched = watch(program, batches)
+    watched = watch(program, batches, halves=True)
     expected: dict[str, Range] = watched.ranges("mse", USUAL.activation)
     assert choose_ranges(program, layers, watched, batches, USUAL.activation) == expected

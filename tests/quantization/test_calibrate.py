@@ -12,7 +12,7 @@ from models import REFERENCES
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.calibrate import Observations, watch
+from optimize.quantization.calibrate import HALVED, Observations, watch
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import USUAL
 from tests import references
@@ -90,6 +90,19 @@ def test_parts_merge_to_the_whole() -> None:
     whole = watch(program, [(part,) for part in data.split(32)])
     assert plain(first.merge(second).merge(third)) == plain(whole) == plain(third.merge(first.merge(second)))
     assert first.merge(second).samples == 64
+
+
+def test_halves_are_what_every_other_sample_shows_and_merge_to_the_whole() -> None:
+    torch.manual_seed(0)
+    program = captured(convolutional(), 3, 8, 8)
+    data = torch.randn(HALVED + 6, 3, 8, 8)
+    whole = watch(program, FlatBatches(program, list(data.split(7))), halves=True)
+    assert plain(whole) == plain(watch(program, [(data,)])) and list(whole.values) == list(
+        watch(program, [(data,)]).values
+    )
+    for found, start in zip(whole.halves, (0, 1), strict=True):
+        assert plain(found) == plain(watch(program, [(data[start:HALVED:2],)]))
+        assert found.samples == HALVED // 2
 
 
 class Counted:
