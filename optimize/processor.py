@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 import platform
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optimize.errors import UsageError, nearest
+from optimize.errors import TargetUnavailable, UsageError, nearest
 
 #: What tells apart machines whose processors share a model name.
 _IDENTITY = ("vendor_id", "cpu family", "model", "stepping", "cache size")
@@ -39,12 +42,22 @@ class Processor:
         """Whether it multiplies bfloat16 faster than float32 in the kernels of torch and OpenVINO."""
         return "avx512_bf16" in self.flags
 
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """Whether it is an x86 that has no instruction for products of bfloat16."""
+        return "fpu" in self.flags and not self.has_avx512_bf16
+
 
 #: Processors that integers can be made for, and whether kernels there add two products of bytes in 16 bits.
 CPUS = {"any": True, "avx2": True, "vnni": False, "amx": False, "arm-dotprod": False}
 #: The same, and the one that this runs on.
 CPU_NAMES = (*CPUS, "host")
+#: Processors that ``qemu-x86_64`` runs files on, by its own name of one that has no more than that.
+EMULATED = {"avx2": "Haswell", "sse4": "Nehalem"}
 _VNNI = frozenset({"avx512_vnni", "avx_vnni", "avx_vnni_int8"})
+#: What is beyond levels of oneDNN's, of all that is asked for here.
+_BEYOND = {"AVX512_CORE_VNNI": {"avx512_bf16", "amx_int8"}}
+_BEYOND["AVX2"] = _BEYOND["AVX512_CORE"] = {*_BEYOND["AVX512_CORE_VNNI"], *_VNNI}
 
 
 def named(cpu: str) -> str:
@@ -58,6 +71,11 @@ def named(cpu: str) -> str:
     return host().level if cpu == "host" else cpu
 
 
+def known(cpu: str) -> str:
+    """Return a name as a file says it where it is one of ``CPUS``, else nothing."""
+    return cpu if cpu in CPUS else ""
+
+
 def adds_pairs(cpu: str) -> bool:
     """Say whether kernels of such processors add two products of bytes in 16 bits, which saturate.
 
@@ -66,28 +84,71 @@ def adds_pairs(cpu: str) -> bool:
     return CPUS[cpu]
 
 
-def promise(cpu: str, here: Processor) -> str:
-    """Return on which processors integers made for some are right, and by what proof, for who reads it on another."""
+def promise(cpu: str, runs_on: str) -> str:
+    """Return on which processors integers made for some are right, and by what proof, for who reads it on another.
+
+    Args:
+        cpu: What they were made for.
+        runs_on: Where the runtime has integer kernels for the file, in words.
+    """
     if adds_pairs(cpu):
         return (
-            "INT8 is right on every x86 and ARM processor: where products of two neighbours are added in 16 bits (x86 "
+            f"INT8 is right on {runs_on}: where products of two neighbours are added in 16 bits (x86 "
             "without VNNI), their weights add up to 128 at most, and 255 * 128 fits."
         )
-    wrong = " This processor does: what was measured here is not what it answers there." if here.level == "avx2" else ""
     return (
         f"INT8 was made for {cpu}: x86 without VNNI adds products in 16 bits, which overflow, and would answer "
-        f"otherwise. Use --cpu any for that.{wrong}"
+        "otherwise. Use --cpu any for that."
     )
+
+
+def misfit(cpu: str, here: Processor) -> str:
+    """Return why integers made for some processors are wrong on one, as a clause; empty where they are right.
+
+    >>> misfit("any", described("flags : avx2")), misfit("vnni", described("flags : avx2 avx_vnni"))
+    ('', '')
+    """
+    if not cpu or adds_pairs(cpu) or here.level != "avx2":
+        return ""
+    return f"INT8 was made for {cpu}, and this processor lacks those instructions: it answers otherwise here than there"
+
+
+def emulated(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of processors that can be emulated, each once.
+
+    Raises:
+        ValueError: There is no such processor.
+    """
+    for name in names:
+        if name not in EMULATED:
+            raise ValueError(f"there is no processor '{name}' to emulate ({nearest(name, EMULATED).rstrip('.')})")
+    return tuple(dict.fromkeys(names))
+
+
+def emulator(name: str) -> tuple[str, ...]:
+    """Return the words before a command that run it on one of ``EMULATED``.
+
+    Raises:
+        TargetUnavailable: This machine has no emulator, or is no x86 itself, so that its programs are not.
+    """
+    found = shutil.which("qemu-x86_64") if platform.machine() in ("x86_64", "AMD64") else None
+    if found is None:
+        raise TargetUnavailable(
+            f"No processor '{name}' can be emulated here: qemu-x86_64 is not installed, or this is no x86.",
+            hint="apt install qemu-user; without --verify-on what a file says of its integers stands alone.",
+        )
+    return (found, "-cpu", EMULATED[name])
 
 
 @functools.cache
 def host() -> Processor:
-    """Return the processor that this runs on."""
+    """Return the processor that this runs on, without what ``ONEDNN_MAX_CPU_ISA`` keeps from kernels."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return described(text)
+    found = described(text)
+    return dataclasses.replace(found, flags=found.flags - _BEYOND.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), set()))
 
 
 def described(cpuinfo: str) -> Processor:

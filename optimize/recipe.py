@@ -85,6 +85,11 @@ class PassEntry(BaseModel):
         return "keep" in _fields(registry.find_pass(self.name))
 
     @property
+    def makes_integers(self) -> bool:
+        """Whether the pass decides on integers, which processors may add up in their own ways."""
+        return "cpu" in _fields(registry.find_pass(self.name))
+
+    @property
     def needs_data(self) -> bool:
         """Whether the pass cannot do without calibration data."""
         fields = dataclasses.fields(registry.find_pass(self.name))
@@ -108,6 +113,7 @@ class Recipe(BaseModel):
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
         cpu: Processors that INT8 files are right on; ``host`` is read as what this machine's is.
+        verify_on: Emulated processors that INT8 files are run on too, on a few samples: ``avx2``, ``sse4``.
         static_batch: Fix the batch to this size; None leaves it free.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
         mean: Mean of image folders, such as ``0.5,0.5,0.5``; ImageNet's where None.
@@ -130,6 +136,7 @@ class Recipe(BaseModel):
     layer_timing: bool = True
     keep: tuple[str, ...] = ()
     cpu: Annotated[str, AfterValidator(_processors)] = "any"
+    verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
     static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
     dynamic_size: bool = False
     mean: str | None = None
@@ -155,12 +162,12 @@ class Recipe(BaseModel):
             raise ValueError("must be a list of pass names")
         return [_entry(item) for item in value]
 
-    @field_validator("keep", "mean", "std", mode="before")
+    @field_validator("keep", "verify_on", "mean", "std", mode="before")
     @classmethod
     def _listed(cls, value: Any, info: ValidationInfo) -> Any:
         """Read several words, or numbers, as a list or as text with commas."""
         words = [] if value is None else _words(value)
-        return words if info.field_name == "keep" else ",".join(words) or None
+        return words if info.field_name in ("keep", "verify_on") else ",".join(words) or None
 
     @property
     def preprocessing(self) -> dict[str, str]:
@@ -214,7 +221,7 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     >>> parse({"pases": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe: unknown key 'pases'.
-    Did you mean 'passes'? Known: calib, cpu, decided, ..., threads.
+    Did you mean 'passes'? Known: calib, cpu, decided, ..., verify_on.
     """
     if not isinstance(content, Mapping):
         raise UsageError(f"{source}: a recipe is a mapping with the keys {', '.join(Recipe.model_fields)}.")
@@ -233,6 +240,10 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         raise UsageError(
             f"{source}: keep says what stays in float, and no pass quantizes or casts.",
             hint="Add --int8, or leave it out.",
+        )
+    if recipe.verify_on and not any(entry.makes_integers for entry in recipe.passes):
+        raise UsageError(
+            f"{source}: verify_on runs INT8 files, and no pass quantizes.", hint="Add --int8, or leave it out."
         )
     for target in recipe.targets:
         registry.find_target(target)

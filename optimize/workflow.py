@@ -21,10 +21,11 @@ from optimize.job import Export, Job, Variant
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
-from optimize.measure.quality import Quality, judge
+from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline
+from optimize.processor import emulator
 from optimize.program import Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
@@ -122,6 +123,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     tell = progress or silent
     for target in job.recipe.targets:
         registry.find_target(target)
+    for cpu in job.recipe.verify_on:
+        emulator(cpu)  # what is not there is told before anything runs
     check(job.out, (*FILES, RECIPE))
     model = open_program(job, tell)
     datasets = open_datasets(
@@ -291,7 +294,16 @@ def _measure(
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
         batches = datasets.judged(program, JUDGED_BATCH, progress=tell)
-        return timings, judge(fleet, itertools.chain(batches, _other_sizes(program)))
+        qualities = judge(fleet, itertools.chain(batches, _other_sizes(program)))
+    integers = [
+        place for place, file in enumerate(runnable, 1) if file.cpu and registry.find_target(file.target).portable
+    ]
+    if job.recipe.verify_on and integers:
+        files = [baseline, *(runnable[place - 1] for place in integers)]
+        found = judge_elsewhere(job.recipe.verify_on, files, datasets.judged(program, 1, silent), progress=tell)
+        by_place = dict(zip(integers, found, strict=True))
+        qualities = tuple(replace(each, elsewhere=by_place.get(place, {})) for place, each in enumerate(qualities))
+    return timings, qualities
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:

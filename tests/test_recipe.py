@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from optimize import processor, recipe
 from optimize.errors import Refused, UsageError
@@ -66,3 +67,17 @@ def test_processors_are_read_where_they_are_named() -> None:
     with pytest.raises(UsageError, match="no processor 'vni'") as raised:
         recipe.parse({"passes": ["QuantizeStatic"], "cpu": "vni"})
     assert "Did you mean 'vnni'" in str(raised.value)
+
+
+def test_emulated_processors_need_integers() -> None:
+    found = recipe.parse({"passes": ["QuantizeStatic"], "verify_on": "avx2,sse4"})
+    assert found.verify_on == ("avx2", "sse4") and recipe.parse(yaml.safe_load(found.yaml())) == found
+    for content, said in (
+        ({"passes": ["FuseConvBN"], "verify_on": ["avx2"]}, "no pass quantizes"),
+        (
+            {"passes": ["QuantizeStatic"], "verify_on": ["avx"]},
+            "Did you mean 'avx2'",
+        ),
+    ):
+        with pytest.raises(UsageError, match=said):
+            recipe.parse(content)

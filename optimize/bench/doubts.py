@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from optimize import processor
 from optimize.bench.figures import Figures, Judged
 from optimize.measure.environment import Environment, busy
 from optimize.measure.lockstep import MIN_ROUNDS, Plan
 from optimize.measure.runs import Block, Runs, Track, round_ratios
 from optimize.measure.statistics import WIDE_SPREAD, relative_spread, two_levels
-from optimize.measure.subjects import Subject
+from optimize.measure.subjects import Subject, other_processors
 
 Kind = Literal[
     "load",
@@ -28,6 +29,7 @@ Kind = Literal[
     "clock",
     "outputs",
     "confinement",
+    "processor",
 ]
 #: Changes of the processor's frequency, and of the first file's time from the first to the last third, that matter.
 _DRIFT = 0.05
@@ -74,6 +76,7 @@ def doubts(
     found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
     for track, entry in zip(outcome.tracks, judged, strict=True):
         found += [*_provider(track, device), *_confinement(track), *_outputs(track, entry, outcome.tracks[0])]
+        found += _processor(track, outcome.tracks[0])
         found += _one_a_kind(
             doubt
             for figures in entry.scenarios
@@ -148,6 +151,14 @@ def _confinement(track: Track[Subject]) -> Iterator[Doubt]:
             f"It was run with {entry}.",
             "docs/security.md says what that leaves open; a file of your own is named with --trust.",
         )
+
+
+def _processor(track: Track[Subject], first: Track[Subject]) -> Iterator[Doubt]:
+    if reason := processor.misfit(track.subject.artifact.cpu, processor.host()):
+        seen = f"Its {reason}."
+        yield Doubt("processor", track.subject.name, seen, "Run it there, or make one for this processor.")
+    elif told := other_processors(first.subject, track.subject):
+        yield Doubt("processor", track.subject.name, told, "Make both with one --cpu.")
 
 
 def _outputs(track: Track[Subject], judged: Judged, first: Track[Subject]) -> Iterator[Doubt]:

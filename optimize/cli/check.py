@@ -53,6 +53,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @click.option("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
 @click.option("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
+@options.verify_on
 @click.option("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @click.option("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
 @click.option("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
@@ -150,6 +151,8 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     path = given["config"] or limits.find(Path.cwd())
     content = limits.read(path) if path else {}
     asked: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
+    if given["verify_on"]:
+        asked["verify_on"] = given["verify_on"].split(",")
     if given["cpus"]:
         asked["cpus"] = limits.cpus(given["cpus"])
     case = _case(models, given)

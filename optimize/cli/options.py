@@ -15,6 +15,7 @@ from optimize import bounds
 from optimize.cli import failures
 from optimize.errors import UsageError
 from optimize.escaping import plain
+from optimize.processor import EMULATED
 from optimize.regular import shown
 
 
@@ -58,6 +59,11 @@ batch = click.option("--batch", type=Count(bounds.BATCH), default=1, show_defaul
 quiet = click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
 mean = click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
 std = click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
+verify_on = click.option(
+    "--verify-on",
+    metavar="CPU[,CPU...]",
+    help=f"Run INT8 files on emulated processors too, on a few samples ({', '.join(EMULATED)}; needs qemu-user).",
+)
 input_shape = click.option(
     "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
 )

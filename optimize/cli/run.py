@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     type=click.Choice(CPU_NAMES),
     help="Processors that INT8 files are right on; 'any' x86 and ARM if not given, 'host' is this one.",
 )
+@options.verify_on
 @click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
 @click.option(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
@@ -141,7 +142,18 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
-    same = ("calib", "cpu", "input_shape", "threads", "max_drop", "min_sqnr", "static_batch", "mean", "std")
+    same = (
+        "calib",
+        "cpu",
+        "input_shape",
+        "threads",
+        "max_drop",
+        "min_sqnr",
+        "static_batch",
+        "mean",
+        "std",
+        "verify_on",
+    )
     overrides = {"targets": _targets(given), "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
     overrides |= {name: given[name] for name in same}
     content: dict[str, Any] = {"passes": flags}

@@ -93,6 +93,11 @@ class Stored:
         """Where the model file should be."""
         return self.path.parent / self.baseline.path
 
+    @property
+    def level(self) -> str:
+        """Which of ``processor.CPUS`` it was stored on; ``any`` where that is not known."""
+        return processor.described(f"flags : {self.baseline.fingerprint.get('instruction sets', '')}").level
+
     def require(self, sha256: str) -> None:
         """Check that a file is the one that was stored.
 

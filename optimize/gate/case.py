@@ -6,11 +6,12 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optimize.errors import OptimizeError, UsageError
+from optimize import processor
+from optimize.errors import OptimizeError, TargetUnavailable, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
@@ -22,9 +23,9 @@ from optimize.measure import environment
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.quality import Quality, judge
+from optimize.measure.quality import APART_DB, HERE, Quality, judge, judge_elsewhere
 from optimize.measure.runs import Clock
-from optimize.measure.subjects import AgreedPair, Subject
+from optimize.measure.subjects import AgreedPair, Subject, other_processors
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
@@ -85,10 +86,11 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         _against_numbers(state, stored, opening)
         return
     state.pair = open_case(case, opening)
+    _require_instructions(state.pair)
     samples = Asked(state.pair, case.batch, case.data, case.eval)
     inputs = samples.timed()
     state.input_digest = digest(inputs)
-    state.warnings += _warnings_before(case)
+    state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored)]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
@@ -100,6 +102,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         state.findings += findings.of_outputs(case, state.qualities[1])
+        state.findings += _findings_elsewhere(case, state.pair, samples)
         state.findings += findings.of_size(case, *(model.artifact.size_bytes for model in state.pair.models))
         if any(entry.verdict is Verdict.FAIL and entry.metric != "size" for entry in state.findings):
             return  # the time of a wrong answer says nothing
@@ -110,6 +113,21 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     state.findings += findings.of_time(case, state.decision, state.trace, state.demand, batch=len(inputs[0]))
     state.findings += findings.of_memory(case, state.trace)
     state.warnings += _warnings_after(state.decision, case.max_regression)
+
+
+def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterator[FindingRecord]:
+    """Yield what follows from the candidate's outputs on emulated processors, beside the base's on this one."""
+    if not case.verify_on:
+        return
+    files = [model.artifact for model in pair.models]
+    batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
+    (found,) = judge_elsewhere(case.verify_on, files, batches, subjects=pair.models)
+    here = found[HERE].agreement
+    if case.eval and case.min_sqnr is None and here is not None:  # accuracy allowed it what it answers here
+        case = case.model_copy(update={"min_sqnr": min(findings.MIN_SQNR_DB, round(here.sqnr_db - APART_DB, 1))})
+    for cpu in case.verify_on:
+        for entry in findings.of_outputs(case, found[cpu]):
+            yield entry.model_copy(update={"metric": f"outputs on {cpu}", "reason": f"on {cpu} {entry.reason}"})
 
 
 def open_case(case: Case, opening: Opening) -> AgreedPair:
@@ -127,6 +145,17 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
     interpreters = [Path(name) if name else None for name in (case.base_python, case.candidate_python)]
     return open_pair(base, candidate, interpreters, case.input_shape)
+
+
+def _require_instructions(pair: AgreedPair) -> None:
+    """Check that both sides answer here as they do on the processors they were made for.
+
+    Raises:
+        TargetUnavailable: The integers of one are wrong on this machine: nothing that is measured here tells of it.
+    """
+    for side, model in zip(SIDES, pair.models, strict=True):
+        if reason := processor.misfit(model.artifact.cpu, processor.host()):
+            raise TargetUnavailable(f"The {side}'s {reason}.")
 
 
 def _apart(opening: Opening) -> Opening:
@@ -194,6 +223,17 @@ def _warnings_before(case: Case) -> list[str]:
         found.append(f"{told} Ratios hold.")
     if case.data is None and case.eval is None:
         found.append("Outputs were compared on noise: give samples (--data) or labelled ones (--eval).")
+    return found
+
+
+def _warnings_of_processors(pair: AgreedPair, stored: Stored | None) -> list[str]:
+    """Say what else of the processors makes the figures doubtful."""
+    here, found = processor.host().level, [told] if (told := other_processors(*pair.models)) else []
+    if stored is not None and stored.level != here:
+        found.append(
+            f"The baseline was stored on a processor of the kind '{stored.level}', this one is '{here}': time may "
+            "compare otherwise there, and answers where a file was not made for both."
+        )
     return found
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from optimize import bounds, named, texts
+from optimize import bounds, named, processor, texts
 from optimize.errors import Refused, UsageError, nearest
 from optimize.regular import shown
 
@@ -168,6 +168,7 @@ class Case(Limits):
         base_python: Python of the base's own environment.
         candidate_python: Python of the candidate's.
         max_seconds: Time of the measurement.
+        verify_on: Emulated processors that the candidate's answers are compared on too: ``avx2``, ``sse4``.
     """
 
     name: str = ""
@@ -182,6 +183,7 @@ class Case(Limits):
     base_python: str | None = None
     candidate_python: str | None = None
     max_seconds: Seconds = 120.0
+    verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Case:

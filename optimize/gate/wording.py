@@ -89,7 +89,7 @@ def details(case: CaseRecord) -> list[str]:
         lines += _timing(case)
     for name, side in (("base", case.base), ("candidate", case.candidate)):
         if side is not None and side.median_s is not None:
-            lines.append(f"{name}: {_tail(side)}; {_cold(side)}")
+            lines.append(f"{name}: {side.kind}; {_tail(side)}; {_cold(side)}")
     return [plain(line) for line in lines]
 
 

@@ -20,6 +20,7 @@ from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.measure.subjects import MODULE
 from optimize.measure.worker import read_answer, write_arrays
+from optimize.processor import emulator
 from optimize.progress import Progress
 from optimize.registry import find_target
 from optimize.sandbox import ChildLimits, start
@@ -74,6 +75,11 @@ class Session:
         interpreter: Python of another environment, with its own runtime; None runs this process's.
         affinity: Processors it may run on; all of this process's where empty.
         place: In the fleet.
+        emulated: The processor that it runs on, one of ``processor.EMULATED``; this machine's where empty.
+
+    Raises:
+        TargetUnavailable: Nothing emulates that processor here.
+        Refused: The file is untrusted: a process on an emulated processor cannot give up its rights.
     """
 
     load_s = clock_step_s = 0.0
@@ -92,7 +98,13 @@ class Session:
         interpreter: Path | None = None,
         affinity: Sequence[int] = (),
         place: int = 0,
+        emulated: str = "",
     ) -> None:
+        if emulated and artifact.untrusted:
+            raise Refused(
+                f"'{artifact.path}' needs --trust to run on an emulated processor: no process can be confined there.",
+                hint="Give it if you made the file yourself.",
+            )
         self.artifact, self.threads, self.affinity, self.place = artifact, threads, tuple(affinity), place
         self._folder = folder
         self._patience_s = patience_s
@@ -112,6 +124,7 @@ class Session:
             variables=variables,
             search=_search_path(interpreter, folder, artifact),
             interpreter=interpreter,
+            before=emulator(emulated) if emulated else (),
             alone=artifact.untrusted,
         )
         self._replies = Lines(_pipe(self._process.stdout), most_bytes=_LINE_BYTES, most_waiting=_LINES)
@@ -290,6 +303,7 @@ class Fleet:
         interpreters: Python of the environment of each artifact, None for this one; empty means this one for all.
         affinity: Processors every worker may run on; all of this process's where empty.
         order: Places of the artifacts in the order their processes start; that of the artifacts where empty.
+        emulated: The processor that each artifact runs on; this machine's where empty.
     """
 
     def __init__(
@@ -302,6 +316,7 @@ class Fleet:
         interpreters: Sequence[Path | None] = (),
         affinity: Sequence[int] = (),
         order: Sequence[int] = (),
+        emulated: Sequence[str] = (),
     ) -> None:
         self.threads = threads
         self.sessions: tuple[Session, ...] = ()
@@ -310,6 +325,7 @@ class Fleet:
         self._progress = progress
         self._interpreters = interpreters or [None] * len(artifacts)
         self._affinity, self._order = affinity, order or range(len(artifacts))
+        self._emulated = emulated or [""] * len(artifacts)
         self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
 
     def __enter__(self) -> Fleet:
@@ -356,6 +372,7 @@ class Fleet:
             interpreter=self._interpreters[place],
             affinity=self._affinity,
             place=place,
+            emulated=self._emulated[place],
         )
 
 

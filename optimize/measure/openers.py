@@ -95,7 +95,7 @@ class Opening:
         """Return a torch file as a subject: TorchScript on the CPU by its target, everything else as a module."""
         kind = "TorchScript" if script else "eager module"
         if script and self.device == "cpu":
-            return Subject(path.name, kind, describe_file("torchscript", path, trust=trust))
+            return _named(path, kind, find_target("torchscript").open(path, trust=trust))
         loading = self._loading(str(path.resolve()), self.factory)
         return Subject(path.name, kind, describe_file(MODULE, path, trust=trust), loading)
 
@@ -147,7 +147,12 @@ def open_file(path: Path, *, trust: bool) -> Subject | None:
         OptimizeError: It is missing, or refused by the checks of its kind.
     """
     target = target_of(path)
-    return None if target is None else Subject(path.name, target.noun, target.open(path, trust=trust))
+    return None if target is None else _named(path, target.noun, target.open(path, trust=trust))
+
+
+def _named(path: Path, noun: str, artifact: Artifact) -> Subject:
+    """Return a file as a subject, which says what its integers were made for."""
+    return Subject(path.name, f"{noun}, INT8 (--cpu {artifact.cpu})" if artifact.cpu else noun, artifact)
 
 
 def open_side(source: str, *, trust: bool = False) -> Side:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimize.errors import VerificationFailed
+from optimize.errors import Refused, VerificationFailed
 from optimize.measure.accuracy import Accuracy, AccuracyMeter, Metric, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
-from optimize.measure.fleet import Session, WorkerFailed
+from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.subjects import Subject
+from optimize.progress import Progress
 from optimize.targets.arrays import digest
+from optimize.targets.base import Artifact
 
+#: Samples that are run on an emulated processor, some hundred times as slow as a real one, and seconds after which no
+#: further one is.
+MOST_EMULATED, EMULATED_S = 8, 120.0
+#: What the real processor is called beside them; its kernels round the same integers otherwise by less than this.
+HERE, APART_DB = "here", 1.0
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
 
@@ -28,12 +36,14 @@ class Quality:
         accuracy: On the labelled batches; None without labels.
         failure: Why it could not be judged; None when it was.
         digest: Of the outputs of the first batch, hexadecimal; None where there were none.
+        elsewhere: The same on emulated processors, by their names; empty where none was asked for.
     """
 
     agreement: Agreement | None = None
     accuracy: Accuracy | None = None
     failure: str | None = None
     digest: str | None = None
+    elsewhere: Mapping[str, Quality] = field(default_factory=dict)
 
 
 @dataclass
@@ -102,6 +112,53 @@ def judge(
         if compare_only and all(entry.failure for entry in others):
             break
     return (baseline.result(), *(entry.result() for entry in others))
+
+
+def judge_elsewhere(
+    cpus: Sequence[str],
+    artifacts: Sequence[Artifact],
+    batches: Iterable[Batch],
+    *,
+    subjects: Sequence[Subject] = (),
+    progress: Progress | None = None,
+) -> list[dict[str, Quality]]:
+    """Compare artifacts on emulated processors with what the first of them answers on this one, on a few samples.
+
+    Args:
+        cpus: Names of processors, of ``processor.EMULATED``.
+        artifacts: The original first.
+        batches: As for :func:`judge`, which reads them; small ones, of which `MOST_EMULATED` samples are taken.
+        subjects: As for :func:`judge`, one an artifact.
+        progress: Told how many are loaded.
+
+    Returns:
+        Of each artifact but the first, how it answers on this processor (``HERE``) and on each other one.
+
+    Raises:
+        TargetUnavailable: Nothing emulates a processor here.
+        Refused: A file is untrusted, or the first cannot be run.
+    """
+    places = [(place, cpu) for place in range(1, len(artifacts)) for cpu in (HERE, *cpus)]
+    order, where = [0, *(place for place, _ in places)], ["", *("" if cpu == HERE else cpu for _, cpu in places)]
+    with Fleet([artifacts[place] for place in order], emulated=where, progress=progress) as fleet:
+        alike = [subjects[place] for place in order] if subjects else ()
+        original, *found = judge(fleet, _few(batches), subjects=alike, compare_only=True)
+    if original.failure:
+        raise Refused(f"What emulated processors are compared with does not run here: {original.failure}.")
+    told: list[dict[str, Quality]] = [{} for _ in artifacts[1:]]
+    for (place, cpu), quality in zip(places, found, strict=True):
+        told[place - 1][cpu] = quality
+    return told
+
+
+def _few(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the first batches without their labels, until there are enough samples or too much time has passed."""
+    end, seen = time.monotonic() + EMULATED_S, 0
+    for inputs, _ in batches:
+        yield inputs, None
+        seen += len(inputs[0]) if inputs and inputs[0].ndim else 1
+        if seen >= MOST_EMULATED or time.monotonic() > end:
+            return
 
 
 def _without_baseline(reason: str, others: int) -> tuple[Quality, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from optimize.errors import Refused, UsageError
+from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
 
@@ -78,6 +79,22 @@ class AgreedPair:
     def fixed_batch(self) -> int | None:
         """The only batch that both take; None where it is free."""
         return _fixed(self.specs)
+
+
+def other_processors(one: Subject, other: Subject) -> str:
+    """Return that the integers of two files were made for other processors, as a sentence; empty where they were not.
+
+    A file that runs on the kind of machine alone that it was made on says so itself.
+    """
+    made = [subject.artifact.cpu for subject in (one, other)]
+    if not all(made) or made[0] == made[1]:
+        return ""
+    if not all(find_target(subject.artifact.target).portable for subject in (one, other)):
+        return ""
+    return (
+        f"The INT8 of '{one.name}' was made for the processors '{made[0]}', that of '{other.name}' for '{made[1]}': "
+        "on others they may compare otherwise."
+    )
 
 
 def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> AgreedPair:

@@ -315,7 +315,9 @@ def is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
 def _describe(error: Exception) -> str:
     if isinstance(error, OptimizeError):
         return error.what
-    first = (str(error).strip() or "no message").splitlines()[0]
+    first, *others = (str(error).strip() or "no message").splitlines()
+    if first.endswith("in the TorchScript interpreter."):  # its cause stands behind two tracebacks
+        return others[-1] if others else first
     return f"{type(error).__name__}: {first}"
 
 

@@ -10,7 +10,7 @@ from optimize import registry
 from optimize.errors import TargetUnavailable
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
-from optimize.measure.quality import Quality
+from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
 from optimize.report.model import (
     DISAGREES_DB,
@@ -141,11 +141,24 @@ def _about_artifacts(exports: Sequence[Export]) -> Iterator[str]:
             yield from registry.find_target(entry.target).warnings(entry.artifact)
 
 
+def _about_processors(row: Row) -> Iterator[str]:
+    """Say where a file does not answer on another processor as it does here."""
+    here = row.elsewhere[HERE].agreement if row.elsewhere else None
+    for cpu, found in row.elsewhere.items():
+        if found.agreement is None:
+            yield f"{row.name} does not run on the processor '{cpu}': {(found.failure or '').rstrip('.')}."
+        elif here is not None and found.agreement.sqnr_db < here.sqnr_db - APART_DB:
+            level, ours = found.agreement.sqnr_db, here.sqnr_db
+            yield f"{row.name} answers otherwise on the processor '{cpu}': {level:.1f} dB, here {ours:.1f} dB."
+
+
 def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
     """Say which artifacts miss what was asked, are slower than their own target's float one, or disagree."""
     for row in rows:
         if row.bound is not None and not row.bound.met:
             yield f"{row.name} does not keep what was asked: {row.bound.wanted}; found {row.bound.found}."
+    for row in rows:
+        yield from _about_processors(row)
     floats = {row.target: row for row in rows if row.precision == "float32" and row.latency}
     for row in rows:
         plain = floats.get(row.target)

@@ -85,6 +85,8 @@ class Row(StrictRecord):
         bound: Whether it keeps what was asked of its answers; None when nothing was, and for float32.
         layer_types: Its layers with the types they compute in; None where the backend does not tell them.
         providers: What executed it where the runtime has a choice, read from it, the preferred one first.
+        cpu: The processors its integers were made for, as the file says itself; empty of floats.
+        elsewhere: How it answers on emulated processors, by their names; empty where none was asked for.
     """
 
     target: str
@@ -105,6 +107,8 @@ class Row(StrictRecord):
     bound: BoundCheck | None = None
     layer_types: LayerTypes | None = None
     providers: tuple[str, ...] = ()
+    cpu: str = ""
+    elsewhere: dict[str, Quality] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:

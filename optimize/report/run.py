@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from optimize import wording as form
 from optimize.measure.environment import Environment
+from optimize.measure.quality import MOST_EMULATED
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.report import changes
 from optimize.report import document as doc
@@ -49,6 +50,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.Text(NOTE, "dim", on=doc.PAGES),
         doc.Charts(tuple(charts(report)), title="Latency and quality"),
         runs(report),
+        elsewhere(report),
         *_layers(report),
         *_types(report),
         doc.Facts(tuple(left_out(report)), title="Left out, and why", on=("html",)),
@@ -82,6 +84,20 @@ def runs(report: Report) -> doc.Grid:
         first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
         rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
     return doc.grid(("Artifact", "Runs", "p95", "First call", "Load"), rows, title="Runs", is_plain=True, on=doc.PAGES)
+
+
+def elsewhere(report: Report) -> doc.Grid:
+    """Return how INT8 files answer on emulated processors, beside what they answer here to the same samples."""
+    rows = []
+    for row in report.rows:
+        for cpu, found in row.elsewhere.items():
+            agreed = found.agreement
+            level, same = (form.decibels(agreed.sqnr_db), agreed.top1) if agreed else ("does not run", None)
+            rows.append((row.name, cpu, level, form.MISSING if same is None else f"{100 * same:g} %"))
+    title = f"INT8 on other processors, {MOST_EMULATED} samples at most"
+    return doc.grid(
+        ("Artifact", "Processor", "SQNR", "Top-1 agreement"), rows, title=title, is_plain=True, left=("Processor",)
+    )
 
 
 def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:

@@ -25,6 +25,7 @@ def start(
     variables: Mapping[str, str] | None = None,
     search: Sequence[str] | None = None,
     interpreter: Path | None = None,
+    before: Sequence[str] = (),
     alone: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module``, its standard output a pipe.
@@ -37,12 +38,13 @@ def start(
         variables: Set in its environment.
         search: Where it finds modules; where this process does by default.
         interpreter: Another Python; None runs this one.
+        before: Words before the command, of a program that runs it.
         alone: Keep the user's environment away from it, but for the few variables that programs need.
     """
     kept = {name: value for name, value in os.environ.items() if not alone or _is_kept(name)}
     kept["PYTHONPATH"] = os.pathsep.join(module_path() if search is None else search)
     # -P: a module that lies in the current folder by chance is not found.
-    command = [str(interpreter or sys.executable), "-P", "-m", module, *arguments]
+    command = [*before, str(interpreter or sys.executable), "-P", "-m", module, *arguments]
     return subprocess.Popen(  # noqa: S603 - our own module, no shell
         command,
         stdin=stdin,

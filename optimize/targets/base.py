@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from optimize import processor
 from optimize.errors import TargetUnavailable
 from optimize.quantization.numerics import USUAL, Numerics
 
@@ -172,6 +173,8 @@ class Artifact:
         settings: What its runner is asked, by the target's options.
         untrusted: Whether somebody else may have made it: then it is run in a confined process alone.
         missing: Why it cannot run here, where that was seen when it was opened; empty otherwise.
+        cpu: The processors its integers were made for (``processor.CPUS``), as the file says itself; empty of floats,
+            and where nothing says it.
     """
 
     target: str
@@ -191,6 +194,7 @@ class Artifact:
     settings: Mapping[str, str | bool] = field(default_factory=dict)
     untrusted: bool = False
     missing: str = ""
+    cpu: str = ""
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -267,6 +271,9 @@ class Target(ABC):
         alone: Python that makes of a ``path`` a function ``f`` from one array to the first output, without this
             package; empty where files are for measuring here.
         numerics: What INT8 means to the backend.
+        integers_on: Where the runtime has kernels for its INT8 files, in words.
+        without_bfloat16: What its bfloat16 files do on processors without such instructions, as sentences.
+        portable: Whether files run on other processors than those of the machine that made them.
     """
 
     name: ClassVar[str]
@@ -280,6 +287,9 @@ class Target(ABC):
     noun: ClassVar[str] = ""
     alone: ClassVar[str] = ""
     numerics: ClassVar[Numerics] = USUAL
+    integers_on: ClassVar[str] = "every x86 and ARM processor"
+    without_bfloat16: ClassVar[str] = ""
+    portable: ClassVar[bool] = True
 
     @property
     def device(self) -> str:
@@ -356,7 +366,11 @@ class Target(ABC):
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Return what the reader of a report must know about an artifact of this target first; mostly nothing."""
-        return ()
+        here, name = processor.host(), f"{self.name} {artifact.precision}"
+        told = [f"{name}: its {reason}."] if (reason := processor.misfit(artifact.cpu, here)) else []
+        if self.without_bfloat16 and artifact.precision.endswith("bfloat16") and here.lacks_bfloat16:
+            told.append(f"{name}: this processor has no instructions for bfloat16. {self.without_bfloat16}")
+        return tuple(told)
 
     @abstractmethod
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from optimize.program import Program
 
 _Converted = TypeVar("_Converted")
+#: Where archives of torch say which processors they were made for, and how much of that is read.
+_IN_ARCHIVE, _LONGEST = "extra/optimize.cpu", 32
 
 
 def describe(
@@ -34,10 +39,14 @@ def describe(
     """
     from torch.utils import _pytree as pytree
 
-    notes = (*more.pop("notes", ()), *_processors(target, program))
+    cpu = made_for(target, program)
+    promise = processor.promise(cpu, target.integers_on) if cpu and target.portable else ""
+    half = target.without_bfloat16 if program.precision.endswith("bfloat16") else ""
+    notes = (*more.pop("notes", ()), *filter(None, (promise, half)))
     return replace(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         notes=notes,
+        cpu=cpu,
         outputs=output_specs(program, output_names),
         out_spec=pytree.treespec_dumps(program.out_spec),
         in_spec=pytree.treespec_dumps(program.in_spec),
@@ -45,12 +54,31 @@ def describe(
     )
 
 
-def _processors(target: Target, program: Program) -> tuple[str, ...]:
-    """Return on which processors the integers of a file are right, and why; nothing of floats and of GPUs."""
+def made_for(target: Target, program: Program) -> str:
+    """Return the processors that the integers of a file are right on, for it to say; empty of floats and of GPUs.
+
+    Of a file that is compiled for the machine it is made on, that machine's, whatever the plan says.
+    """
     plan = program.quantization
     if plan is None or plan.mode == "weights" or not target.numerics.weight.pairs:
-        return ()
-    return (processor.promise(plan.cpu, processor.host()),)
+        return ""
+    return plan.cpu if target.portable or not processor.adds_pairs(plan.cpu) else processor.host().level
+
+
+def say_in_archive(path: Path, cpu: str) -> None:
+    """Write into an archive of torch which processors it was made for, where ``torch.jit.save`` has extra files."""
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(zipfile.ZipInfo(f"{root}/{_IN_ARCHIVE}"), cpu)
+
+
+def said_in_archive(path: Path) -> str:
+    """Return what :func:`say_in_archive` wrote; empty where it is not there, or no processor."""
+    with suppress(OSError, ValueError, zipfile.BadZipFile, NotImplementedError), zipfile.ZipFile(path) as archive:
+        found = [name for name in archive.namelist() if name.partition("/")[2] == _IN_ARCHIVE]
+        with archive.open(found[0]) if found else nullcontext(io.BytesIO()) as file:
+            return processor.known(file.read(_LONGEST).decode("ascii", "replace"))
+    return ""
 
 
 def describe_file(

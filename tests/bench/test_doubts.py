@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from optimize import processor
 from optimize.bench.doubts import Doubt, doubts
 from optimize.bench.figures import figures
 from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario
+from optimize.processor import described
 from tests.bench.conftest import blocks, noisy, track
 
 QUIET = Environment(cpu="c", cores=8, memory_bytes=1, system="s", python="3", load_average=(0.1, 0.1, 0.1))
@@ -101,3 +103,13 @@ def test_one_doubt_of_a_kind_about_a_file(outcome: Runs, plan: Plan) -> None:
     outcome.tracks[1] = track("b", {scenario: blocks(noisy(0.001, 6), 2) for scenario in scenarios})
     (entry,) = found(outcome, dataclasses.replace(plan, scenarios=scenarios))
     assert entry.about == "b, batch 1 and 2 other scenarios"
+
+
+def test_files_for_other_processors(outcome: Runs, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    for entry, cpu in zip(outcome.tracks, ("any", "vnni"), strict=True):
+        artifact = dataclasses.replace(entry.subject.artifact, cpu=cpu)
+        entry.subject = dataclasses.replace(entry.subject, artifact=artifact)
+    for flags, seen in ("fpu avx2 avx_vnni", "made for the processors 'any'"), ("fpu avx2", "lacks those instructions"):
+        monkeypatch.setattr(processor, "host", lambda flags=flags: described(f"flags : {flags}"))
+        (doubt,) = [entry for entry in found(outcome, plan) if entry.kind == "processor"]
+        assert doubt.about == "fast.onnx" and seen in doubt.seen

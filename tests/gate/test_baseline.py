@@ -97,6 +97,15 @@ def test_a_changed_file_is_refused(judged: Record, tmp_path: Path, models: Model
     assert found.verdict is Verdict.NOT_COMPARABLE and "is not the file" in found.reason
 
 
+def test_a_baseline_of_another_kind_of_processor_is_warned_of(judged: Record, tmp_path: Path, models: Models) -> None:
+    path = tmp_path / "base.json"
+    stored = baseline.save(judged, path)
+    models(**{str(tmp_path / stored.path): {}, "candidate": {}})
+    assert not any("of the kind" in warning for warning in against(path).warnings)
+    found = against(edited(path, fingerprint={**stored.fingerprint, "instruction sets": "amx_int8"}))
+    assert found.verdict is Verdict.PASS and any("of the kind 'amx'" in warning for warning in found.warnings)
+
+
 def test_what_is_not_stored(judged: Record, tmp_path: Path) -> None:
     failed = judged.cases[0].model_copy(update={"verdict": Verdict.FAIL, "reason": "too slow"})
     bad: list[tuple[Record, type[OptimizeError], str]] = [

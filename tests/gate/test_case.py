@@ -1,24 +1,45 @@
 """From two files to a verdict: answers come first, and whatever goes wrong has a verdict of its own."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from optimize import processor
 from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
+from optimize.measure import environment
 from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
 from optimize.measure.quality import Batch
 from optimize.measure.subjects import Subject
+from optimize.processor import described
+from tests.cpus import NEEDS_QEMU
 from tests.gate.streams import draw
 
 Models = Callable[..., None]
+
+
+@pytest.fixture
+def made_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that lets the files of ``models`` say what their integers were made for."""
+
+    def say(**cpus: str) -> None:
+        opened = cases.open_model
+
+        def labelled(source: str, opening: Opening, input_shape: str | None) -> Subject:
+            subject = opened(source, opening, input_shape)
+            return replace(subject, artifact=replace(subject.artifact, cpu=cpus.get(source, "")))
+
+        monkeypatch.setattr(cases, "open_model", labelled)
+
+    return say
 
 
 @pytest.fixture
@@ -155,3 +176,48 @@ def test_the_other_cases_of_a_suite_are_judged(
     assert record.verdict is Verdict.FAIL and record.exit_code == 1
     times = [entry.time for entry in record.cases if entry.time]
     assert [entry.fail_at for entry in times] == [200.0]  # two cases share alpha
+
+
+@pytest.mark.parametrize("side", ["base", "candidate"])
+def test_what_answers_otherwise_on_this_processor_gets_no_verdict(
+    tmp_path: Path, models: Models, made_for: Models, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models(base={}, candidate={})
+    made_for(**{side: "vnni"})
+    monkeypatch.setattr(processor, "host", lambda: described("flags : fpu avx2"))
+    found = check(tmp_path)
+    assert found.verdict is Verdict.NOT_COMPARABLE and found.sqnr_db is None and found.time is None
+    assert found.reason.startswith(f"The {side}'s INT8 was made for vnni, and this processor lacks those")
+    settings = Settings(on_inconclusive="pass")
+    assert suite.of(settings, (found,), environment.current(), command="").exit_code == 4
+
+
+def test_files_for_other_processors_are_warned_of(
+    tmp_path: Path, models: Models, measured: Models, made_for: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models(base={}, candidate={})
+    measured(1.0)
+    monkeypatch.setattr(processor, "host", lambda: described("flags : fpu avx2 avx_vnni"))
+    for made, warned in ({"base": "vnni", "candidate": "any"}, True), ({"base": "any", "candidate": "any"}, False):
+        made_for(**made)
+        found = check(tmp_path)
+        assert found.verdict is Verdict.PASS
+        assert any("made for the processors 'vnni'" in warning for warning in found.warnings) is warned
+
+
+@NEEDS_QEMU
+def test_the_candidate_answers_on_other_processors_too(tmp_path: Path, models: Models, measured: Models) -> None:
+    models(base={}, candidate={"factor": 0.9})
+    measured(1.0)
+    found = check(tmp_path, verify_on=("avx2",), min_sqnr=19)
+    assert found.verdict is Verdict.PASS
+    assert [entry.metric for entry in found.findings] == ["outputs", "outputs on avx2", "time"]
+    found = check(tmp_path, verify_on=("avx2",), min_sqnr=21)
+    x = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", x=x, y=x.argmax(1))
+    models(base={}, candidate={"factor": 3.0})
+    labelled = check(tmp_path, verify_on=("avx2",), eval=str(tmp_path / "eval.npz"))
+    assert labelled.verdict is Verdict.PASS and labelled.findings[1].limit == "at least -7 dB"
+    assert found.verdict is Verdict.FAIL and found.reason.endswith(
+        "on avx2 the outputs agree to 20.0 dB; 21 dB are asked for"
+    )

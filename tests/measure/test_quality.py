@@ -1,12 +1,17 @@
 """One pass over the data judges every artifact of a fleet."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from optimize.errors import Refused
+from optimize.measure import quality
 from optimize.measure.fleet import Fleet
-from optimize.measure.quality import judge
+from optimize.measure.quality import judge, judge_elsewhere
 from optimize.targets.base import Artifact
+from tests.cpus import NEEDS_QEMU
 
 X = np.eye(3, dtype=np.float32)
 LABELS = np.arange(3)
@@ -41,3 +46,23 @@ def test_a_dead_baseline_fails_everybody_with_its_reason(make: Make) -> None:
         original, other = judge(fleet, [([X], LABELS)])
     assert original.failure == "run: the worker was killed by SIGABRT"
     assert other.failure == f"the baseline could not be run: {original.failure}"
+
+
+@NEEDS_QEMU
+def test_files_are_judged_on_an_emulated_processor_beside_this_one(make: Make) -> None:
+    batches = [([X], LABELS)] * 9
+    close, dead = judge_elsewhere(["avx2", "sse4"], [make(), make(factor=0.9), make(dies_at=1)], batches)
+    assert list(close) == list(dead) == ["here", "avx2", "sse4"]
+    assert {found.agreement and round(found.agreement.sqnr_db, 2) for found in close.values()} == {20.0}
+    assert all("SIGABRT" in (found.failure or "") for found in dead.values())
+    with pytest.raises(Refused, match="does not run here"):
+        judge_elsewhere(["avx2"], [make(dies_at=1), make()], batches)
+
+
+def test_few_samples_are_run_on_an_emulated_processor() -> None:
+    assert [labels for _, labels in quality._few([([X], LABELS)] * 9)] == [None] * 3
+
+
+def test_a_file_of_somebody_else_is_not_run_where_it_cannot_be_confined(make: Make) -> None:
+    with pytest.raises(Refused, match="--trust"):
+        judge_elsewhere(["avx2"], [make(), replace(make(), untrusted=True)], [([X], None)])

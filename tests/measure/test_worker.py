@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import optimize
+from optimize.measure import worker
 from optimize.measure.modules import ModuleRunner
 from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_arrays, write_arrays
 from optimize.targets.base import Artifact, TensorSpec
@@ -162,3 +163,9 @@ def test_worker_needs_no_torch_for_files_of_other_runtimes() -> None:
     program = "import sys, optimize.measure.worker; print('torch' in sys.modules, 'onnx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.split() == ["False", "False"] and optimize.__name__ == "optimize"
+
+
+def test_a_failure_in_torchscript_is_told_by_its_cause() -> None:
+    text = "The following operation failed in the TorchScript interpreter.\nTraceback\nRuntimeError: no such kernel"
+    assert worker._describe(RuntimeError(text)) == "RuntimeError: no such kernel"
+    assert worker._describe(RuntimeError("one\ntwo")) == "RuntimeError: one"

@@ -35,6 +35,7 @@ def test_contract(report: Report) -> None:
     assert set(row) == {
         "target", "path", "precision", "status", "reason", "size_bytes", "sha256", "latency", "speedup", "agreement",
         "accuracy", "peak_memory_bytes", "coverage", "notes", "versions", "bound", "layer_types", "providers",
+        "cpu", "elsewhere",
     }  # fmt: skip
     assert set(row["latency"]) == {
         "median_s", "p95_s", "ci_low_s", "ci_high_s", "samples_s", "first_call_s", "load_s", "threads", "batch",

@@ -313,7 +313,7 @@ class Tokens(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fast(
+def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fast_else_in_integers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processor, "host", lambda: Processor(flags=frozenset({"avx512_bf16"})))
@@ -330,8 +330,34 @@ def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fas
     assert [node.name for node in placement.weights] == names[1:]
     torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.05)
     monkeypatch.setattr(processor, "host", Processor)
-    lowered, _ = lower(dataclasses.replace(program, quantization=plan))
+    lowered, placement = lower(dataclasses.replace(program, quantization=plan))
     assert torch.bfloat16 not in {node.meta["val"].dtype for node in lowered.graph.nodes if node.name in names}
+    assert [node.name for node in placement.weights] == names and not placement.left_float
+
+
+def test_sums_behind_a_float_layer_are_added_in_place(tmp_path: Path) -> None:
+    if not TARGET.available().export:
+        pytest.skip("there is no C++ compiler: apt install g++")
+
+    def blocks(net: Any, x: Tensor) -> Tensor:
+        x = x + net.floats(x)
+        for layer in (net.first, net.second):
+            x = x + layer(nn.functional.layer_norm(x, (64,)))
+        return x.sin()
+
+    layers = {name: seeded(nn.Linear, 64, 64) for name in ("floats", "first", "second")}
+    program = quantized(captured(blocks, (40, 64), **layers), [draw(8, 40, 64)])
+    assert program.quantization is not None
+    floats = next(iter(graph.calls(program.graph, aten.linear.default))).name
+    plan = program.quantization.without({floats: "it errs most"})
+    artifact = TARGET.export(dataclasses.replace(program, quantization=plan), tmp_path / "net.pt2")
+    with zipfile.ZipFile(artifact.path) as archive:
+        text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp"))
+    calls = [line for line in text.splitlines() if "CHECK(aoti_torch_cpu__qlinear_pointwise_binary" in line]
+    assert len(calls) == 2 and all('"sum"' in line for line in calls)
+    runner = artifact.load(threads=1)
+    for x in (draw(1, 40, 64, seed=1), draw(3, 40, 64, seed=2)):
+        assert sqnr_db(program(x), runner(x)) > 25
 
 
 def test_int8_mixed_with_bfloat16_is_refused(tmp_path: Path) -> None:

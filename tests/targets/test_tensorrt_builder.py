@@ -1,6 +1,7 @@
 """The builder: what options become, what is told while it works, and what it says when it fails."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,14 @@ def test_an_option_another_library_has_is_refused(options: dict, package: packag
     with pytest.raises(Refused, match=f"{package.title} does not have the option {next(iter(options))}"):
         TensorRT(**options).check(package)
     TensorRT().check(package)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
+def test_timings_that_cannot_be_kept_are_refused_before_the_build(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "timing.cache"
+    {"link": lambda: cache.symlink_to("elsewhere"), "folder": cache.mkdir, "fifo": lambda: os.mkfifo(cache)}[kind]()
+    with pytest.raises(Refused, match=r"timing\.cache' is (a link|a folder|no regular file)"):
+        TensorRT(library="tensorrt", timing_cache=str(cache)).check(packages.TENSORRT)
 
 
 def test_a_killed_build_names_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

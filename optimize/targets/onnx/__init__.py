@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from optimize import processor
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
 from optimize.targets.base import (
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from optimize.targets.probe import Probe
     from optimize.targets.values import FileValues
 
+#: Where an ONNX file says which processors its integers were made for.
+_MADE_FOR = "optimize.cpu"
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
 #: What to take in place of bfloat16, by precision.
@@ -92,7 +95,7 @@ class Onnx(Target):
         from optimize.precision.lowering import holds_half, lower_half
         from optimize.targets.onnx_graph.export import save, to_onnx
         from optimize.targets.onnx_graph.half import note_weights
-        from optimize.targets.packaging import describe
+        from optimize.targets.packaging import describe, made_for
 
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
             self.require()
@@ -100,10 +103,12 @@ class Onnx(Target):
         model, value_names = to_onnx(lowered)
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
+        if cpu := made_for(self, lowered):
+            model.metadata_props[_MADE_FOR] = cpu
         save(model, path)
         artifact = describe(self, lowered, path, precision=program.precision)
         if lowered is not program and not holds_half(lowered):
-            artifact = replace(artifact, notes=(_SAME_AS_INT8,))
+            artifact = replace(artifact, notes=(*artifact.notes, _SAME_AS_INT8))
         return _seen_running(artifact, placed, self.provider)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
@@ -128,7 +133,8 @@ class Onnx(Target):
 
         model, files = files_of(path, trust=trust)
         found = describe_file(self.name, path, files, inputs_of(model, path), trust=trust)
-        return replace(found, outputs=outputs_of(model))
+        said = {entry.key: entry.value for entry in model.metadata_props}
+        return replace(found, outputs=outputs_of(model), cpu=processor.known(said.get(_MADE_FOR, "")))
 
     def values(self, artifact: Artifact) -> FileValues:
         """Return the float values that a file computes."""
@@ -170,11 +176,13 @@ class Onnx(Target):
 
     def warnings(self, artifact: Artifact) -> tuple[str, ...]:
         """Say that something else than the wanted provider runs the file, or that a CPU will not run it, if so."""
+        told = super().warnings(artifact)
         if self.provider is CPU and artifact.precision in _INSTEAD and _SAME_AS_INT8 not in artifact.notes:
-            return (f"{self.name} {artifact.precision}: {_FEW_KERNELS} {_INSTEAD[artifact.precision]}",)
+            return (*told, f"{self.name} {artifact.precision}: {_FEW_KERNELS} {_INSTEAD[artifact.precision]}")
         if not artifact.providers or artifact.providers[0] == self.provider.name:
-            return ()
+            return told
         return (
+            *told,
             f"{self.name} {artifact.precision} ran on {artifact.providers[0]}, not on {self.provider.name}: its "
             "libraries could not be loaded (see ONNX Runtime's list of what the provider requires).",
         )

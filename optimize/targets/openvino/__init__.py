@@ -63,6 +63,7 @@ class OpenVINO(Target):
         "f = lambda x: m([x])[0]"
     )
     numerics = OPENVINO.numerics
+    without_bfloat16 = _BFLOAT16
 
     hint: Literal["latency", "throughput"] = "latency"
     cache: str = ""
@@ -98,12 +99,12 @@ class OpenVINO(Target):
         """
         from optimize.targets.openvino.coverage import notes, read_coverage
         from optimize.targets.openvino.runner import core, import_runtime, usable_precision
-        from optimize.targets.packaging import describe
+        from optimize.targets.packaging import describe, made_for
 
         runtime = import_runtime()
         model, placed = _lower(program)
         asked = _float_precision(program)
-        kernels = _write(runtime, model, asked, self.files(path))
+        kernels = _write(runtime, model, asked, self.files(path), made_for(self, program))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
         told = notes(kernels, asked, usable_precision(core(), asked))
         return describe(
@@ -124,8 +125,8 @@ class OpenVINO(Target):
         from optimize.targets.openvino.reading import check_ir, inputs_of
         from optimize.targets.packaging import describe_file
 
-        check_ir(path, trust=trust)
-        found = describe_file(self.name, path, self.files(path), trust=trust)
+        said = check_ir(path, trust=trust).cpu
+        found = replace(describe_file(self.name, path, self.files(path), trust=trust), cpu=said)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))
         except OptimizeError as error:
@@ -241,7 +242,7 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     return found
 
 
-def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...]) -> list[ExecutedNode]:
+def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...], cpu: str) -> list[ExecutedNode]:
     """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
     from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.coverage import read_kernels
@@ -253,7 +254,7 @@ def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...
         save(model, onnx)
         with refusing("convert the model"):
             converted = core().read_model(onnx)
-    names = label(converted, precision)
+    names = label(converted, precision, cpu)
     with whole(description) as written, whole(weights) as binary:
         runtime.serialize(converted, written, binary)
         return read_kernels(compile_file(written, binary), names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from optimize import processor
 from optimize.errors import Refused
 from optimize.regular import require_file, shown
 
@@ -49,10 +50,12 @@ class Body:
     Attributes:
         layers: By their numbers.
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
+        cpu: The processors that integers were made for, where the file says it; of the outermost graph.
     """
 
     layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
+    cpu: str = ""
 
     def source(self, layer: IrLayer, place: int) -> IrLayer | None:
         """Return the layer that feeds an input, counted from 0."""
@@ -111,6 +114,8 @@ class _Reader:
             self._layers[-1].ports.append(attributes.get("id", ""))
         elif parent == "edges" and name == "edge":
             self._join(attributes)
+        elif self._open == ["net", "rt_info", "optimize", "cpu"]:
+            self.net.cpu = processor.known(attributes.get("value", ""))
 
     def end(self, name: str) -> None:
         """Take in the end of an element."""

@@ -38,8 +38,8 @@ _SAVE = "Write both files again with openvino.save_model."
 _CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
 
 
-def check_ir(path: Path, *, trust: bool = False) -> None:
-    """Check a description and the weights beside it.
+def check_ir(path: Path, *, trust: bool = False) -> Body:
+    """Check a description and the weights beside it; return its graph.
 
     Args:
         path: The ``.xml``.
@@ -52,6 +52,7 @@ def check_ir(path: Path, *, trust: bool = False) -> None:
     net, weights = read_description(path), path.with_suffix(".bin")
     size = 0 if find(weights) is None else require_file(weights)
     _Check(path, weights, size, trust).body(net, 1)
+    return net
 
 
 def read_model(path: Path) -> Any:

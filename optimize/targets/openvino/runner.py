@@ -19,6 +19,8 @@ INSTALL = "pip install openvino"
 DEVICE = "CPU"
 #: Where the file says what its float operators are to be computed in.
 _PRECISION = ["optimize", "inference_precision"]
+#: Where it says which processors its integers were made for.
+_MADE_FOR = ["optimize", "cpu"]
 
 
 class OpenVINORunner(Runner):
@@ -83,7 +85,7 @@ def core() -> Any:
     return import_runtime().Core()
 
 
-def label(model: Any, precision: str) -> frozenset[str]:
+def label(model: Any, precision: str, cpu: str = "") -> frozenset[str]:
     """Write into a model what its float operators are to be computed in, and names that are the same in every process.
 
     OpenVINO numbers nodes without a name through the whole process. Here they are numbered in execution order, and
@@ -92,11 +94,14 @@ def label(model: Any, precision: str) -> frozenset[str]:
     Args:
         model: A model just converted.
         precision: ``f32`` or ``bf16``.
+        cpu: The processors its integers were made for, where it has integers.
 
     Returns:
         The names of its nodes.
     """
     model.set_rt_info(precision, _PRECISION)
+    if cpu:
+        model.set_rt_info(cpu, _MADE_FOR)
     nodes = model.get_ordered_ops()
     owners: dict[str, str] = {}
     for index, node in reversed(list(enumerate(nodes))):

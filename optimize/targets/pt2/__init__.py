@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,13 @@ from optimize.targets.base import Artifact, Availability, Coverage, Probing, Run
 if TYPE_CHECKING:
     from optimize.program import Program
     from optimize.targets.probe import Probe
+
+
+#: Measured with oneDNN held down to AVX512-VNNI and to AVX2.
+_WIDENED = (
+    "bfloat16 needs AVX512-BF16 or AMX: with AVX-512 alone a ResNet-18 took 4 times as long as in float32 and a ViT "
+    "more than 1000 times; with AVX2 both ended."
+)
 
 
 @register_target
@@ -51,6 +59,8 @@ class PT2(Target):
     profiled = True
     alone = "import torch; m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()"
     noun = "AOTInductor package"
+    portable = False
+    without_bfloat16 = _WIDENED
 
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
@@ -73,8 +83,9 @@ class PT2(Target):
         found = self.available()
         if not found.export:
             raise TargetUnavailable(f"The pt2 target cannot compile: {found.reason}.", hint=found.install)
-        coverage = _compile_float(program, path) if program.quantization is None else _compile_int8(program, path)
-        return packaging.describe(self, program, path, coverage=coverage, notes=(_tied(found.version["torch"]),))
+        cpu = packaging.made_for(self, program)
+        coverage = _compile_float(program, path) if program.quantization is None else _compile_int8(program, path, cpu)
+        return packaging.describe(self, program, path, coverage=coverage, notes=(_tied(found.version["torch"], cpu),))
 
     def owns(self, path: Path) -> bool:
         """Say whether a file is a package, by its members: torch.export programs have the same ending."""
@@ -97,7 +108,8 @@ class PT2(Target):
                 f"'{path}' is native code, compiled ahead of time for one machine.",
                 hint="Give --trust if you made it yourself.",
             )
-        return packaging.describe_file(self.name, path, trust=trust)
+        cpu = packaging.said_in_archive(path)
+        return replace(packaging.describe_file(self.name, path, trust=trust), cpu=cpu)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
@@ -133,9 +145,10 @@ def _compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def _tied(torch_version: str) -> str:
+def _tied(torch_version: str, cpu: str) -> str:
+    kind = f"{platform.machine()}, {cpu}; --cpu changes nothing about that" if cpu else platform.machine()
     return (
-        f"Compiled for this CPU ({platform.machine()}) with torch {torch_version.split('+')[0]}: run it with that "
+        f"Compiled for this CPU ({kind}) with torch {torch_version.split('+')[0]}: run it with that "
         "release on the same kind of CPU, and export again elsewhere. The file is native code: load only your own."
     )
 
@@ -147,7 +160,7 @@ def _compile_float(program: Program, path: Path) -> Coverage | None:
     return None
 
 
-def _compile_int8(program: Program, path: Path) -> Coverage:
+def _compile_int8(program: Program, path: Path, cpu: str) -> Coverage:
     from optimize.targets.pt2.coverage import coverage
     from optimize.targets.pt2.isolated import compile_package
     from optimize.targets.pt2.lowering import lower
@@ -155,7 +168,7 @@ def _compile_int8(program: Program, path: Path) -> Coverage:
     if platform.machine() not in ("x86_64", "AMD64"):
         raise Refused("Inductor fuses integer layers on x86-64 only.", hint="Choose torchscript or onnx.")
     lowered, placement = lower(program)
-    compile_package(lowered.export(), path)
+    compile_package(lowered.export(), path, cpu=cpu)
     return coverage(path, placement)
 
 

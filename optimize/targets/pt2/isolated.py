@@ -12,6 +12,7 @@ from optimize import sandbox
 from optimize.errors import Refused
 from optimize.files import whole
 from optimize.sandbox import ChildLimits, Died, OutOfTime, Unforeseen
+from optimize.targets.packaging import say_in_archive
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +22,14 @@ _COMPILE = "optimize.targets.pt2.compiler:compile_here"
 LIMIT_S = 1800.0
 
 
-def compile_package(exported: torch.export.ExportedProgram, path: Path, *, limit_s: float = LIMIT_S) -> None:
+def compile_package(
+    exported: torch.export.ExportedProgram, path: Path, *, limit_s: float = LIMIT_S, cpu: str = ""
+) -> None:
     """Compile an exported program to the package ``path``, whole or not at all.
 
     Inductor's cache lives in a temporary folder that is removed; precompiled headers of torch stay in the system's
-    temporary folder, where torch keeps them for all processes of a user.
+    temporary folder, where torch keeps them for all processes of a user. The package says which processor its integers
+    were made for, where it has integers.
 
     Raises:
         Refused: Inductor or the C++ compiler refuses the program, crashes or takes too long.
@@ -41,6 +45,8 @@ def compile_package(exported: torch.export.ExportedProgram, path: Path, *, limit
         _compile(folder, {"program": str(program), "package": str(package)}, limit_s)
         with whole(path) as temporary:
             shutil.copyfile(package, temporary)
+            if cpu:
+                say_in_archive(temporary, cpu)
 
 
 def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 
 from optimize import graph
 from optimize.errors import Refused
-from optimize.precision.host import write_halves
+from optimize.precision.host import spare_cheaply, write_halves
 from optimize.program import Program
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
@@ -25,7 +25,8 @@ SCALE = "_int8_scale"
 def lower(program: Program) -> tuple[Program, InductorPlacement]:
     """Return the program with quantize and dequantize operators around its integer layers, and what was decided.
 
-    Layers given back to float for their INT8 error alone multiply in bfloat16 where this CPU does so faster.
+    Layers given back to float for their INT8 error alone multiply in bfloat16 where this CPU does so faster, and where
+    it does not, those of many rows in integers.
 
     Raises:
         Refused: The plan is not a static one, or no layer can run on integers.
@@ -38,6 +39,7 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
             hint="Quantize with calibration data (--int8=static), or choose torchscript or onnx.",
         )
     lowered = dataclasses.replace(program.clone(), quantization=None, source=None, compiled=None)
+    plan = spare_cheaply(lowered, plan)
     placement = place(lowered, plan)
     if not placement.weights:
         reasons = "; ".join(sorted({layer.reason for layer in placement.left_float})) or "it has no weighted layer"

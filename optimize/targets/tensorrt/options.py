@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from optimize.errors import Refused, UsageError, nearest
+from optimize.files import check
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -78,14 +80,16 @@ class EngineOptions:
         return EngineOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(EngineOptions)})
 
     def check(self, package: Package) -> None:
-        """Check that the package that builds has the options that were given.
+        """Check that the package that builds has the options that were given, and that timings can be kept.
 
         Raises:
-            Refused: It does not.
+            Refused: It does not, or they cannot: a build takes minutes, at whose end they are written.
         """
         for option, owners, advice in _OWNED:
             if getattr(self, option) != getattr(EngineOptions, option) and package.distribution not in owners:
                 raise Refused(f"{package.title} does not have the option {option}.", hint=f"Leave it out: {advice}.")
+        if self.timing_cache:
+            check(Path(self.timing_cache))
 
     def profile(self, program: Program) -> Profile:
         """Return the range of shapes of each input with a free dimension."""

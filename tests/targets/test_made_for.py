@@ -1,0 +1,103 @@
+"""A file says which processors its integers were made for, and answers on others as it says."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from optimize import processor
+from optimize.measure.openers import Opening
+from optimize.measure.quality import judge_elsewhere
+from optimize.processor import described
+from optimize.program import Program
+from optimize.registry import find_target
+from optimize.report.assemble import _about_processors
+from optimize.report.model import Row
+from optimize.targets.base import Artifact
+from tests.cpus import NEEDS_QEMU, NEEDS_VNNI
+
+FILES = {"onnx": "net.onnx", "openvino": "net.xml", "torchscript": "net.pt"}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Program:
+    """Weights of one sign, all as large, and inputs near the largest: every pair saturates where nothing is done."""
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 0.1)
+    return optimize.capture(net.eval(), (torch.rand(2, 4, 8, 8),))
+
+
+def made(plain: Program, target: str, cpu: str, path: Path) -> Artifact:
+    data = [0.8 + 0.2 * torch.rand(8, 4, 8, 8, generator=torch.Generator().manual_seed(0))]
+    program, _ = optimize.QuantizeStatic(calibration=data, cpu=cpu).apply(plain)
+    return optimize.export(program, target, path)
+
+
+@pytest.mark.parametrize("target", FILES)
+@pytest.mark.parametrize("cpu", ["any", "vnni"])
+def test_a_file_says_it_to_whoever_opens_it(target: str, cpu: str, plain: Program, tmp_path: Path) -> None:
+    written = made(plain, target, cpu, tmp_path / FILES[target])
+    found = Opening(tmp_path).open(str(written.path))
+    assert written.cpu == found.artifact.cpu == cpu and found.kind.endswith(f"INT8 (--cpu {cpu})")
+    assert (
+        found.artifact.sha256 == written.sha256
+        and processor.promise(cpu, find_target(target).integers_on) in written.notes
+    )
+    floats = optimize.export(plain, target, written.path)
+    assert floats.cpu == Opening(tmp_path).open(str(written.path)).artifact.cpu == ""
+
+
+def test_torch_reads_it_as_an_extra_file(plain: Program, tmp_path: Path) -> None:
+    extra = {"optimize.cpu": ""}
+    torch.jit.load(made(plain, "torchscript", "any", tmp_path / "net.pt").path, _extra_files=extra)
+    assert extra == {"optimize.cpu": b"any"}
+
+
+def test_what_is_no_processor_is_not_said(plain: Program, tmp_path: Path) -> None:
+    path = made(plain, "onnx", "any", tmp_path / "net.onnx").path
+    model = onnx.load(path)
+    model.metadata_props[0].value = "\x1b[2Jevery"
+    onnx.save(model, path)
+    assert Opening(tmp_path).open(str(path)).artifact.cpu == ""
+
+
+@pytest.mark.slow
+@NEEDS_VNNI
+def test_a_compiled_file_is_for_this_processor_whatever_was_asked(plain: Program, tmp_path: Path) -> None:
+    written = made(plain, "pt2", "any", tmp_path / "net.pt2")
+    found = Opening(tmp_path, trust=True).open(str(written.path)).artifact
+    assert written.cpu == found.cpu == processor.host().level and not any("every x86" in note for note in written.notes)
+    np.testing.assert_allclose(
+        find_target("pt2").load(found).run([np.ones((1, 4, 8, 8), np.float32)])[0].shape, (1, 128)
+    )
+
+
+def test_a_run_warns_of_what_this_processor_lacks(plain: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "host", lambda: described("flags : fpu avx2"))
+    for target, precision, cpu, told in (
+        ("onnx", "int8", "vnni", "lacks those instructions"),
+        ("torchscript", "bfloat16", "", "no instructions for bfloat16"),
+        ("openvino", "int8-bfloat16", "any", "float32 elsewhere"),
+    ):
+        (found,) = find_target(target).warnings(Artifact(target, Path("f"), (), (), precision, "", 0, "", cpu=cpu))
+        assert found.startswith(f"{target} {precision}: ") and told in found
+
+
+@NEEDS_QEMU
+@NEEDS_VNNI
+@pytest.mark.parametrize("target", FILES)
+def test_only_a_file_for_any_processor_answers_on_all_alike(target: str, plain: Program, tmp_path: Path) -> None:
+    original = optimize.export(plain, "onnx", tmp_path / "float.onnx")
+    files = [made(plain, target, cpu, tmp_path / f"{cpu}.{FILES[target]}") for cpu in ("any", "vnni")]
+    x = np.random.default_rng(1).uniform(0.8, 1, (8, 4, 8, 8)).astype(np.float32)
+    found = judge_elsewhere(["avx2"], [original, *files], [([x], None)])
+    (here, there), (ours, wrong) = ([each.agreement for each in entry.values()] for entry in found)
+    assert here and there and ours and wrong
+    assert min(here.sqnr_db, there.sqnr_db, ours.sqnr_db) > 30 and wrong.sqnr_db < 10
+    right, other = (_about_processors(Row(target=target, precision="int8", elsewhere=entry)) for entry in found)
+    assert not list(right) and "answers otherwise on the processor 'avx2'" in next(other)
