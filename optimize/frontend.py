@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.normal_form import normalize, write_out_of_place
+from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs
 from optimize.program import MAX_BATCH, SIZES, Program
 
@@ -218,7 +218,7 @@ def from_exported(
     """
     with _quiet_export():
         write_out_of_place(exported.graph)
-        functional = exported.run_decompositions({})
+        functional = exported if is_settled(exported.graph) else exported.run_decompositions({})
         unlifted = functional.module(check_guards=False)
     module = _plain_graph_module(unlifted)
     notes = [*notes, *_dropped_updates(module)]

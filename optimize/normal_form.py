@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 
 _IDENTITIES = (
@@ -43,6 +43,19 @@ _SAME_CONVOLUTIONS = {
 }
 #: Operators made of others whose result is always a new one.
 _NEW = (*_SAME_CONVOLUTIONS, *_SAME_CONVOLUTIONS.values(), aten.linear.default, aten.batch_norm.default)
+#: Calls that torch's functionalization leaves as they are, or that are written here as it would.
+_SETTLED = (
+    *_IDENTITIES, *_SAME_CONVOLUTIONS, *ops.WEIGHTED, *ops.SUMS, *ops.TRANSPOSES, *ops.CLIPS, *ops.PADS,
+    aten.adaptive_avg_pool2d.default, aten.avg_pool2d.default, aten.cat.default,
+    aten.div.Tensor, aten.embedding.default, aten.expand.default, aten.gelu.default, aten.group_norm.default,
+    aten.hardsigmoid.default, aten.hardswish.default, aten.index.Tensor, aten.layer_norm.default,
+    aten.leaky_relu.default, aten.matmul.default, aten.max_pool2d.default, aten.mean.dim, aten.mul.Tensor,
+    aten.reshape.default, aten.roll.default, aten.scaled_dot_product_attention.default, aten.select.int,
+    aten.sigmoid.default, aten.silu.default, aten.slice.Tensor, aten.softmax.int, aten.split.Tensor,
+    aten.sum.dim_IntList, aten.sym_size.int, aten.tanh.default, aten.unbind.int, aten.unsqueeze.default,
+    aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec, aten.view.default,
+    operator.floordiv, operator.getitem, operator.mul,
+)  # fmt: skip
 
 
 def normalize(module: fx.GraphModule) -> None:
@@ -102,9 +115,32 @@ def _shares_memory(node: fx.Node) -> bool:
     return is_view or (is_made_of_others and node.target not in _NEW)
 
 
+def is_settled(flow: fx.Graph) -> bool:
+    """Say whether torch's functionalization would change nothing of a graph but what :func:`normalize` writes itself.
+
+    It traces the graph anew, which takes as long as exporting it did.
+    """
+    return all(_is_settled(node) for node in flow.nodes if node.op == "call_function")
+
+
+def _is_settled(call: fx.Node) -> bool:
+    if graph.is_call(call, aten.batch_norm.default):
+        return not graph.argument(call, "training")
+    if graph.is_call(call, aten.dropout.default):
+        return not graph.argument(call, "train")
+    if graph.is_call(call, aten.flatten.using_ints):
+        return sum(not isinstance(size, int) for size in call.meta["val"].shape) <= 1
+    return call.target in _SETTLED
+
+
 def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
     graph.normalize_arguments(node)
-    if node.target in _BATCH_NORMS:
+    if graph.is_call(node, aten.batch_norm.default):
+        node.args = (*node.args[:6], 0.0, node.args[7], False)
+    elif graph.is_call(node, aten.flatten.using_ints):
+        sizes = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+        node.target, node.args = aten.reshape.default, (node.args[0], sizes)
+    elif node.target in _BATCH_NORMS:
         _normalize_batch_norm(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)

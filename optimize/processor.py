@@ -54,6 +54,8 @@ CPUS = {"any": True, "avx2": True, "vnni": False, "amx": False, "arm-dotprod": F
 CPU_NAMES = (*CPUS, "host")
 #: Processors that ``qemu-x86_64`` runs files on, by its own name of one that has no more than that.
 EMULATED = {"avx2": "Haswell", "sse4": "Nehalem"}
+#: What one bit more takes from the noise of rounding.
+_DB_A_BIT = 6.02
 _VNNI = frozenset({"avx512_vnni", "avx_vnni", "avx_vnni_int8"})
 #: What is beyond levels of oneDNN's, of all that is asked for here.
 _BEYOND = {"AVX512_CORE_VNNI": {"avx512_bf16", "amx_int8"}}
@@ -84,17 +86,19 @@ def adds_pairs(cpu: str) -> bool:
     return CPUS[cpu]
 
 
-def promise(cpu: str, runs_on: str) -> str:
+def promise(cpu: str, runs_on: str, room_bits: float = 0.0) -> str:
     """Return on which processors integers made for some are right, and by what proof, for who reads it on another.
 
     Args:
         cpu: What they were made for.
         runs_on: Where the runtime has integer kernels for the file, in words.
+        room_bits: What room for sums of two took from the weights.
     """
     if adds_pairs(cpu):
         return (
             f"INT8 is right on {runs_on}: where products of two neighbours are added in 16 bits (x86 "
-            "without VNNI), their weights add up to 128 at most, and 255 * 128 fits."
+            "without VNNI), their weights add up to 128 at most, and 255 * 128 fits. That took "
+            f"{room_bits:.2f} bits from the weights, {_DB_A_BIT * room_bits:.1f} dB of their rounding."
         )
     return (
         f"INT8 was made for {cpu}: x86 without VNNI adds products in 16 bits, which overflow, and would answer "

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize import graph
-from optimize.normal_form import write_out_of_place
+from optimize import frontend, graph
+from optimize.normal_form import is_settled, write_out_of_place
 
 
 class Parts(nn.Module):
@@ -107,3 +107,56 @@ def test_calls_that_overwrite_a_value_of_their_own_are_written_out_of_place(
     calls = [node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     overwrites = any(call._schema.is_mutable for call in calls)
     assert overwrites is not is_rewritten
+
+
+class Everything(nn.Module):
+    """Operators of which torch's functionalization leaves some as they are, and writes others anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.up = (
+            nn.Conv2d(3, 8, 3, padding="same"),
+            nn.BatchNorm2d(8),
+            nn.Upsample(scale_factor=2),
+        )
+        self.drop, self.attend = nn.Dropout(), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.rows, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm(self.conv(functional.pad(x, (1, 0)))), inplace=True)
+        first, second = self.up(y).split(4, 1)
+        y = torch.cat([first.contiguous(), functional.hardswish(second)], 1)
+        tokens = self.rows(self.drop(y.flatten(2).transpose(1, 2)))
+        tokens = tokens + self.attend(tokens, tokens, tokens, need_weights=False)[0]
+        return self.head(tokens.mean(1).reshape(x.shape[0], -1)).unflatten(1, (2, 2)).flatten(1)
+
+
+def written(program: optimize.Program) -> list[tuple[str, str]]:
+    """Returns what a program calls and the shapes that come of it; where sizes are read is left out."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and "val" in node.meta]
+    return [(graph.op_name(node), str(node.meta["val"])) for node in calls if "sym_size" not in str(node.target)]
+
+
+def test_what_needs_no_functionalization_is_written_as_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, x = Everything().eval(), torch.randn(3, 3, 6, 5)
+    quick = optimize.capture(net, (x[:2],))
+    monkeypatch.setattr(frontend, "is_settled", lambda flow: False)
+    slow = optimize.capture(net, (x[:2],))
+    assert written(quick) == written(slow)
+    with torch.no_grad():
+        assert torch.equal(quick.run((x,))[0], slow.run((x,))[0]) and torch.allclose(quick.run((x,))[0], net(x))
+
+
+@pytest.mark.parametrize(
+    ("following", "is_written_here"),
+    [(residual, True), (viewed, False), (lambda y: y.flatten(0, 2), True), (lambda y: y.flatten(1), False)],
+)
+def test_shapes_with_two_free_sizes_and_values_that_are_overwritten_are_left_to_torch(
+    following: Callable[[Tensor], Tensor], is_written_here: bool
+) -> None:
+    free = {"x": {0: torch.export.Dim("batch", min=1, max=9), 2: torch.export.Dim("rows", min=4, max=9)}}
+    with torch.no_grad():
+        exported = torch.export.export(Overwriting(following).eval(), (torch.randn(2, 3, 6, 6),), dynamic_shapes=free)
+    write_out_of_place(exported.graph)
+    assert is_settled(exported.graph) is is_written_here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,7 +16,7 @@ from optimize.processor import adds_pairs, named
 from optimize.program import Program
 from optimize.pruning.cut import reorder
 from optimize.pruning.groups import Dependencies, Group, dependencies
-from optimize.quantization.grid import weight_scales
+from optimize.quantization.grid import room_bits
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.pairing import PairCost, match
 from optimize.registry import register_pass
@@ -111,9 +110,7 @@ def _weight(program: Program, layer: fx.Node) -> torch.Tensor:
 
 def _room(program: Program, readers: Sequence[fx.Node]) -> float:
     """Return the bits that room for sums takes from the rows of layers, on average."""
-    plain = dataclasses.replace(USUAL.weight, pairs=False)
-    steps = [[weight_scales(_weight(program, layer), form) for form in (USUAL.weight, plain)] for layer in readers]
-    return float(torch.cat([roomy / tight for roomy, tight in steps]).log2().mean())
+    return room_bits((_weight(program, layer) for layer in readers), USUAL.weight)
 
 
 def _where(group: Group) -> str:

@@ -37,6 +37,8 @@ from optimize.quantization.sparing import NEAR_DB
 #: Samples that are looked at, at least and at most, half of them held out; in between as many as hold so many values:
 #: sixteen images of 224 x 224 tell what more of them do.
 SAMPLES, VALUES = (16, 32), 2**21
+#: Links are judged on so many times fewer: there are dozens of ways to write each, and the whole is judged after them.
+_SHARE = 2
 #: What a pass must gain to be kept, dB: a draw of the weights' rounding moves the answers by half of it.
 MARGIN_DB = 1.0
 
@@ -82,7 +84,8 @@ class Recovery(Pass):
         links, skips = self.links(program)
         if not links:
             return Outcome(skips=skips)
-        learn, judge = halves(program, FlatBatches(program, self.calibration))
+        batches = FlatBatches(program, self.calibration)
+        learn, judge = halves(batches)
         where = f"{'the same' if judge is learn else 'held-out'} samples"
         folds = [_Fold(program, learn, judge)]
         before = [folds[0].noise(program)]
@@ -90,7 +93,8 @@ class Recovery(Pass):
             note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
             return Outcome(skips=skips, notes=(note,))
         worth = MARGIN_DB if self.unless_near else 0.0
-        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), learn, judge, worth)
+        fewer = halves(batches, _SHARE)
+        chosen = best_attempts(program, links, lambda *pair: self.propose(program, *pair), *fewer, worth)
         if not chosen:
             enough = f", or all together less than {worth:g} dB" if worth else ""
             return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}{enough}.",))
@@ -134,14 +138,17 @@ def _db(noise: Sequence[float]) -> float:
     return ratio_db(1.0, statistics.fmean(noise))
 
 
-def halves(program: Program, batches: FlatBatches) -> tuple[Batches, Batches]:
+def halves(batches: FlatBatches, share: int = 1) -> tuple[Batches, Batches]:
     """Return batches to learn from and batches to judge by: every other sample; a single one is both.
+
+    Args:
+        batches: The data.
+        share: Take this many times fewer.
 
     Raises:
         Refused: There is no data.
     """
-    enough = VALUES // max(sum(value.numel() for value in program.sample(1)), 1)
-    learn, judge = batches.halves(min(max(enough, SAMPLES[0]), SAMPLES[1]))
+    learn, judge = batches.halves(VALUES // share, SAMPLES[0] // share, SAMPLES[1])
     if not learn:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
     return learn, judge or learn

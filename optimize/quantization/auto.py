@@ -24,8 +24,9 @@ from optimize.quantization.calibrate import Observations
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.simulation import round_value, stored_values
 
-#: Samples of each half that the errors of the other half's ranges are taken on.
-JUDGED = 4
+#: Samples that the errors of ranges are taken on, at least and at most, in two halves; in between as many as hold so
+#: many values: four images of 224 x 224 tell what more of them do.
+JUDGED, VALUES = (4, 16), 2**19
 #: The ranges that compete: parts of the way from the least squared error to all that was seen.
 _WAY = (0.0, 0.5, 1.0)
 
@@ -52,12 +53,12 @@ def choose_ranges(
         program: The float program.
         layers: Names of the layers that will run on integers.
         observations: Of the calibration data, with its halves.
-        batches: Calibration data; the first ``2 * JUDGED`` samples are read again. Of a single one nothing is learned.
+        batches: Calibration data; a few samples are read again. Of a single one nothing is learned.
         form: The integers of activations.
         progress: Told the share done.
     """
     contenders = _contenders(observations, form)
-    even, odd = batches.halves(2 * JUDGED)
+    even, odd = batches.halves(VALUES, *JUDGED)
     if not odd:
         return contenders[0]
     tried = [_contenders(half, form) for half in observations.halves]

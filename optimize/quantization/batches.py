@@ -83,9 +83,10 @@ class FlatBatches:
         for flat in self.first(samples):
             yield from [flat] if self.program.batch is None else self._cut([flat], 1)
 
-    def halves(self, samples: int) -> tuple[list[Flat], list[Flat]]:
-        """Return batches of every other one of that many samples, and of the others."""
-        singles = list(self.singles(samples))
+    def halves(self, values: int, least: int, most: int) -> tuple[list[Flat], list[Flat]]:
+        """Return batches of every other sample, and of the others: as many as hold so many values, within bounds."""
+        enough = values // max(sum(value.numel() for value in self.program.sample(1)), 1)
+        singles = list(self.singles(min(max(enough, least), most)))
         one, two = singles[0::2], singles[1::2]
         return (one, two) if self.program.batch is None else (list(self._together(one)), list(self._together(two)))
 

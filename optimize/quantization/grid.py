@@ -14,6 +14,9 @@ exact in ONNX Runtime and oneDNN, not in FBGEMM; their room costs next to nothin
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -76,6 +79,13 @@ def sum_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> torch
         return torch.zeros(len(rows), dtype=torch.float64)
     sums = _transposed_sums(rows) if axis == 1 and rows.dim() > 2 else _largest_sums(rows)
     return sums.double() / LARGEST_SUM
+
+
+def room_bits(weights: Iterable[torch.Tensor], form: TensorFormat) -> float:
+    """Return the bits that room for sums of two takes from the rows of weights ``[C_out, ...]``, on average."""
+    narrow = dataclasses.replace(form, pairs=False)
+    wider = [weight_scales(weight, form) / weight_scales(weight, narrow) for weight in weights]
+    return float(torch.cat(wider).log2().mean()) if wider else 0.0
 
 
 def _adds_pairs(form: TensorFormat) -> bool:

@@ -46,7 +46,9 @@ _DAMPING = 0.01
 _UNSEEN = 0.1
 _BLOCK = 64
 #: Columns that are multiplied with one another at once.
-_TOGETHER = 512
+_TOGETHER = 1024
+#: Rows of sums of products that are made at once.
+_ROWS = 512
 #: Triangular matrices up to this size are inverted at once.
 _SOLVED = 256
 #: Exponents of numbers whose squares float32 holds with all digits.
@@ -59,7 +61,8 @@ class InputMoments:
 
     Attributes:
         total: Sum of the columns without the shift, float64 ``[groups, K]``.
-        products: Sum of their outer products without the shift, float64 ``[groups, K, K]``.
+        products: Sum of their outer products without the shift, float64 ``[groups, K, K]``; above the diagonal it may
+            be left out.
         shift: The first column seen, float32 ``[groups, K]``: taken off before squares are, which would else hide a
             small variance about a large mean, and make that of a constant anything but zero.
         count: Number of columns.
@@ -112,7 +115,10 @@ class InputMoments:
         unit = 1.0 if abs(exponent) < _SQUARABLE else 2.0 ** max(exponent, -100)
         columns = columns if unit == 1.0 else columns / unit
         self.total += columns.sum(2).double() * unit
-        self.products += (columns @ columns.transpose(1, 2)).double().mul_(unit**2)
+        for start in range(0, columns.shape[1], _ROWS):  # what is above the diagonal is what is below it
+            rows = columns[:, start : start + _ROWS]
+            below = self.products[:, start : start + _ROWS, : start + _ROWS]
+            below.add_(rows @ columns[:, : start + _ROWS].transpose(1, 2), alpha=unit**2)
 
     @property
     def mean(self) -> torch.Tensor:
@@ -132,7 +138,8 @@ class InputMoments:
         mean = self._mean
         share = 1 / max(self.count, 1)
         covariance = torch.baddbmm(self.products, mean[:, :, None], mean[:, None, :], beta=share, alpha=-1)
-        return covariance.div_(self.unit[:, :, None]).float()
+        below = covariance.div_(self.unit[:, :, None]).float().tril_()
+        return below + below.tril(-1).transpose(1, 2)
 
     @property
     def _mean(self) -> torch.Tensor:

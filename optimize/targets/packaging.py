@@ -40,7 +40,7 @@ def describe(
     from torch.utils import _pytree as pytree
 
     cpu = made_for(target, program)
-    promise = processor.promise(cpu, target.integers_on) if cpu and target.portable else ""
+    promise = _promise(target, program, cpu) if cpu and target.portable else ""
     half = target.without_bfloat16 if program.precision.endswith("bfloat16") else ""
     notes = (*more.pop("notes", ()), *filter(None, (promise, half)))
     return replace(
@@ -52,6 +52,24 @@ def describe(
         in_spec=pytree.treespec_dumps(program.in_spec),
         **{"precision": program.precision, "versions": dict(target.available().version), **more},
     )
+
+
+def _promise(target: Target, program: Program, cpu: str) -> str:
+    """Return where the integers of a file are right, why, and what that took from its weights."""
+    from optimize import graph, ops
+    from optimize.quantization.grid import room_bits
+    from optimize.quantization.numerics import planned
+
+    plan = program.quantization
+    assert plan is not None
+    layers = [
+        node
+        for node in graph.calls(program.graph, *ops.CONVOLUTIONS, graph.aten.linear.default)
+        if node.name in plan.layers
+    ]
+    weights = [graph.constant(program.graph_module, graph.argument(node, "weight")) for node in layers]
+    room = room_bits((weight for weight in weights if weight is not None), planned(target.numerics.weight, plan))
+    return processor.promise(cpu, target.integers_on, room)
 
 
 def made_for(target: Target, program: Program) -> str:

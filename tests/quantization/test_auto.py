@@ -13,7 +13,7 @@ from models import REFERENCES
 from models.repvgg import fashion_repvgg
 from optimize import graph, ops
 from optimize.plan import Range
-from optimize.quantization.auto import JUDGED, choose_ranges
+from optimize.quantization.auto import JUDGED, VALUES, choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
@@ -79,7 +79,7 @@ def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches, halves=True)
     chosen = choose_ranges(program, layers, watched, batches, USUAL.activation, shares.append)
-    assert len(shares) == sum(map(len, batches.halves(2 * JUDGED))) and shares[-1] == 1.0
+    assert len(shares) == sum(map(len, batches.halves(VALUES, *JUDGED))) and shares[-1] == 1.0
     rules = [watched.ranges(rule, USUAL.activation) for rule in ("mse", "percentile", "minmax")]
     assert chosen.keys() == watched.values.keys()
     for name, interval in chosen.items():
