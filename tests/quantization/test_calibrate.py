@@ -134,7 +134,7 @@ def test_ranges_that_have_settled_end_the_reading_if_asked() -> None:
 
 def test_a_value_in_another_shape_has_the_same_statistics() -> None:
     observations = watch(captured(convolutional(), 3, 8, 8), [(torch.randn(4, 3, 8, 8),)])
-    assert observations.values["view"] is observations.values["conv2d_1"]
+    assert observations.values["flatten"] is observations.values["conv2d_1"]
 
 
 def test_what_a_clip_follows_is_not_counted() -> None:

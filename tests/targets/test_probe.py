@@ -53,5 +53,5 @@ def test_the_calls_of_a_program_are_those_that_depend_on_inputs() -> None:
     calls = calls_of(program)
     assert list(calls.reads) == [node.name for node in program.graph.nodes if node.op == "call_function"]
     assert calls.layers == {"conv2d", "conv2d_1", "linear"}
-    assert calls.reads["add_20"] == ("conv2d_1", "relu")
+    assert calls.reads["add"] == ("conv2d_1", "relu")
     assert isinstance(program.inputs[0], torch.Tensor)
