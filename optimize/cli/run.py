@@ -12,7 +12,7 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
-from optimize.processor import CPU_NAMES, adds_pairs, named
+from optimize.processor import CPU_NAMES
 
 if TYPE_CHECKING:
     from optimize.recipe import Recipe
@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU, weights for large Linear and Embedding.",
 )
 @click.option(
-    "--recover",
-    is_flag=True,
-    help="With --int8: shift and scale channels before in every way that held-out samples gain by. Takes minutes.",
+    "--effort",
+    metavar="|".join(options.EFFORTS),
+    type=click.Choice(options.EFFORTS),
+    help="With --int8: seconds for fewer decibels, or minutes where channels can gain by shifts and scales.",
 )
 @click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
 @click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
@@ -179,27 +180,27 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
     half = options.half(given)
     static = given["int8"] == "static"
-    recover = static and given["recover"]
     if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
-    asked = [
-        (given["prune"], "PruneChannels", {"ratio": given["prune"]}),
-        (recover, "AbsorbBias", {}),
-        (static, "EqualizeChannels", {} if recover else {"unless_near": True}),
-        (recover, "SmoothActivations", {}),
-        (static and adds_pairs(named(given["cpu"] or "any")), "PairChannels", {}),
-        (static, "QuantizeStatic", {}),
-        (given["int8"] == "dynamic", "QuantizeDynamic", {}),
-        (given["int8"] == "weights", "QuantizeWeights", {}),
-        (given["int4"], "QuantizeWeights", {"bits": 4}),
-        (given["fp16"], "CastFP16", half),
-        (given["bf16"], "CastBF16", half),
-        (given["mixed"] == "float16", "CastFP16", {**half, "mixed": True}),
-        (given["mixed"] == "bfloat16", "CastBF16", {**half, "mixed": True}),
-        (given["jit"], "Script", {}),
+    if given["effort"] and not static:
+        raise UsageError(
+            "--effort says what static INT8 may take to make.", hint="Add --int8; recipes name the passes."
+        )
+    return [
+        *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
+        *options.chosen((given["prune"], "PruneChannels", {"ratio": given["prune"]})),
+        *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
+        *options.chosen(
+            (given["int8"] == "dynamic", "QuantizeDynamic", {}),
+            (given["int8"] == "weights", "QuantizeWeights", {}),
+            (given["int4"], "QuantizeWeights", {"bits": 4}),
+            (given["fp16"], "CastFP16", half),
+            (given["bf16"], "CastBF16", half),
+            (given["mixed"] == "float16", "CastFP16", {**half, "mixed": True}),
+            (given["mixed"] == "bfloat16", "CastBF16", {**half, "mixed": True}),
+            (given["jit"], "Script", {}),
+        ),
     ]
-    chosen = [{"name": name, "options": values} for wanted, name, values in asked if wanted]
-    return [*options.fusing(fuse=given["fuse"], reparameterize=reparameterize), *chosen]
 
 
 def _target_options(given: Sequence[str], stated: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

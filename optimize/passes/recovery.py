@@ -1,8 +1,8 @@
 """Base of passes that rescale or shift channels before quantization and keep the change only if held-out data gains.
 
 ``--int8`` equalizes channels where the rounding of activations alone leaves the answers farther than 33 dB: a
-MobileNetV3 gains 0.7 to 1 dB and no time is lost. The others are asked for (``--recover``): on the networks tried the
-compensated rounding of weights takes most of what they would gain. A link is judged with its readers' weights rounded
+MobileNetV3 gains 0.7 to 1 dB and no time is lost. The others are asked for (``--effort best``): on most networks the
+compensated rounding of weights takes what they would gain. A link is judged with its readers' weights rounded
 to nearest, the whole by activations alone: compensation rounds weights better than that, so they cannot turn the
 verdict, and rounding all of them took more time than all the rest. Correcting biases for the rounding of activations
 too was tried, and lost 2 to 3 dB on held-out images.
