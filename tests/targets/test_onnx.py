@@ -18,6 +18,7 @@ from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
 from optimize.registry import find_target
 from optimize.targets.onnx import Onnx, runner
+from optimize.targets.onnx_graph import export
 from optimize.targets.onnx_graph.export import save, to_onnx
 from tests import references
 
@@ -62,6 +63,28 @@ def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: 
     assert set(answer) == {"x", "y"}
     torch.testing.assert_close(answer["y"], want["y"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(answer["x"], x)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_what_the_exporter_would_not_change_is_not_traced_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = optimize.FuseConvBN().apply(references.captured(name))[0]
+    kept, names = to_onnx(program)
+    monkeypatch.setattr(export, "_keep_settled", lambda exported: None)
+    traced, traced_names = to_onnx(program)
+    assert names.keys() == traced_names.keys()
+    calls, traced_calls = ([(node.op_type, node.name) for node in model.graph] for model in (kept, traced))
+    assert calls == traced_calls and kept.graph.initializers.keys() == traced.graph.initializers.keys()
+
+
+def test_only_what_is_not_settled_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(exported: torch.export.ExportedProgram, table: object) -> None:
+        raise AssertionError("traced anew")
+
+    program = references.captured("resnet")
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refuse)
+    assert "ReduceMean" in {node.op_type for node in to_onnx(optimize.FuseConvBN().apply(program)[0])[0].graph}
+    with pytest.raises(Refused, match="traced anew"):
+        to_onnx(program)
 
 
 def test_the_file_holds_names_of_the_model_and_no_paths_of_its_source(target: Onnx, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -17,11 +18,13 @@ from onnxscript.optimizer import fold_constants
 from optimize import graph
 from optimize.errors import Refused
 from optimize.files import whole
+from optimize.graph import aten
+from optimize.normal_form import is_settled
 from optimize.program import Program
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import used_names
-from optimize.targets.onnx_graph.tracing import Names, trace_names
+from optimize.targets.onnx_graph.tracing import Names, exported_calls, trace_names
 from optimize.targets.onnx_graph.transposed_keys import transpose_keys
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
@@ -52,10 +55,12 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
         Refused: The exporter lacks an operator; the message names it and its layer.
     """
     exported = program.export()
+    calls = exported_calls(program, exported)
+    _keep_settled(exported)
     translated = _translate(program, exported)
     model, decomposed = translated.model, translated.exported_program
     assert decomposed is not None
-    names = trace_names(program, exported, decomposed)
+    names = trace_names(program, calls, exported, decomposed)
     _name_dimensions(program, translated)
     fold_constants(model, should_fold=lambda node: node.op_type in _WEIGHT_ARRANGEMENT or None)
     ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -108,6 +113,30 @@ def _translate(program: Program, exported: torch.export.ExportedProgram) -> torc
         raise _refusal(program, error) from error
     assert translated is not None
     return translated
+
+
+def _keep_settled(exported: torch.export.ExportedProgram) -> None:
+    """Let the exporter have a program as it is where taking it apart would change nothing.
+
+    That traces the whole anew, which is most of what an export to ONNX takes. The mean over an image, which nearly all
+    convolutional networks have, is written here as it would be there.
+    """
+    take_apart = exported.run_decompositions
+
+    def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
+        calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+        apart = {*table, aten.batch_norm.default}
+        if not is_settled(exported.graph) or any(node.target in apart and not _is_mean(node) for node in calls):
+            return take_apart(table)
+        for node in filter(_is_mean, calls):
+            node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
+        return exported
+
+    exported.run_decompositions = run_decompositions  # type: ignore[method-assign]
+
+
+def _is_mean(node: torch.fx.Node) -> bool:
+    return graph.is_call(node, aten.adaptive_avg_pool2d.default) and node.args[1] == [1, 1]
 
 
 def _opset(program: Program) -> int:

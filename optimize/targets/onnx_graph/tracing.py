@@ -8,6 +8,7 @@ its value.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -35,24 +36,24 @@ class Names:
 
 
 def trace_names(
-    program: Program, exported: torch.export.ExportedProgram, decomposed: torch.export.ExportedProgram
+    program: Program,
+    originals: Mapping[str, str],
+    exported: torch.export.ExportedProgram,
+    decomposed: torch.export.ExportedProgram,
 ) -> Names:
     """Follow each program node through re-export and decomposition.
 
     Args:
         program: The program.
+        originals: :func:`exported_calls` of both.
         exported: ``program.export()``.
         decomposed: The exporter's own graph, after whose nodes ONNX values are named.
-
-    Raises:
-        VerificationFailed: Re-export changed the sequence of calls.
     """
-    originals = _originals(program, exported)
     expanded = {node.name: node for node in exported.graph.nodes}
     values = {name: name for name in program.input_names}
     sources: dict[str, str] = {}
     for node in decomposed.graph.nodes:
-        source = _source(node)
+        source = node.name if decomposed is exported else _source(node)
         if node.op != "call_function" or source not in originals:
             continue
         sources[node.name] = originals[source]
@@ -62,8 +63,12 @@ def trace_names(
     return Names(values, sources)
 
 
-def _originals(program: Program, exported: torch.export.ExportedProgram) -> dict[str, str]:
-    """Return the program node of each call of the re-exported graph, by name."""
+def exported_calls(program: Program, exported: torch.export.ExportedProgram) -> dict[str, str]:
+    """Return the program node of each call of the re-exported graph, by name.
+
+    Raises:
+        VerificationFailed: Re-export changed the sequence of calls.
+    """
     originals = {}
     for mine, other in zip_longest(_tensor_calls(program.graph), _tensor_calls(exported.graph)):
         if mine is None or other is None or mine.target != other.target:
