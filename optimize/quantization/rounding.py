@@ -79,7 +79,7 @@ class InputMoments:
         """Return empty sums for a layer with ``weight [C_out, ...]``."""
         groups, length = ops.groups(layer), weight[0].numel()
         products = torch.zeros(groups, length, length, dtype=torch.float64)
-        return cls(products.sum(2), products, products.sum(2).float())
+        return cls(torch.zeros(groups, length, dtype=torch.float64), products, torch.zeros(groups, length))
 
     def update(self, columns: torch.Tensor) -> None:
         """Take in float columns ``[groups, K, n]``; those that are not finite say nothing and are left out.
