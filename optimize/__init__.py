@@ -11,6 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optimize.branches import explain_branches as explain_branches
     from optimize.branches import insert_branches as insert_branches
+    from optimize.errors import (
+        OptimizeError as OptimizeError,
+    )
+    from optimize.errors import (
+        Refused as Refused,
+    )
+    from optimize.errors import (
+        TargetUnavailable as TargetUnavailable,
+    )
+    from optimize.errors import (
+        UsageError as UsageError,
+    )
+    from optimize.errors import (
+        VerificationFailed as VerificationFailed,
+    )
     from optimize.frontend import capture as capture
     from optimize.passes import (
         CastBF16 as CastBF16,
@@ -65,6 +80,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "capture": "optimize.frontend",
     **dict.fromkeys(("insert_branches", "explain_branches"), "optimize.branches"),
+    **dict.fromkeys(
+        ("OptimizeError", "Refused", "TargetUnavailable", "UsageError", "VerificationFailed"), "optimize.errors"
+    ),
     "merge_branches": "optimize.passes.merging",
     "Program": "optimize.program",
     "Pipeline": "optimize.pipeline",

@@ -53,6 +53,22 @@ class Defect(OptimizeError):
     exit_code = 70
 
 
+def require(value: object, kind: type, what: str, hint: str) -> None:
+    """Check that what a function was given is what it takes.
+
+    Raises:
+        UsageError: It is not.
+
+    >>> require("net.pth", dict, "net", "Load it first.")
+    Traceback (most recent call last):
+    optimize.errors.UsageError: net: a dict is wanted, not a str.
+    Load it first.
+    """
+    if not isinstance(value, kind):
+        found = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        raise UsageError(f"{what}: a {kind.__name__} is wanted, not {found}.", hint=hint)
+
+
 #: Names in a hint; of more, the first few are enough.
 _LISTED = 24
 #: How native libraries say that they got no memory.

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
-from optimize.errors import Refused
+from optimize.errors import Refused, require
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs
@@ -50,6 +50,7 @@ def capture(
     Raises:
         Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free, or returns
             something that is no tensor.
+        UsageError: It is no module.
 
     Example:
         >>> import torch
@@ -61,6 +62,8 @@ def capture(
         linear: float32[batch, 2] = linear(input_1, weight, bias)
         return linear
     """
+    hint = "Make the module and load its weights first; the command opens files: optimize MODEL --to onnx."
+    require(module, torch.nn.Module, "capture", hint=hint)
     source, notes = inference_copy(module)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from optimize.distances import output_error
-from optimize.errors import UsageError, VerificationFailed
+from optimize.errors import UsageError, VerificationFailed, require
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
-from optimize.program import Program, Stats
+from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import tell
 
 
@@ -63,13 +63,16 @@ class Pipeline:
             and width where those are free).
 
     Raises:
-        UsageError: A pass stands after one of a later stage.
+        UsageError: A pass stands after one of a later stage, or an entry is none.
     """
 
     passes: Sequence[Pass]
     verify: bool = True
 
     def __post_init__(self) -> None:
+        for entry in self.passes:
+            name = getattr(entry, "__name__", "FuseConvBN")
+            require(entry, Pass, "Pipeline", hint=f"A pass is made with parentheses: {name}().")
         for first, second in zip(self.passes, self.passes[1:], strict=False):
             if second.stage < first.stage:
                 raise UsageError(
@@ -83,7 +86,9 @@ class Pipeline:
 
         Raises:
             VerificationFailed: A pass broke an invariant or its promise; the message names the pass.
+            UsageError: It was given no program.
         """
+        require(program, Program, "Pipeline.run", hint=CAPTURE_FIRST)
         steps = []
         for entry in self.passes:
             tell(entry.name, 0.0)

@@ -23,6 +23,8 @@ from optimize.plan import Quantization
 from optimize.records import Stats
 
 MAX_BATCH = 4096
+#: What one does who has a module where a program is wanted.
+CAPTURE_FIRST = "Capture a module first: optimize.capture(module, inputs)."
 #: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
 SIZES = {2: "height", 3: "width"}
 

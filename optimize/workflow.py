@@ -15,7 +15,7 @@ import torch
 from optimize import registry, replay
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
-from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed
+from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed, require
 from optimize.files import write_text
 from optimize.job import Export, Job, Variant
 from optimize.measure import environment
@@ -24,9 +24,9 @@ from optimize.measure.latency import MeasureResult, measure
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
 from optimize.passes.base import Pass, Stage
-from optimize.pipeline import Pipeline
+from optimize.pipeline import Pipeline, Trace
 from optimize.processor import emulator
-from optimize.program import Program
+from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import parse
@@ -107,10 +107,12 @@ def export(program: Program, target: str, path: str | Path) -> Artifact:
     """Lower a program for one target and write it to ``path``.
 
     Raises:
-        UsageError: There is no such target.
+        UsageError: There is no such target, or what was given is no program.
         TargetUnavailable: The backend is not installed.
         Refused: The program uses something the backend lacks.
     """
+    hint = "Give its program: export(trace.program, ...)." if isinstance(program, Trace) else CAPTURE_FIRST
+    require(program, Program, "export", hint=hint)
     return registry.find_target(target).export(program, Path(path))
 
 

@@ -126,6 +126,7 @@ BAD = {
         "recipe",
     ),
     "unknown option": ((CHECKPOINT, "--fuze"), 2, "--fuze"),
+    "misspelt command": (("profle", CHECKPOINT), 2, "Did you mean 'profile'?"),
 }
 #: One of each exit code has a process of its own.
 OWN_PROCESS = ("missing", "unknown target")

@@ -18,6 +18,25 @@ def small() -> Program:
     return optimize.capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(2, 4),))
 
 
+MISTAKES = {
+    "a pass without parentheses": (lambda: optimize.Pipeline([optimize.FuseConvBN]), "FuseConvBN()"),
+    "a module for a program": (lambda: optimize.Pipeline([]).run(nn.ReLU()), "optimize.capture"),
+    "a trace for a program": (
+        lambda: optimize.export(optimize.Pipeline([]).run(small()), "onnx", "net.onnx"),
+        "trace.program",
+    ),
+    "a path for a module": (lambda: optimize.capture("net.pth", ()), "load its weights"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_given_in_place_of_another_is_named_with_the_mend(name: str) -> None:
+    call, mend = MISTAKES[name]
+    with pytest.raises(optimize.UsageError, match="is wanted, not ") as refused:
+        call()
+    assert mend in refused.value.hint
+
+
 @dataclass(frozen=True)
 class Negate(Pass):
     """Claims to be exact and is wrong."""

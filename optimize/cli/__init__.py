@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 
 import click
 
@@ -22,7 +24,7 @@ from optimize.cli import (
     show,
     targets,
 )
-from optimize.errors import UsageError
+from optimize.errors import UsageError, nearest
 
 INTERRUPTED = 130
 #: Letters; what Linux takes as one path, with room for a list of them.
@@ -50,12 +52,23 @@ class _Group(click.Group):
         args = ["--int8=static" if word == "--int8" else word for word in args]
         first = next((word for word in args if word != failures.DEBUG), "--help")
         if first not in self.commands and first not in ("--help", "-h", "--version"):
+            _check_command(first, self.commands)
             args = ["run", *args]
         return super().parse_args(ctx, args if first in args else ["--help"])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "MODEL [PASSES] --to TARGET[,TARGET...] [--out DIR]")
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="       ")
+
+
+def _check_command(word: str, commands: Iterable[str]) -> None:
+    """Refuse a first word that is a command's misspelt name, and names no file.
+
+    Raises:
+        UsageError: It is.
+    """
+    if word.isalpha() and not os.path.exists(word) and "Did you mean" in (hint := nearest(word, commands)):
+        raise UsageError(f"There is no command '{word}', and no model of that name.", hint=hint)
 
 
 def _check_word(word: str) -> None:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from optimize.recipe import Recipe
     from optimize.report.model import Report
 
+_NO_TARGET = "Add --to onnx, for example; 'optimize targets' lists them."
+
 
 @click.command()
 @click.argument("model")
-@click.option("--to", "targets", metavar="TARGET[,...]", help="Where it shall run; see 'optimize targets'.")
+@click.option(
+    "--to", "targets", metavar="TARGET[,...]", multiple=True, help="Where it shall run; see 'optimize targets'."
+)
 @options.target_option
 @click.option(
     "--out",
@@ -105,12 +109,12 @@ if TYPE_CHECKING:
 @options.quiet
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
+    recipe = _recipe(given)
     from optimize.job import Job
     from optimize.report.console import Phases, show
     from optimize.report.run import tell_run
     from optimize.workflow import run_job
 
-    recipe = _recipe(given)
     with Phases(quiet=given["quiet"]) as phases:
         report = run_job(
             Job(
@@ -140,6 +144,9 @@ def exit_code(report: Report) -> int:
 
 def _recipe(given: dict[str, Any]) -> Recipe:
     """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
+    targets, no_target = _targets(given), UsageError("No target was given.", hint=_NO_TARGET)
+    if not targets and not given["recipe_file"]:
+        raise no_target  # before what takes seconds to import
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
@@ -155,7 +162,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         "std",
         "verify_on",
     )
-    overrides = {"targets": _targets(given), "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
+    overrides = {"targets": targets, "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
     overrides |= {name: given[name] for name in same}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:
@@ -171,7 +178,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     target_options = _target_options(given["target_options"], content.get("target_options", {}))
     recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")
     if not recipe.targets:
-        raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
+        raise no_target
     return recipe
 
 
@@ -210,7 +217,7 @@ def _target_options(given: Sequence[str], stated: Mapping[str, dict[str, Any]]) 
 
 
 def _targets(given: dict[str, Any]) -> list[str]:
-    names = [name.strip() for name in (given["targets"] or "").split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(given["targets"]).split(",") if name.strip()]
     if given["jit"] and "torchscript" not in names:
         names.append("torchscript")
     return list(dict.fromkeys(names))

@@ -24,7 +24,11 @@ def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     flat, structure = pytree.tree_flatten((args, kwargs))
     specs, expected = runner.artifact.inputs, runner.artifact.in_spec
     if len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
-        raise Refused(f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {len(flat)}.")
+        given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
+        raise Refused(
+            f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}.",
+            hint="Give them as the module took them when it was captured: in their order, or by the names it had.",
+        )
     wants_tensors = any(hasattr(value, "detach") for value in flat)
     arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]
     outputs: list[Any] = runner.run(arrays)

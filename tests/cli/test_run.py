@@ -72,3 +72,8 @@ def test_effort_needs_what_it_is_about(words: list[str]) -> None:
     given = ["package.module:factory", "--to", "onnx", *words, "--effort", "best"]
     refused = CliRunner().invoke(run, given).exception
     assert isinstance(refused, UsageError) and refused.hint and "--int8" in refused.hint
+
+
+def test_targets_may_be_given_one_by_one(jobs: list[Job]) -> None:
+    asked(jobs, "--to", "openvino,onnx", "--to", "tensorrt")
+    assert jobs[-1].recipe.targets == ("onnx", "openvino", "tensorrt")

@@ -132,7 +132,7 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
         return exported
 
-    exported.run_decompositions = run_decompositions  # type: ignore[method-assign]
+    exported.run_decompositions = run_decompositions
 
 
 def _is_mean(node: torch.fx.Node) -> bool:
