@@ -74,9 +74,14 @@ def call(found: Any, spec: str) -> Any:
         ) from error
 
 
-def _import(home: str) -> Any:
+def import_from_here() -> None:
+    """Let modules of the current directory be imported, as ``python -m`` does and an installed command does not."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _import(home: str) -> Any:
+    import_from_here()
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:

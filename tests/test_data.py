@@ -356,15 +356,30 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
         open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=6))
 
 
+def test_pictures_without_a_size_ask_for_one_option(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UsageError, match="nothing says what size") as refused:
+        open_data(tmp_path, inputs=[InputSpec("x", (None, None, None))])
+    assert refused.value.hint == "Give --input-shape, such as 3,224,224."
+
+
 @pytest.mark.parametrize(
     "given",
-    [{"mean": "nan"}, {"mean": "0.5,-inf"}, {"mean": "1e300"}, {"std": "1,0,1"}, {"std": "nan"}, {"std": "1e-40"}],
+    [
+        {"mean": "nan"},
+        {"mean": "0.5,-inf"},
+        {"mean": "127.5"},
+        {"std": "58.4,57.1,57.4"},
+        {"std": "1,0,1"},
+        {"std": "nan"},
+        {"std": "1e-40"},
+    ],
     ids=lambda given: "-".join(*given.items()),
 )
-def test_pictures_are_not_moved_or_stretched_by_what_leaves_nothing_of_them(given: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+def test_pictures_are_not_moved_or_stretched_by_what_none_have(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"their pixels are in \[0, 1\]"):
         ImagePreprocessing.read(given)
-    with pytest.raises(UsageError, match="leaves nothing of their pixels"):
+    with pytest.raises(UsageError, match=r"their pixels are in \[0, 1\]"):
         open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
 
 

@@ -56,17 +56,18 @@ class ImagePreprocessing:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing of a picture, NaN and infinities included.
+        """Refuse numbers that no pictures have, NaN and infinities included.
 
         Raises:
-            UsageError: One is none, or too large, or a standard deviation is too small.
+            UsageError: A mean is not in [0, 1], or a standard deviation is outside or too small.
         """
-        bad = next((number for number in (*self.mean, *self.std) if not abs(number) <= _MOST_SHIFT), None)
+        bad = next((number for number in (*self.mean, *self.std) if not 0 <= number <= 1), None)
         bad = next((number for number in self.std if not number * _MOST_SHIFT >= 1), bad)
         if bad is not None:
             raise UsageError(
-                f"A mean or standard deviation of images is {bad:g}, which leaves nothing of their pixels in [0, 1].",
-                hint="Give finite numbers; a standard deviation is greater than 0. ImageNet's are the default.",
+                f"A mean or standard deviation of images is {bad:g}, and their pixels are in [0, 1].",
+                hint="Divide numbers for pixels to 255 by 255; a standard deviation is greater than 0. ImageNet's are "
+                "the default.",
             )
 
     @classmethod
@@ -265,6 +266,11 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
             hint="Give the data as an .npz or as package.module:callable.",
         )
     channels, height, width = shape
+    if channels is None:
+        raise UsageError(
+            f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
+            hint="Give --input-shape, such as 3,224,224.",
+        )
     if channels not in (1, 3) or not len(image.mean) == len(image.std) == channels:
         raise UsageError(
             f"Input '{specs[0].name}' has {channels} channels, the image preprocessing {len(image.mean)} means and "

@@ -27,6 +27,7 @@ from torch.nn import functional
 from optimize.errors import Refused
 from optimize.load import legacy
 from optimize.load.identify import Kind
+from optimize.named import import_from_here
 
 _ACTIVATIONS = (
     functional.celu,
@@ -118,6 +119,7 @@ def read_trusted(file: IO[bytes], name: str) -> Any:
     Raises:
         Refused: A class it names cannot be imported here.
     """
+    import_from_here()
     try:
         return torch.load(file, map_location="cpu", weights_only=False)
     except (ImportError, AttributeError) as error:

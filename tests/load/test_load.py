@@ -1,6 +1,8 @@
 """Each kind of source, loaded and compared with what was saved."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ def test_own_class_needs_trust_and_is_named(tmp_path: Path) -> None:
         load(path)
     assert "--trust" in caught.value.hint and "--model" in caught.value.hint
     assert torch.equal(load(path, trust=True).module(IMAGES), net(IMAGES))
+
+
+def test_own_class_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed command does not look there by itself, as ``python -m`` does."""
+    (tmp_path / "shelf_of_mine.py").write_text("from torch import nn\n\n\nclass Shelf(nn.Identity):\n    pass\n")
+    save = "import torch, shelf_of_mine; torch.save(shelf_of_mine.Shelf(), 'm.pt')"
+    subprocess.run([sys.executable, "-c", save], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert type(load(tmp_path / "m.pt", trust=True).module).__name__ == "Shelf"
 
 
 def test_own_class_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
