@@ -93,13 +93,19 @@ def write_out_of_place(flow: fx.Graph) -> None:
 
 
 def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
-    """Return the operator that computes what an overwriting one writes, None where a node is no such call."""
+    """Return the settled operator that computes what an overwriting one writes, None where there is none.
+
+    What is overwritten keeps its dtype, a new value has the widest of the operands'.
+    """
     if not (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"):
         return None
     name = node.target._schema.name.removeprefix("aten::")
     if not name.endswith("_") or name.endswith("__"):
         return None
-    return getattr(getattr(aten, name[:-1], None), node.target._overloadname, None)
+    plain = getattr(getattr(aten, name[:-1], None), node.target._overloadname, None)
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    return plain if plain in _SETTLED and len(dtypes) == 1 else None
 
 
 def _shares_memory(node: fx.Node) -> bool:
