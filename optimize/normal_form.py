@@ -80,7 +80,11 @@ def write_out_of_place(flow: fx.Graph) -> None:
     all of them in several times the time.
     """
     places = {node: place for place, node in enumerate(flow.nodes)}
-    for node in flow.nodes:
+    for node in list(flow.nodes):
+        if graph.is_call(node, aten.dropout.default, aten.dropout_.default) and not graph.argument(node, "train"):
+            node.replace_all_uses_with(cast(fx.Node, node.args[0]))  # torch's functionalization makes it a copy
+            flow.erase_node(node)
+            continue
         plain = _out_of_place(node)
         overwritten = node.args[0] if plain is not None and node.args else None
         if not isinstance(overwritten, fx.Node) or _shares_memory(overwritten):
@@ -132,8 +136,6 @@ def is_settled(flow: fx.Graph) -> bool:
 def _is_settled(call: fx.Node) -> bool:
     if graph.is_call(call, aten.batch_norm.default):
         return not graph.argument(call, "training")
-    if graph.is_call(call, aten.dropout.default):
-        return not graph.argument(call, "train")
     if graph.is_call(call, aten.flatten.using_ints):
         return sum(not isinstance(size, int) for size in call.meta["val"].shape) <= 1
     return call.target in _SETTLED
@@ -157,9 +159,6 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         node.target = aten.reshape.default
     elif node.target is operator.getitem:
         _normalize_part_of_weight(node)
-    elif graph.is_call(node, aten.dropout.default) and not node.args[2]:
-        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
-        module.graph.erase_node(node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
 

@@ -91,6 +91,16 @@ def half(y: Tensor) -> Tensor:
     return torch.zeros(y.shape, dtype=torch.float16).add_(y)
 
 
+def dropped(y: Tensor) -> Tensor:
+    return functional.relu(functional.dropout(y, training=False), inplace=True) + y
+
+
+def dropped_in_place(y: Tensor) -> Tensor:
+    kept = functional.dropout(y, training=False, inplace=True)
+    y.cumsum_(1)
+    return functional.dropout(kept, training=False)
+
+
 class Overwriting(nn.Module):
     """A convolution and something that overwrites its result."""
 
@@ -103,8 +113,12 @@ class Overwriting(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "following", [residual, viewed, halves, read_before, part, chained, same, power, masks, wider, half]
-)
+    "following",
+    [
+        residual, viewed, halves, read_before, part, chained, same, power, masks, wider, half, dropped,
+        dropped_in_place,
+    ],
+)  # fmt: skip
 def test_what_is_overwritten_is_read_afterwards_as_in_the_module(following: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     net, x = Overwriting(following).eval(), torch.randn(3, 3, 6, 6)
