@@ -137,7 +137,8 @@ def _is_settled(call: fx.Node) -> bool:
     if graph.is_call(call, aten.batch_norm.default):
         return not graph.argument(call, "training")
     if graph.is_call(call, aten.flatten.using_ints):
-        return sum(not isinstance(size, int) for size in call.meta["val"].shape) <= 1
+        fixed = [size for size in call.meta["val"].shape if isinstance(size, int)]
+        return call.meta["val"].dim() - len(fixed) <= 1 and 0 not in fixed
     return call.target in _SETTLED
 
 

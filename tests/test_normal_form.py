@@ -142,6 +142,12 @@ def test_calls_that_overwrite_a_value_of_their_own_are_written_out_of_place(
     assert overwrites is not is_rewritten
 
 
+def test_a_free_size_beside_none_is_read_not_worked_out() -> None:
+    net, x = Overwriting(lambda y: torch.cat([y[:, :0].flatten(1), y.flatten(1)], 1)).eval(), torch.randn(3, 3, 6, 6)
+    with torch.no_grad():
+        assert torch.equal(optimize.capture(net, (x[:2],)).run((x,))[0], net(x))
+
+
 class Everything(nn.Module):
     """Operators of which torch's functionalization leaves some as they are, and writes others anew."""
 
