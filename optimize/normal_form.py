@@ -1,7 +1,8 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, slices for the parts of a split weight, no clones or copies, no assertions, no updates of buffers.
+for ``view``, slices for the parts of a split weight, no clones or copies (but where strides are read), no assertions,
+no updates of buffers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _IDENTITIES = (
     aten.lift_fresh_copy.default,
     aten.contiguous.default,
 )
+#: Those that may lay a value out anew in memory, and calls whose answer depends on how it lies there.
+_COPIES = (aten.clone.default, aten.contiguous.default)
+_STRIDED = (aten.as_strided.default, aten.view_as_complex.default, aten.view.dtype)
 _ASSERTIONS = (
     aten._assert_tensor_metadata.default,
     aten._assert_scalar.default,
@@ -60,12 +64,13 @@ _SETTLED = (
 
 def normalize(module: fx.GraphModule) -> None:
     """Bring the graph into the normal form (module docstring)."""
+    reads_strides = any(graph.calls(module.graph, *_STRIDED))
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in _ASSERTIONS or node.target is aten.copy_.default:
             module.graph.erase_node(node)
-        elif node.target in _IDENTITIES:
+        elif node.target in _IDENTITIES and not (reads_strides and node.target in _COPIES):
             node.replace_all_uses_with(cast(fx.Node, node.args[0]))
             module.graph.erase_node(node)
         else:

@@ -148,6 +148,24 @@ def test_a_free_size_beside_none_is_read_not_worked_out() -> None:
         assert torch.equal(optimize.capture(net, (x[:2],)).run((x,))[0], net(x))
 
 
+def strided(y: Tensor) -> Tensor:
+    return y.permute(0, 2, 3, 1).contiguous().as_strided((y.shape[0], 3), (64, 1)) * 2
+
+
+def turned(y: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(y.unflatten(1, (2, 2)).movedim(2, -1).contiguous())
+    return torch.view_as_real(pairs * pairs)
+
+
+@pytest.mark.parametrize("following", [strided, turned])
+def test_a_copy_that_lays_a_value_out_for_calls_that_read_strides_is_kept(
+    following: Callable[[Tensor], Tensor],
+) -> None:
+    net, x = Overwriting(following).eval(), torch.randn(3, 3, 6, 6)
+    with torch.no_grad():
+        assert torch.equal(optimize.capture(net, (x[:2],)).run((x,))[0], net(x))
+
+
 class Everything(nn.Module):
     """Operators of which torch's functionalization leaves some as they are, and writes others anew."""
 
