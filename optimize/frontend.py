@@ -70,7 +70,7 @@ def capture(
     inputs = own_inputs(flat, dynamic_batch)
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
     with _quiet_export():
-        check_it_runs(source, arguments, keywords)
+        check_it_runs(source, arguments, keywords, module)
         exported = _export(source, arguments, keywords, dynamic_batch, dynamic_size)
     return from_exported(exported, inputs, in_spec, source=source, notes=notes)
 
@@ -127,7 +127,9 @@ def capture_graph(
     if free:
         notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."]
     source = None if program.source is None else _Arranged(program.source, out_spec)
-    return dataclasses.replace(program, source=source, in_spec=in_spec, out_spec=out_spec, notes=notes)
+    return dataclasses.replace(
+        program, source=source, in_spec=in_spec, out_spec=out_spec, notes=[*program.notes, *notes]
+    )
 
 
 class _Arranged(torch.nn.Module):
@@ -221,7 +223,7 @@ def from_exported(
     """
     with _quiet_export():
         write_out_of_place(exported.graph)
-        functional = exported if is_settled(exported.graph) else exported.run_decompositions({})
+        functional = exported if is_settled(exported.graph) else _functional(exported)
         unlifted = functional.module(check_guards=False)
     module = _plain_graph_module(unlifted)
     notes = [*notes, *_dropped_updates(module)]
@@ -290,6 +292,13 @@ def _export(
         return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
     except Exception as error:
         raise _capture_refusal(error, dynamic_size) from error
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    try:
+        return exported.run_decompositions({})
+    except Exception as error:
+        raise _capture_refusal(error) from error
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

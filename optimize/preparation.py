@@ -83,13 +83,16 @@ def own_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, 
     return inputs
 
 
-def check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the module once, so that inputs that do not fit are told apart from what export cannot do.
+def check_it_runs(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], origin: torch.nn.Module
+) -> None:
+    """Run a copy of a module once, so that inputs that do not fit are told apart from what export cannot do.
+
+    What it writes to on that call gets its value of ``origin`` again.
 
     Raises:
         Refused: It fails.
     """
-    state = {path: buffer.clone() for path, buffer in module.named_buffers()}
     try:
         with torch.no_grad():
             module(*args, **kwargs)
@@ -100,10 +103,16 @@ def check_it_runs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
             f"{first_line(error)}",
             hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64) or the example inputs.",
         ) from error
-    with torch.no_grad():
-        for path, buffer in module.named_buffers():
-            if path in state:  # a module may make its buffers on the first call
-                buffer.copy_(state[path])
+    before = _weights(origin)
+    for path, value in _weights(module).items():
+        if path not in before:  # a module may make its buffers on the first call
+            continue
+        if (value.shape, value.dtype) != (before[path].shape, before[path].dtype):
+            owner, _, name = path.rpartition(".")
+            setattr(module.get_submodule(owner), name, before[path].detach().clone())
+        elif not torch.equal(value, before[path]):
+            with torch.no_grad():
+                value.copy_(before[path])
 
 
 def first_line(error: BaseException) -> str:
@@ -168,6 +177,10 @@ def _computed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     for child in module.modules():
         held = (*vars(child).values(), *child._buffers.values())
         yield from (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+
+
+def _weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _uncopied(module: torch.nn.Module) -> str:

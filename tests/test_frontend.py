@@ -157,6 +157,42 @@ def test_a_buffer_that_is_written_on_every_call_is_said() -> None:
     assert module.calls == 0, "the caller's module was called"
 
 
+class Tally(nn.Module):
+    """Counts its calls in a buffer that lies in memory once for many, and answers with the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("ones", torch.ones(1, 3).expand(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls + self.ones[0]
+
+
+def test_what_the_first_call_writes_is_written_back_in_every_form_of_a_model() -> None:
+    x = torch.rand(2, 3)
+    exported, scripted = torch.export.export(Tally(), (x,)), torch.jit.trace(Tally(), x, check_trace=False)
+    scripted.calls.zero_()
+    for program in (optimize.capture(Tally(), x), capture_exported(exported), capture_torchscript(scripted, (x,))):
+        assert torch.equal(program(x), x + 1)
+        assert any("'calls'" in note for note in program.notes)
+
+
+def test_a_buffer_that_grows_is_refused() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = torch.cat([self.seen, x])
+            return x + self.seen.mean(0)
+
+    with pytest.raises(Refused, match=r"torch\.export cannot capture"):
+        optimize.capture(Growing(), torch.rand(2, 3))
+
+
 def test_inputs_that_do_not_fit_are_told_apart_from_what_export_lacks() -> None:
     with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 5\]\]") as caught:
         optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 5))
