@@ -91,7 +91,7 @@ def capture_exported(
     if inputs is None and exported.example_inputs is not None:
         inputs, _ = pytree.tree_flatten(exported.example_inputs)
     with _quiet_export():
-        plain = _plain_graph_module(exported.run_decompositions({}).module(check_guards=False))
+        plain = _plain_graph_module(exported.module(check_guards=False))
     specs = exported.call_spec
     return capture_graph(
         plain, inputs, specs.in_spec, specs.out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
@@ -222,9 +222,13 @@ def from_exported(
         notes: What to carry into the report.
     """
     with _quiet_export():
-        write_out_of_place(exported.graph)
+        for region in exported.graph_module.modules():  # such as one without gradients, of which torch makes one graph
+            if isinstance(region, fx.GraphModule):
+                write_out_of_place(region.graph)
+                region.recompile()
         functional = exported if is_settled(exported.graph) else _functional(exported)
         unlifted = functional.module(check_guards=False)
+    _check_straight(unlifted)
     module = _plain_graph_module(unlifted)
     notes = [*notes, *_dropped_updates(module)]
     normalize(module)
@@ -323,7 +327,7 @@ def _capture_refusal(error: Exception, dynamic_size: bool = False) -> Refused:
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
         f"torch.export cannot capture the model: {type(error).__name__}: {first_line(error)}",
-        hint="Control flow that depends on data must be rewritten (torch.where, torch.cond) before deployment."
+        hint="Control flow that depends on data must be rewritten (torch.where) before deployment."
         if depends_on_data
         else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",
     )
@@ -345,6 +349,21 @@ def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
         if node.op == "get_attr":
             _own(root, str(node.target), graph.attribute(unlifted, str(node.target)), owned)
     return fx.GraphModule(root, plain, class_name="Program")
+
+
+def _check_straight(unlifted: fx.GraphModule) -> None:
+    """Check that a graph holds no others that it may call, or not.
+
+    Raises:
+        Refused: It does.
+    """
+    for node in unlifted.graph.nodes:
+        if node.op == "get_attr" and isinstance(graph.attribute(unlifted, str(node.target)), torch.nn.Module):
+            raise Refused(
+                f"The model calls {next(iter(node.users), node).target}, which chooses or repeats what is computed; "
+                "a deployed file computes one thing.",
+                hint="Compute all that may be needed and choose with torch.where, or write the loop out.",
+            )
 
 
 def _check_outputs(flat: Sequence[Any]) -> None:
@@ -369,10 +388,15 @@ def _check_outputs(flat: Sequence[Any]) -> None:
             )
 
 
-def _own(root: torch.nn.Module, path: str, tensor: torch.Tensor, owned: dict[int, torch.Tensor]) -> None:
-    """Copy one weight under the same path, once: tied weights stay tied."""
+def _own(
+    root: torch.nn.Module, path: str, tensor: torch.Tensor | torch.nn.Module, owned: dict[int, torch.Tensor]
+) -> None:
+    """Copy one weight under the same path, once: tied weights stay tied. The body of a region stays as it is."""
     owner, name = graph.place(root, path)
     if hasattr(owner, name):
+        return
+    if isinstance(tensor, torch.nn.Module):
+        owner.add_module(name, tensor)
         return
     if id(tensor) not in owned:
         value = tensor.detach().clone()

@@ -193,6 +193,29 @@ def test_a_buffer_that_grows_is_refused() -> None:
         optimize.capture(Growing(), torch.rand(2, 3))
 
 
+def test_what_is_overwritten_through_dropout_is_read_so_in_exported_programs_too() -> None:
+    class Dropped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x - 0.5
+            with torch.no_grad():
+                return torch.relu_(nn.functional.dropout(y, training=self.training)) + y
+
+    x = torch.rand(2, 3)
+    for exported in (torch.export.export(Dropped().eval(), (x,)), torch.jit.trace(Dropped().eval(), x)):
+        is_script = isinstance(exported, torch.jit.ScriptModule)
+        program = capture_torchscript(exported, (x,)) if is_script else capture_exported(exported)
+        assert torch.equal(program(x), Dropped().eval()(x))
+
+
+def test_graphs_that_may_be_called_or_not_are_refused() -> None:
+    class Choosing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    with pytest.raises(Refused, match="calls cond, which chooses"):
+        optimize.capture(Choosing(), torch.rand(2, 3))
+
+
 def test_inputs_that_do_not_fit_are_told_apart_from_what_export_lacks() -> None:
     with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 5\]\]") as caught:
         optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 5))
