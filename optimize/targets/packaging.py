@@ -92,7 +92,7 @@ def say_in_archive(path: Path, cpu: str) -> None:
 
 def said_in_archive(path: Path) -> str:
     """Return what :func:`say_in_archive` wrote; empty where it is not there, or no processor."""
-    with suppress(OSError, ValueError, zipfile.BadZipFile, NotImplementedError), zipfile.ZipFile(path) as archive:
+    with suppress(Exception), zipfile.ZipFile(path) as archive:  # every unpacker of zipfile's has its own
         found = [name for name in archive.namelist() if name.partition("/")[2] == _IN_ARCHIVE]
         with archive.open(found[0]) if found else nullcontext(io.BytesIO()) as file:
             return processor.known(file.read(_LONGEST).decode("ascii", "replace"))

@@ -1,6 +1,7 @@
 """A file says which processors its integers were made for, and answers on others as it says."""
 
 import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,21 @@ def test_what_is_no_processor_is_not_said(plain: Program, tmp_path: Path) -> Non
     model.metadata_props[0].value = "\x1b[2Jevery"
     onnx.save(model, path)
     assert Opening(tmp_path).open(str(path)).artifact.cpu == ""
+
+
+@pytest.mark.parametrize("damage", ["locked", "garbled"])
+def test_what_cannot_be_unpacked_is_not_said(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data.pkl", b"")
+        archive.writestr("net/extra/optimize.cpu", "any" * 9)
+    content = bytearray(path.read_bytes())
+    if damage == "locked":
+        content[content.rindex(b"PK\1\2") + 8] |= 1
+    else:
+        content[content.index(b"optimize.cpu") + len("optimize.cpu")] ^= 0xFF
+    path.write_bytes(content)
+    assert find_target("torchscript").open(path).cpu == ""
 
 
 @pytest.mark.slow
