@@ -14,6 +14,7 @@ from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
 from optimize.report.model import (
     DISAGREES_DB,
+    FLOAT_DISAGREES_DB,
     CalibrationRecord,
     LayerFigures,
     ModelRecord,
@@ -168,5 +169,6 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
         if times >= NOTABLY_SLOWER and row.latency.ci_low_s > plain.latency.ci_high_s:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
     for row in rows:
-        if row.agreement is not None and row.agreement.sqnr_db < DISAGREES_DB:
+        least = FLOAT_DISAGREES_DB if row.precision == "float32" else DISAGREES_DB
+        if row.agreement is not None and row.agreement.sqnr_db < least:
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
 DISAGREES_DB = 10.0
+#: Nor below this where nothing was rounded: float32 in another order is right to 100, by TF32 or bfloat16 to 40.
+FLOAT_DISAGREES_DB = 30.0
 Status = Literal["measured", "not_run", "failed"]
 _Found = TypeVar("_Found")
 

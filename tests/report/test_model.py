@@ -14,6 +14,7 @@ import optimize
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
+from optimize.report.assemble import _about_rows
 from optimize.report.model import Report, Row, TraceStep, now
 from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec
 
@@ -26,6 +27,15 @@ def artifact(tmp_path: Path) -> Artifact:
 
 def test_json_is_loss_free(report: Report) -> None:
     assert Report.model_validate_json(report.model_dump_json()) == report
+
+
+@pytest.mark.parametrize(
+    ("precision", "sqnr_db", "is_told"),
+    [("float32", 12.0, True), ("float32", 38.0, False), ("int8", 12.0, False), ("int8", 9.0, True)],
+)
+def test_float_files_may_be_less_far_from_the_original(precision: str, sqnr_db: float, is_told: bool) -> None:
+    row = Row(target="onnx", precision=precision, agreement=Agreement(sqnr_db, 0.1, None))
+    assert any("answers differently" in line for line in _about_rows([row])) is is_told
 
 
 def test_contract(report: Report) -> None:
