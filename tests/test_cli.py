@@ -217,7 +217,8 @@ except KeyboardInterrupt:
     assert found.stdout.split("\n")[:2] == ["went on", "interrupted"] and not found.stderr
 
 
-def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_an_interrupt_leaves_nothing(name: str, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ("--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out)
     words = [sys.executable, "-m", "optimize", small / "net.pt", *asked]
@@ -225,7 +226,7 @@ def test_an_interrupt_leaves_nothing(small: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not any(tmp_path.glob(".out.*/new/*")):
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(getattr(signal, name))
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130 and "Interrupted" in stderr and "Traceback" not in stderr, stderr
     assert not any(tmp_path.iterdir())

@@ -16,11 +16,11 @@ _AGAIN_S = 0.05
 
 
 def install() -> None:
-    """Let Ctrl-C, and a request to end, raise ``KeyboardInterrupt`` where it can be caught.
+    """Let Ctrl-C, a request to end and a closed terminal raise ``KeyboardInterrupt`` where it can be caught.
 
     What the shell told this process to ignore (Ctrl-C of a job in the background) stays ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     sys.unraisablehook = _take_up
