@@ -163,7 +163,8 @@ class Artifact:
         precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
         sha256: Hash of the file (and of the weights after it, where they are a file of their own), hexadecimal.
         size_bytes: Size of the file (external data included).
-        out_spec: How flat outputs become what the module returned: ``torch.utils._pytree.treespec_dumps``.
+        out_spec: How flat outputs become what the module returned: ``torch.utils._pytree.treespec_dumps``; a tuple
+            where classes of its own hold them.
         versions: Packages that wrote it, by name.
         coverage: What runs in INT8; None for a float artifact.
         notes: What the report should say about it.

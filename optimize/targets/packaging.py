@@ -17,6 +17,7 @@ from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, Tensor
 if TYPE_CHECKING:
     import torch
     from torch import fx
+    from torch.utils import _pytree as pytree
 
     from optimize.program import Program
 
@@ -48,10 +49,20 @@ def describe(
         notes=notes,
         cpu=cpu,
         outputs=output_specs(program, output_names),
-        out_spec=pytree.treespec_dumps(program.out_spec),
-        in_spec=pytree.treespec_dumps(program.in_spec),
+        out_spec=_written(program.out_spec) or _written(pytree.tree_structure((0,) * len(program.outputs))),
+        in_spec=_written(program.in_spec),
         **{"precision": program.precision, "versions": dict(target.available().version), **more},
     )
+
+
+def _written(spec: pytree.TreeSpec) -> str:
+    """Return how values are arranged as text; empty where classes or keys of the model's own arrange them."""
+    from torch.utils import _pytree as pytree
+
+    with suppress(Exception):
+        text = pytree.treespec_dumps(spec)
+        return text if pytree.treespec_loads(text) == spec else ""
+    return ""
 
 
 def _promise(target: Target, program: Program, cpu: str) -> str:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 import optimize
 from models import REFERENCES
@@ -274,3 +277,34 @@ def test_availability_names_the_versions(target: Onnx) -> None:
     available = target.available()
     assert available.export and available.run
     assert {"torch", "onnx", "onnxruntime"} <= set(available.version)
+
+
+class Pair(NamedTuple):
+    """A class of a model's own."""
+
+    first: Tensor
+    second: Tensor
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda x: {"a": x, "b": [x + 1]},
+        lambda x: {(0, 1): x, 2: x + 1},
+        lambda x: Pair(x, x + 1),
+        lambda x: x.topk(2),
+    ],
+)
+def test_answers_come_arranged_as_the_module_does_or_in_a_tuple(
+    arrange: Callable[[Tensor], Any], tmp_path: Path
+) -> None:
+    class Arranged(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return arrange(x)
+
+    x = torch.rand(2, 3)
+    want = Arranged()(x)
+    found = optimize.export(optimize.capture(Arranged(), x), "onnx", tmp_path / "net.onnx").load()(x)
+    assert type(found) is (dict if isinstance(want, dict) and "a" in want else tuple)
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(want), strict=True):
+        assert torch.equal(one, other)
