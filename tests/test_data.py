@@ -383,6 +383,13 @@ def test_pictures_are_not_moved_or_stretched_by_what_none_have(given: dict[str, 
         open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
 
 
+@pytest.mark.parametrize("kind, ending", [("uint16", "png"), ("uint16", "tif"), ("int32", "tif"), ("float32", "tif")])
+def test_pixels_of_more_than_eight_bits_are_not_made_white(kind: str, ending: str, tmp_path: Path) -> None:
+    Image.fromarray(np.full((16, 16), 300, kind)).save(tmp_path / f"scan.{ending}")
+    with pytest.raises(Refused, match="more than 8 bits"):
+        open_data(tmp_path, inputs=(RAW,))
+
+
 def test_a_fax_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its decoder writes to the terminal, a line for each line of pixels that a hostile file spoils."""
     Image.new("1", (16, 5000), 1).save(tmp_path / "fax.tif", compression="tiff_ccitt")

@@ -35,6 +35,8 @@ _WRITTEN_OUT, _MOST_COMMENTS = (b"P1", b"P2", b"P3"), 1000
 _READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
 #: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
 _FAX = ("tiff_ccitt", "group3", "group4")
+#: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
+_WIDE = ("I", "F")
 #: Pixels that are moved or stretched by more are all one number in float32.
 _MOST_SHIFT = 1e6
 
@@ -169,6 +171,8 @@ def _decoded(file: Path, mode: str) -> Image.Image:
                 watched.most_bytes = math.inf
                 if opened.format != "MPO" and getattr(opened, "is_animated", False):
                     raise ValueError("it holds several pictures, and which one is meant is not said")
+                if opened.mode.startswith(_WIDE):
+                    raise ValueError("its pixels have more than 8 bits, and which number is white is not said")
                 if opened.info.get("compression") in _FAX:
                     raise ValueError("it is a fax")
                 _refuse_passes(opened, content)
