@@ -30,8 +30,8 @@ from optimize.quantization.simulation import round_value, stored_values
 #: Samples that the errors of ranges are taken on, at least and at most, in two halves; in between as many as hold so
 #: many values: of large images twelve tell what more of them do, four or eight cost one network or another 0.4 dB.
 JUDGED, VALUES = (12, 16), 2**19
-#: After so many samples a range is out whose error is so many times the smallest.
-_TRIED, _LOST = 4, 1.2
+#: After so many batches, one of each half at least, a range is out whose error is so many times the smallest.
+_TRIED, _LOST = 2, 1.2
 #: The ranges that compete: parts of the way from the least squared error to all that was seen.
 _WAY = (0.0, 0.5, 1.0)
 
@@ -157,5 +157,5 @@ def _error(
 def _ratio(found: object, wanted: object) -> float:
     if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor) or not wanted.is_floating_point():
         return 0.0
-    power = float(wanted.square().sum())
-    return float((found - wanted).square().sum()) / power if power > 0 else 0.0
+    length = float(torch.linalg.vector_norm(wanted))
+    return (float(torch.linalg.vector_norm(found - wanted)) / length) ** 2 if length > 0 else 0.0
