@@ -4,6 +4,7 @@
 
 * an operator overload becomes its packet (``aten.add.Tensor`` -> ``aten.add``): the compiler picks the overload;
 * symbolic sizes become sizes (``sym_size`` -> ``size``), ``sym_max`` becomes ``max``;
+* what a truth value among numbers makes a number is made bool again;
 * devices become their names, non-finite numbers ``float('inf')``, empty lists are annotated as lists of integers;
 * a single output leaves its tuple.
 
@@ -101,7 +102,18 @@ def _translated(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) 
     keywords = {name: _literal(value, plain, copies) for name, value in node.kwargs.items() if value is not None}
     copy = plain.create_node("call_function", _callable(node), arguments, keywords, node.name)
     copy.meta = dict(node.meta)
-    return copy
+    return plain.call_function(aten.to, (copy, torch.bool)) if _is_made_a_number(node) else copy
+
+
+def _is_made_a_number(node: fx.Node) -> bool:
+    """Say whether a call answers in bool for a truth value among its numbers: TorchScript makes it an integer."""
+    value = node.meta.get("val")
+    if not (isinstance(node.target, torch._ops.OpOverload) and isinstance(value, torch.Tensor)):
+        return False
+    given = zip(node.target._schema.arguments, node.args, strict=False)
+    return value.dtype == torch.bool and any(
+        isinstance(held, bool) and str(argument.type) != "bool" for argument, held in given
+    )
 
 
 def _callable(node: fx.Node) -> Callable[..., Any]:

@@ -86,6 +86,11 @@ NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, ...], dict[str, Any]]] 
         (3, 8, 8),
         {},
     ),
+    "truth": (
+        lambda net, x: (~((x > 0) ^ True), ~torch.where(x > 0, True, False), (x > 0) + True, torch.full((2,), True)),
+        (6,),
+        {},
+    ),
     "integers": (lambda net, x: {"class": x.argmax(1), "positive": x > 0}, (6,), {}),
 }
 
