@@ -1,8 +1,9 @@
-"""Whether a captured model answers as its module does: on its example inputs, and at another height and width."""
+"""Whether a captured model answers as its module does: on its example inputs, one of them, another height and width."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ def check_capture(program: Program) -> None:
 
     Raises:
         VerificationFailed: They differ: capture itself would be wrong.
+        Refused: They differ for one sample alone, which torch.export takes for any other batch.
     """
     if program.source is None:
         return
@@ -63,6 +65,33 @@ def check_capture(program: Program) -> None:
                 f"The captured graph differs from the module by {error:.2e}.",
                 hint="The module may compute something new on every call (random numbers, a counter).",
             )
+    if program.batch is not None:
+        _check_one_sample(program)
+
+
+def _check_one_sample(program: Program) -> None:
+    inputs = program.sample(1)
+    try:
+        expected = _expected(program, inputs)
+    except Exception:  # statistics of a batch, for example, are not taken over one sample
+        return
+    if _agree(expected, program.run(inputs)):
+        return
+    if _agree(expected, _expected(program, inputs)):  # a module that counts its calls answers otherwise anyway
+        raise Refused(
+            "The model computes otherwise with a batch of 1 than with others, so the batch cannot stay free.",
+            hint="Fix it (--static-batch 1, dynamic_batch=False), or let the model compute alike for any batch.",
+        )
+
+
+def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    for want, got in zip(expected, found, strict=True):
+        if want.shape != got.shape:
+            return False
+        error, scale = output_error(want, got)
+        if error > EXACT_TOLERANCE.get(want.dtype, 0.0) * scale:
+            return False
+    return True
 
 
 def check_sizes(program: Program) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
-from optimize.capture_checks import check_sizes
+from optimize.capture_checks import check_capture, check_sizes
 from optimize.errors import Refused, UsageError
 from optimize.opening import open_program
 from optimize.recipe import parse
@@ -113,3 +113,37 @@ def test_a_file_that_holds_a_graph_is_refused(tmp_path: Path) -> None:
     recipe = parse({"targets": ["onnx"]})
     with pytest.raises(UsageError, match="left free in eager modules only"):
         open_program(Job(tmp_path / "net.pt2", recipe.model_copy(update={"dynamic_size": True})))
+
+
+class ByBatch(nn.Module):
+    """Computes with the number of samples, of its calls, or with the spread of a batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm = kind, nn.BatchNorm1d(3).train()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "batch":
+            return x * 2 if x.shape[0] == 1 else x * 3
+        if self.kind == "shape":
+            return x.sum(1) if x.shape[0] == 1 else x.sum(1, keepdim=True)
+        if self.kind == "calls":
+            self.calls += 1
+            return x * self.calls
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("kind", ["batch", "shape"])
+def test_a_model_that_computes_otherwise_with_one_sample_is_refused(kind: str) -> None:
+    captured = optimize.capture(ByBatch(kind).eval(), torch.rand(2, 3))
+    with pytest.raises(Refused, match="otherwise with a batch of 1"):
+        check_capture(captured)
+    check_capture(optimize.capture(ByBatch(kind).eval(), torch.rand(1, 3), dynamic_batch=False))
+
+
+@pytest.mark.parametrize("kind", ["calls", "spread"])
+def test_one_sample_is_no_reason_to_refuse_what_it_says_nothing_of(kind: str) -> None:
+    net = ByBatch(kind).eval()
+    net.norm.train()
+    check_capture(optimize.capture(net, torch.rand(2, 3)))
