@@ -161,6 +161,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     Raises:
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
+    from optimize.precision.host import spare_cheaply
     from optimize.targets.onnx_graph.export import to_onnx
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
@@ -181,6 +182,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     scale_products(model)
     if plan is None:
         return model, None
+    plan = plan if plan.half is not None else spare_cheaply(program, plan)
     parts = separate_projections(model, plan.layers)
     placed = _whole(quantize_onnx(model, value_names, plan, OPENVINO), parts)
     require_layers(placed, "OpenVINO")
