@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import click
 
@@ -61,14 +62,14 @@ class _Group(click.Group):
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="       ")
 
 
-def _check_command(word: str, commands: Iterable[str]) -> None:
+def _check_command(word: str, commands: Collection[str]) -> None:
     """Refuse a first word that is a command's misspelt name, and names no file.
 
     Raises:
         UsageError: It is.
     """
-    if word.isalpha() and not os.path.exists(word) and "Did you mean" in (hint := nearest(word, commands)):
-        raise UsageError(f"There is no command '{word}', and no model of that name.", hint=hint)
+    if word.isalpha() and not os.path.exists(word) and difflib.get_close_matches(word, commands, n=1):
+        raise UsageError(f"There is no command '{word}', and no model of that name.", hint=nearest(word, commands))
 
 
 def _check_word(word: str) -> None:

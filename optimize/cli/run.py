@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from optimize.recipe import Recipe
     from optimize.report.model import Report
 
-_NO_TARGET = "Add --to onnx, for example; 'optimize targets' lists them."
-
 
 @click.command()
 @click.argument("model")
@@ -144,9 +142,9 @@ def exit_code(report: Report) -> int:
 
 def _recipe(given: dict[str, Any]) -> Recipe:
     """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
-    targets, no_target = _targets(given), UsageError("No target was given.", hint=_NO_TARGET)
-    if not targets and not given["recipe_file"]:
-        raise no_target  # before what takes seconds to import
+    targets = _targets(given)
+    if not given["recipe_file"]:
+        _require_targets(targets)  # before what takes seconds to import
     from optimize.recipe import parse, read
 
     flags = _pass_entries(given)
@@ -177,9 +175,13 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     timing = {} if given["layer_timing"] else {"layer_timing": False}
     target_options = _target_options(given["target_options"], content.get("target_options", {}))
     recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")
-    if not recipe.targets:
-        raise no_target
+    _require_targets(recipe.targets)
     return recipe
+
+
+def _require_targets(targets: Sequence[str]) -> None:
+    if not targets:
+        raise UsageError("No target was given.", hint="Add --to onnx, for example; 'optimize targets' lists them.")
 
 
 def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -199,4 +199,4 @@ def test_compensation_leaves_room_for_sums_of_two(name: str) -> None:
     assert torch.allclose(rounded.weight / spread, integers.float(), atol=1e-3)
     sums = functional.pad(integers.flatten(1).int(), (0, 1))[:, neighbours(weight.shape)].sum(2).abs()
     assert int(sums.max()) <= LARGEST_SUM
-    assert rounded.error <= rounded.nearest
+    assert rounded.error < rounded.nearest

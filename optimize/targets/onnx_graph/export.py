@@ -125,10 +125,11 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
 
     def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-        apart = {*table, aten.batch_norm.default}
-        if not is_settled(exported.graph) or any(node.target in apart and not _is_mean(node) for node in calls):
+        means = [node for node in calls if _is_mean(node)]
+        targets = {node.target for node in calls if node not in means}
+        if not is_settled(exported.graph) or aten.batch_norm.default in targets or targets & table.keys():
             return take_apart(table)
-        for node in filter(_is_mean, calls):
+        for node in means:
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
         return exported
 
