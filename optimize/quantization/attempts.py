@@ -28,7 +28,7 @@ from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.observers import Statistics
 
 #: Without room for sums of two: which weights need it is decided by the order of channels, later.
-_WEIGHT = dataclasses.replace(USUAL.weight, pairs=False)
+WEIGHT = dataclasses.replace(USUAL.weight, pairs=False)
 #: A channel narrower than this share of the widest is left as it is.
 DEAD = 1e-6
 #: Times what data shows that a stretched channel must reach before a clip on the way cuts it.
@@ -278,7 +278,7 @@ def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Ba
         steps[id(loss)] = scale_and_zero_point(mse(loss.statistics, USUAL.activation), USUAL.activation)
         weights[layer] = weight
         scaled = scaled_columns(layer, weight, loss.attempt.scale[loss.reader.channels].float())
-        rounded[id(loss)] = round_weight(scaled, _WEIGHT).mul_(steps[id(loss)][0])
+        rounded[id(loss)] = round_weight(scaled, WEIGHT).mul_(steps[id(loss)][0])
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         exact: dict[fx.Node, torch.Tensor] = {}

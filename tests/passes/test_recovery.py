@@ -17,7 +17,7 @@ def test_a_gain_below_the_margin_is_left_out_and_said(monkeypatch: pytest.Monkey
     net = chain(nn.ReLU()).eval()
     unequal(net[0], net[2])
     program, entry = optimize.capture(net, (images(2),)), EqualizeChannels([images(16, 0), images(16, 1)])
-    figures = re.compile(r"activations rounded: ([\d.]+) dB before, ([\d.]+) dB after\.")
+    figures = re.compile(r"activations and weights rounded: ([\d.]+) dB before, ([\d.]+) dB after\.")
     kept = entry.apply(program)[1]
     (found,) = figures.findall(kept.notes[0])
     before, after = map(float, found)
