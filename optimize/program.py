@@ -265,7 +265,7 @@ class _ShapePropagation(fx.Interpreter):
 def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None = None) -> None:
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta["val"] for node in placeholders]
-    mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv())
+    mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv(), allow_fallback_kernels=False)
     # Composite operators (LSTM) have symbolic-shape rules in Python only.
     with mode, torch.no_grad(), enable_python_dispatcher():
         _ShapePropagation(program.graph_module, mode, check).run(*fakes, enable_io_processing=False)

@@ -123,6 +123,7 @@ def _build_call(built: fx.Graph, call: OperatorCall, values: Mapping[str, fx.Nod
         node.meta["nn_module_stack"] = stack
     if not isinstance(target, torch._ops.OpOverload):
         node.meta["bits"] = _bits(call, arguments)
+    graph.normalize_arguments(node)
     return node
 
 

@@ -2,7 +2,8 @@
 
 A kernel of torch that checks nothing reads or writes past a tensor that is smaller than another one says, and ends the
 process over a division that the processor cannot do. Shapes and plain arguments show which calls are sound; of values
-that only a run knows, nothing is assumed.
+that only a run knows, nothing is assumed. A free size fits what fits it whatever it is: where the example's does,
+another batch's may not.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from optimize import graph
+
+#: What free sizes are in one run, by their symbols.
+Sizes = Mapping[sympy.Symbol, sympy.Integer]
 
 _OTHER_SIZE = "its weights or statistics have another size than its input has channels"
 _GATES_OF_LSTM = 4
@@ -29,10 +34,14 @@ _MOST_DIMENSIONS = 64
 _OF_EACH = ("meshgrid", "cartesian_prod", "chain_matmul", "linalg_multi_dot")
 
 
-def count_made(node: fx.Node) -> float:
+def count_made(node: fx.Node, runs: Sequence[Sizes]) -> float:
     """Return how many tensors a call makes, asked before it does: the parts of a split, else one.
 
     Infinitely many are what has more dimensions than kernels take, and products of so many matrices.
+
+    Args:
+        node: The call; the shapes of what it takes are known.
+        runs: The most of these counts.
     """
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return float(node.op == "call_function")
@@ -44,11 +53,27 @@ def count_made(node: fx.Node) -> float:
         return math.inf
     parts = [given.get(name) for name in ("chunks", "sections", "split_size", "split_sizes", "indices")]
     listed = [len(part) for part in parts if isinstance(part, list | tuple)]
-    asked = [_hint(given[name]) for name in ("chunks", "sections") if name in given]
+    asked = [largest(given[name], runs) for name in ("chunks", "sections") if name in given]
     if graph.op_name(node) == "unbind" or ("split_size" in given and not listed):
-        step = _hint(given.get("split_size", 1))
-        asked.append(_hint(_shape(given["self"])[given["dim"]]) / max(step, 1))
+        steps = [largest(given.get("split_size", 1), [run]) for run in runs]
+        length = _shape(given["self"])[given["dim"]]
+        asked += [largest(length, [run]) / max(step, 1) for run, step in zip(runs, steps, strict=True)]
     return max([1, *listed, *asked])
+
+
+def largest(size: Any, runs: Sequence[Sizes]) -> float:
+    """Return the most that a size, or a product of sizes, is in some runs; infinity where only data knows."""
+    found = expression(size)
+    if isinstance(found, int | float):
+        return found
+    numbers = [found.xreplace(dict(run)) for run in runs]
+    return max((float(number) if number.is_number else math.inf for number in numbers), default=math.inf)
+
+
+def expression(size: Any) -> Any:
+    """Return a size as a number, or as what it is computed by: the symbols of free ones are at least one."""
+    found = size.meta["val"] if isinstance(size, fx.Node) else size
+    return found if isinstance(found, int | float) else found.node.expr
 
 
 def find_misfit(node: fx.Node) -> str:
@@ -73,14 +98,14 @@ def _of_normalisation(node: fx.Node, given: Mapping[str, Any]) -> str:
         return "it writes to its statistics"
     channels = node.all_input_nodes[0].meta["val"].shape[1]
     sized = [given["weight"], given["bias"], *statistics]
-    return "" if all(value is None or _count(value) == channels for value in sized) else _OTHER_SIZE
+    return "" if all(value is None or _same(_count(value), channels) for value in sized) else _OTHER_SIZE
 
 
 def _of_weight_norm(node: fx.Node, given: Mapping[str, Any]) -> str:
     """A length for each of the directions; one for all of them (``dim=-1``) is multiplied as any two tensors are."""
     if graph.op_name(node) not in ("_weight_norm", "_weight_norm_interface") or given["dim"] == -1:
         return ""
-    return "" if _count(given["g"]) == _shape(given["v"])[given["dim"]] else _OTHER_SIZE
+    return "" if _same(_count(given["g"]), _shape(given["v"])[given["dim"]]) else _OTHER_SIZE
 
 
 def _of_kernel(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -88,7 +113,7 @@ def _of_kernel(node: fx.Node, given: Mapping[str, Any]) -> str:
     if "kernel_size" not in given or "weight" not in given:
         return ""
     told, there = given["kernel_size"], _shape(given["weight"])[2:]
-    return "" if list(told) == list(there) else "its kernel has another size than its weight"
+    return "" if _alike(told, there) else "its kernel has another size than its weight"
 
 
 def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -98,8 +123,11 @@ def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
     each = _GATES_OF_LSTM if given["has_biases"] else _GATES_OF_LSTM // 2
     directions = 2 if given["bidirectional"] else 1
     groups = [given["params"][start : start + each] for start in range(0, len(given["params"]), each)]
-    if len(groups) != directions * given["num_layers"]:  # projections, or too few: the kernel that takes them looks
+    layers = directions * given["num_layers"]
+    if len(given["params"]) == (each + 1) * layers:  # projections: the kernel that takes them looks
         return ""
+    if len(groups) != layers or len(groups[-1]) != each:
+        return "it has more weights, or fewer, than its layers take"
     (_, batch, hidden), cell = _shape(given["hx"][0]), _shape(given["hx"][1])
     rows, features = _GATES_OF_LSTM * hidden, _shape(given["input"])[2]
     wanted, found = [(len(groups), batch, hidden)], [tuple(cell)]
@@ -107,8 +135,8 @@ def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
         taken = features if place < directions else directions * hidden
         wanted += [(rows, taken), (rows, hidden), (rows,), (rows,)][:each]
         found += [tuple(_shape(value)) for value in group]
-    fits = batch == _shape(given["input"])[0 if given["batch_first"] else 1]
-    return "" if fits and wanted == found else "its weights or states have other sizes than its input"
+    fits = _same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
+    return "" if fits and all(map(_alike, wanted, found)) else "its weights or states have other sizes than its input"
 
 
 def _of_resampling(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -118,7 +146,7 @@ def _of_resampling(node: fx.Node, given: Mapping[str, Any]) -> str:
         return ""
     sizes = _shape(node.all_input_nodes[0])[2:]
     known = zip(sizes, given["output_size"], scales[-len(sizes) :], strict=False)
-    fits = all(scale is None or _hint(wanted) < _hint(size) * scale + 1 for size, wanted, scale in known)
+    fits = all(scale is None or _is_less(wanted, size, scale) for size, wanted, scale in known)
     return "" if fits else "its output is larger than its scale makes it"
 
 
@@ -155,8 +183,10 @@ def _of_window(node: fx.Node, given: Mapping[str, Any]) -> str:
     """Pooling walks through all of its window, of which padding lets half lie outside of the input."""
     if "pool" not in graph.op_name(node) or not given.get("kernel_size"):
         return ""
-    widest, *_ = sorted(map(_hint, _shape(given["self"])[1:]), reverse=True)
-    fits = max(map(_hint, given["kernel_size"])) <= _WIDER * max(widest, 1)
+    sizes = [1, *map(expression, _shape(given["self"])[1:])]
+    fits = all(
+        any(_is_least(_WIDER * size - expression(kernel), 0) for size in sizes) for kernel in given["kernel_size"]
+    )
     return "" if fits else "its window is far wider than its input"
 
 
@@ -169,8 +199,9 @@ def _of_attention(node: fx.Node, given: Mapping[str, Any]) -> str:
         return ""
     query, key, value = (_shape(given[name]) for name in ("query", "key", "value"))
     fused = "flash" in graph.op_name(node)
-    fits = key[-2] == value[-2] and (not fused or (query[:-2] == key[:-2] == value[:-2] and query[-2] != 0))
-    return "" if fits else "its keys and values are not as many"
+    heads = [each[:-2] for each in (query, key, value)]
+    whole = _alike(*heads[:2]) and _alike(*heads[1:]) and _is_least(expression(query[-2]), 1)
+    return "" if _same(key[-2], value[-2]) and (whole or not fused) else "its keys and values are not as many"
 
 
 def _of_heads(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -179,16 +210,49 @@ def _of_heads(node: fx.Node, given: Mapping[str, Any]) -> str:
     return "" if isinstance(heads, int) and heads > 0 else "its heads are not counted"
 
 
+def _of_transform(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Kernels of Fourier transforms count dimensions from the first, and take as many values as they are told."""
+    if not graph.op_name(node).startswith("_fft_"):
+        return ""
+    sizes, dims = _shape(given["self"]), given["dim"]
+    counted = all(isinstance(dim, int) and 0 <= dim < len(sizes) for dim in dims)
+    if not counted or not 0 < len(set(dims)) == len(dims) or given["normalization"] not in _MODES:
+        return "its dimensions are not counted from the first"
+    last = given.get("last_dim_size")
+    fits = last is None or (isinstance(last, int) and last > 0 and _same(sizes[dims[-1]], last // 2 + 1))
+    return "" if fits else "it is told another size than its input has"
+
+
+def _of_distances(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Distances of rows to one another are those of a table."""
+    is_table = graph.op_name(node) != "_pdist_forward" or len(_shape(given["self"])) == 2
+    return "" if is_table else "it takes the distances of what is no table"
+
+
+def _of_types(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """Whole attention blocks and LSTMs read their weights as numbers of the type that the first tensor has."""
+    if graph.op_name(node) not in ("lstm", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"):
+        return ""
+    held = [*given.get("params", ()), *given.get("hx", ())]
+    held += [value for name, value in given.items() if "weight" in name or "bias" in name]
+    types = {value.meta["val"].dtype for value in held if isinstance(value, fx.Node)}
+    return (
+        "" if types <= {node.all_input_nodes[0].meta["val"].dtype} else "its weights have another type than its input"
+    )
+
+
 _CHECKS: Sequence[Callable[[fx.Node, Mapping[str, Any]], str]] = (
     _of_normalisation, _of_weight_norm, _of_kernel, _of_recurrence, _of_resampling, _of_bags, _of_division, _of_circle,
-    _of_grid, _of_window, _of_attention, _of_heads,
+    _of_grid, _of_window, _of_attention, _of_heads, _of_transform, _of_distances, _of_types,
 )  # fmt: skip
 
 
 def _rises(node: fx.Node) -> bool:
-    """Say whether a call counts upwards."""
-    step: Any = graph.argument(node, "step") if graph.has_argument(node, "step") else 1
-    return graph.op_name(node) == "arange" and isinstance(step, int) and step > 0
+    """Say whether a call counts upwards from zero or more, in integers that do not wrap on the way."""
+    given = {name: graph.argument(node, name) for name in ("start", "step", "dtype") if graph.has_argument(node, name)}
+    start, step = given.get("start", 0), given.get("step", 1)
+    counts = isinstance(start, int) and isinstance(step, int) and start >= 0 and step > 0
+    return graph.op_name(node) == "arange" and counts and given.get("dtype") in (None, torch.int64)
 
 
 def _shape(value: fx.Node) -> Sequence[Any]:
@@ -199,7 +263,22 @@ def _count(value: fx.Node) -> Any:
     return math.prod(_shape(value))
 
 
-def _hint(size: Any) -> float:
-    """Return a size; of a free one, or of one that is computed, what the example has."""
-    found = size.meta["val"] if isinstance(size, fx.Node) else size
-    return float(found if isinstance(found, int) else found.node.hint)
+def _same(one: Any, two: Any) -> bool:
+    """Say whether two sizes are one whatever the free ones are."""
+    return bool(sympy.expand(expression(one)) == sympy.expand(expression(two)))
+
+
+def _alike(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Say whether two shapes are."""
+    return len(one) == len(two) and all(map(_same, one, two))
+
+
+def _is_least(size: Any, least: int) -> bool:
+    """Say whether an expression is never less than a number, as far as its signs show."""
+    return bool((sympy.expand(size) - least).is_nonnegative)
+
+
+def _is_less(wanted: Any, size: Any, scale: float) -> bool:
+    """Say whether an output has a place less than one beyond its input times a scale."""
+    beyond = sympy.expand(expression(wanted) - expression(size) * sympy.Rational(scale))
+    return bool(beyond.is_number and beyond < 1)

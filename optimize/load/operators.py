@@ -31,7 +31,7 @@ ATEN = words(
     _native_batch_norm_legit_no_training _native_multi_head_attention _neg_view _pad_circular _pad_enum
     _pack_padded_sequence _pad_packed_sequence _pdist_forward _prelu_kernel _safe_softmax
     _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu _shape_as_tensor _softmax
-    _stack _to_copy _transformer_encoder_layer_fwd _transform_bias_rescale_qkv _trilinear _unique2 _unsafe_index
+    _to_copy _transformer_encoder_layer_fwd _transform_bias_rescale_qkv _trilinear _unique2 _unsafe_index
     _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm _weight_norm_interface abs absolute acos
     acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d

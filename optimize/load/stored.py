@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -93,21 +94,34 @@ def load_left(folder: Path, name: str) -> dict[str, torch.Tensor]:
         raise Refused("The process that opened the file left tensors that cannot be read.") from error
 
 
-def _refuse_large(program: Program) -> None:
-    """Refuse a program that computes more at once than a machine holds.
+def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
+    """Refuse a program that computes more at once than a machine holds, or as much as its data says.
 
     Raises:
         Malformed: It does.
     """
+    known = {symbol for run in runs for symbol in run}
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            count = math.prod(size if isinstance(size, int) else size.node.hint or 1 for size in value.shape)
+        if not isinstance(value, torch.Tensor):
+            continue
+        new = {symbol for size in value.shape for symbol in _symbols(size)} - known
+        if any(_symbols(source.meta.get("val")) - known for source in node.all_input_nodes):
+            raise Malformed(f"'{node.name}' is as large as its data says")
+        known |= new  # what is found in a tensor is no more than it held
+        counted = [size for size in value.shape if not _symbols(size) & new]
+        for run in runs:  # what has no values because of one size is walked through by the others
+            count = math.prod(max(misfits.largest(size, [run]), 1) for size in counted)
             if count > _MOST_VALUES:
-                raise Malformed(f"'{node.name}' has {count} values")
+                raise Malformed(f"'{node.name}' has {count:g} values")
 
 
-def _refuse_many() -> Callable[[fx.Node], None]:
+def _symbols(size: Any) -> set[Any]:
+    """Return what a size is computed from."""
+    return set(misfits.expression(size).free_symbols) if isinstance(size, torch.SymInt | torch.SymFloat) else set()
+
+
+def _refuse_many(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
     """Return what counts the tensors of a program before their shapes are computed: each takes memory of its own.
 
     Raises:
@@ -117,11 +131,25 @@ def _refuse_many() -> Callable[[fx.Node], None]:
 
     def count(node: fx.Node) -> None:
         nonlocal made
-        made += misfits.count_made(node)
+        made += misfits.count_made(node, runs)
         if made > _MOST_TENSORS:
             raise Malformed(f"'{node.name}' ({node.target}) makes more tensors, or dimensions, than any network has")
 
     return count
+
+
+def _runs(program: Program) -> list[misfits.Sizes]:
+    """Return what free sizes are in the runs that compare a program with itself; others are the user's to ask for."""
+    batch = program.batch or 1
+    given = (program.inputs, program.sample(1), program.sample(batch + 1), program.enlarged(batch))
+    return [dict(_sizes(program, inputs)) for inputs in given]
+
+
+def _sizes(program: Program, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[Any, sympy.Integer]]:
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, tensor, dims in zip(nodes, inputs, program.dynamic, strict=True):
+        for dim in dims:
+            yield misfits.expression(node.meta["val"].shape[dim]), sympy.Integer(tensor.shape[dim])
 
 
 def _refuse_misfits(program: Program) -> None:
@@ -152,8 +180,11 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     _give_shapes(module, inputs, dynamic)
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
-    program.refresh(_refuse_many())
-    _refuse_large(program)
+    runs = _runs(program)
+    program.refresh(_refuse_many(runs))
+    if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or _runs(program) != runs:
+        raise Malformed("a size that it calls free is not")
+    _refuse_large(program, runs)
     _refuse_misfits(program)
     return program
 
@@ -161,7 +192,8 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
 def _give_shapes(module: fx.GraphModule, inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> None:
     """Give each placeholder a fake value of its example's shape, free dimensions of one name one symbol."""
     shapes = ShapeEnv(duck_shape=False)
-    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    # Without a rule of shapes an operator would run, before it is known whether its arguments fit.
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True, allow_fallback_kernels=False)
     symbols: dict[str, Any] = {}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for node, tensor, dims in zip(placeholders, inputs, dynamic, strict=True):

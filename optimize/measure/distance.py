@@ -12,6 +12,8 @@ from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
 MOST_APPENDED = 16
+#: Types of elements that name something: a class, a place, what is so or not.
+_CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,10 @@ class Distance:
 
     Attributes:
         sqnr_db: ``10 log10(sum y² / sum (y - y')²)``, within ±200: 200 for equal values, -200 where an element is
-            finite in one file only.
-        signal_power: Mean of ``y²`` over the elements that are finite in both.
-        noise_power: Mean of ``(y - y')²`` over them.
+            finite in one file only. Of classes and places (integers of 32 and 64 bits, booleans), which are right or
+            wrong however near, ``10 log10`` of all elements over those that differ: 20 dB where one of a hundred does.
+        signal_power: Mean of ``y²`` over the elements that are finite in both; 1 of classes and places.
+        noise_power: Mean of ``(y - y')²`` over them; the share that differs of classes and places.
         max_abs_error: Largest ``|y - y'|`` of them.
         first_range: Smallest and largest finite element in the first file; None where there is none.
         second_range: The same in the second file.
@@ -73,12 +76,14 @@ class DistanceMeter:
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
-        difference = want[finite] - got[finite]
+        signal, difference = want[finite], want[finite] - got[finite]
+        self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
+        if {expected.dtype.name, found.dtype.name} <= _CHOICES:
+            signal, difference = np.ones(expected.size), (expected != found).astype(np.float64)
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
-            self._signal += float(np.square(want[finite]).sum())
+            self._signal += float(np.square(signal).sum())
             self._noise += float(np.square(difference).sum())
         self._count += difference.size
-        self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
         for side, values in enumerate((want, got)):
             self._widen(side, values[np.isfinite(values)])
 
@@ -101,7 +106,8 @@ class DistanceMeter:
             self._ranges[side] = min(low, float(values.min())), max(high, float(values.max()))
 
     def _sqnr_db(self) -> float:
-        return -CAP_DB if self.not_finite else ratio_db(self._signal, self._noise)
+        squares_vanish = self._signal == 0.0 < self._max_abs_error
+        return -CAP_DB if self.not_finite or squares_vanish else ratio_db(self._signal, self._noise)
 
 
 def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

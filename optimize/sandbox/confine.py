@@ -1,9 +1,9 @@
 """The child's side: a process takes its own rights away, for good.
 
 Four layers, each of the kernel's own: capabilities (none but that of reading), Landlock (no file is opened for writing,
-made, moved or removed outside one folder, and there nothing but plain files), a seccomp filter (`system_calls`: no
-network, no other process, no change of modes, owners or limits), and hard resource limits. Nothing of it can be undone
-from inside. Where the kernel or the system lacks a layer, that is returned, and the user is told.
+made, moved or removed outside one folder, and there nothing but plain files; no terminal is read), a seccomp filter
+(`system_calls`: no network, no other process, no change of modes, owners or limits), and hard resource limits. Nothing
+of it can be undone from inside. Where the kernel or the system lacks a layer, that is returned, and the user is told.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.system_calls import filter_calls
 
-#: Devices that a runtime opens for writing; none of them keeps anything.
+#: Devices that a runtime opens for writing, of which none keeps anything, and those that it reads; terminals are none.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
+_READ_DEVICES = ("/dev/random", "/dev/urandom", "/dev/shm", "/dev/cpu")  # noqa: S108
 _GPU_DEVICES = ("nvidia*", "nvidia-caps", "dri", "kfd")
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION, _CAPABILITIES = 24, 0x20080522, 64
 #: CAP_DAC_READ_SEARCH: files that only the superuser may read can be opened as they were.
@@ -46,7 +47,11 @@ def confine_files(folder: Path) -> None:
     try:
         import landlock
 
-        rules = landlock.Ruleset(restrict_rules=_writing(landlock.FSAccess))
+        reading = landlock.FSAccess.READ_FILE
+        rules = landlock.Ruleset(restrict_rules=_writing(landlock.FSAccess) | reading)
+        readable = [found for found in Path("/").iterdir() if found.name != "dev"]
+        for found in filter(Path.exists, [*readable, *map(Path, _READ_DEVICES)]):
+            rules.allow(str(found), rules=reading)
         rules.allow(str(folder), rules=_plain_files(landlock.FSAccess))
         devices = [*map(Path, _DEVICES), *(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))]
         on_device = rules.restrict_rules & landlock.FSAccess.all_file()

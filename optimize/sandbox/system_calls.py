@@ -28,9 +28,13 @@ _CLONE_THREAD = 0x00010000
 _LOW_32 = 0xFFFFFFFF
 #: Commands of fcntl that let the kernel send signals to others: F_SETOWN, F_SETSIG, F_SETOWN_EX.
 _SIGNALLING = (8, 10, 15)
-#: Requests of ioctl that type into a terminal (TIOCSTI, TIOCLINUX) or change the flags of a file (FS_IOC_SETFLAGS in
-#: both sizes, FS_IOC_FSSETXATTR). The kernel looks at 32 bits of them.
-_REQUESTS = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820)
+#: Requests of ioctl that change the flags of a file: FS_IOC_SETFLAGS in both sizes, FS_IOC_FSSETXATTR. The kernel looks
+#: at 32 bits of them.
+_REQUESTS = (0x40086602, 0x40046602, 0x401C5820)
+#: Requests about a terminal, of every size and direction, but for those that ask what it is (TCGETS, TIOCGWINSZ) and
+#: what is about any descriptor (FIONREAD, FIONBIO, FIONCLEX, FIOCLEX).
+_TERMINAL = tuple(0x5400 + number for number in range(256) if number not in (0x01, 0x13, 0x1B, 0x21, 0x50, 0x51))
+_LOW_16 = 0xFFFF
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,12 +66,14 @@ def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
     for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         _deny(rules, denied, name, arg(0, unequal, os.getpid()))
     _deny(rules, denied, "tkill")
-    _deny(rules, denied, "sched_setaffinity", arg(0, masked, _LOW_32, os.getppid()))
+    _deny(rules, denied, "sched_setaffinity", arg(0, unequal, 0))
     _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG))
     for command in _SIGNALLING:
         _deny(rules, denied, "fcntl", arg(1, masked, _LOW_32, command))
     for request in _REQUESTS:
         _deny(rules, denied, "ioctl", arg(1, masked, _LOW_32, request))
+    for request in _TERMINAL:
+        _deny(rules, denied, "ioctl", arg(1, masked, _LOW_16, request))
 
 
 def _deny(rules: object, denied: int, call: str | int, *arguments: object) -> None:

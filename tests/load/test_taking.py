@@ -193,6 +193,97 @@ def test_dimensions_and_tables_do_not_grow_without_end(operator: str, tmp_path: 
         stored.restore(tmp_path)
 
 
+def _size_of_batch(*steps: tuple[str, int]) -> list[dict[str, Any]]:
+    """Returns calls that compute ``size`` from the batch of ``x``."""
+    calls = [{"name": "s0", "operator": "aten.sym_size.int", "arguments": [{"value": "input_1"}, 0]}]
+    for place, (function, number) in enumerate(steps):
+        name, arguments = f"s{place + 1}", [{"value": f"s{place}"}, number]
+        calls.append({"name": name, "operator": f"_operator.{function}", "arguments": arguments})
+    calls[-1]["name"] = "size"
+    return calls
+
+
+#: Calls of which only the example's batch of two shows what is right.
+OF_THE_EXAMPLE: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "channels": (
+        [
+            *_size_of_batch(("sub", 1), ("pow", 8), ("mul", 3)),
+            {"name": "t", "operator": "aten.zeros.default", "arguments": [[1, {"value": "size"}]]},
+            {"name": "w", "operator": "aten.ones.default", "arguments": [[3]]},
+            {
+                "name": "y",
+                "operator": "aten.batch_norm.default",
+                "arguments": [{"value": "t"}, *[{"value": "w"}] * 4, False, 0.1, 1e-5, False],
+            },
+        ],
+        "another size",
+    ),
+    "values": (
+        [
+            *_size_of_batch(("sub", 1), ("pow", 8), ("mul", 1 << 27)),
+            {"name": "y", "operator": "aten.zeros.default", "arguments": [[{"value": "size"}]]},
+        ],
+        "values",
+    ),
+    "no values": (
+        [{"name": "y", "operator": "aten.zeros.default", "arguments": [[0, 1 << 62]]}],
+        "values",
+    ),
+    "fixed": (
+        [
+            {"name": "w", "operator": "aten.ones.default", "arguments": [[2, 3]]},
+            {"name": "y", "operator": "aten.add.Tensor", "arguments": [{"value": "input_1"}, {"value": "w"}]},
+        ],
+        "calls free is not",
+    ),
+    "data": (
+        [
+            {"name": "w", "operator": "aten.full.default", "arguments": [[], 1 << 40], "keywords": {}},
+            {"name": "size", "operator": "aten._local_scalar_dense.default", "arguments": [{"value": "w"}]},
+            {"name": "y", "operator": "aten.zeros.default", "arguments": [[{"value": "size"}]]},
+        ],
+        "its data says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_EXAMPLE)
+def test_what_fits_the_example_alone_does_not_come_through(name: str, tmp_path: Path) -> None:
+    program = capture(nn.ReLU(), (torch.randn(2, 3),))
+    assert program.dynamic == ({0: "batch"},)
+    stored.store(program, tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    content["calls"], reason = OF_THE_EXAMPLE[name]
+    content["outputs"] = ["y"]
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match=reason):
+        stored.restore(tmp_path)
+
+
+def test_no_operator_runs_to_find_its_shape(tmp_path: Path) -> None:
+    program = capture(nn.Conv3d(2, 3, 2), (torch.randn(2, 2, 4, 4, 4),))
+    stored.store(program, tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    (call,) = [call for call in content["calls"] if "conv3d" in call["operator"]]
+    x, weight, bias = call["arguments"][:3]
+    call["operator"], far = "aten.slow_conv3d.default", [148, 148, 148]
+    call["arguments"] = [x, weight, [300, 300, 300], bias, [1, 1, 1], far]
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    with pytest.raises(Refused, match="cannot be read"):
+        stored.restore(tmp_path)
+
+
+def test_a_description_comes_back_in_the_normal_form(tmp_path: Path) -> None:
+    program = capture(nn.Conv2d(3, 4, 1), (torch.randn(2, 3, 4, 4),))
+    stored.store(program, tmp_path)
+    content = json.loads((tmp_path / "program.json").read_text())
+    (call,) = [call for call in content["calls"] if "conv2d" in call["operator"]]
+    call["arguments"] = call["arguments"][:2]
+    (tmp_path / "program.json").write_text(json.dumps(content))
+    (found,) = stored.restore(tmp_path).graph.find_nodes(op="call_function", target=aten.conv2d.default)
+    assert found.args[2:] == (None, [1, 1], [0, 0], [1, 1], 1)
+
+
 @pytest.mark.parametrize("parts", [3, 40])
 def test_honest_splits_come_through(parts: int, tmp_path: Path) -> None:
     class Splits(nn.Module):
@@ -282,9 +373,9 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _lstm(biases: int = 16, inputs: int = 3, cells: int = 2) -> fx.Node:
+def _lstm(biases: int = 16, inputs: int = 3, cells: int = 2, groups: int = 1, dtype: Any = None) -> fx.Node:
     empty = torch.empty
-    weights = [empty(16, inputs), empty(16, 4), empty(biases), empty(biases)]
+    weights = [empty(16, inputs), empty(16, 4), empty(biases, dtype=dtype), empty(biases, dtype=dtype)] * groups
     states = [empty(1, 2, 4), empty(1, cells, 4)]
     return _call(aten.lstm.input, empty(5, 2, 3), states, weights, True, 1, 0.0, False, False, False)
 
@@ -306,12 +397,19 @@ def _padded(sizes: list[int], mode: str = "circular") -> fx.Node:
     return _call(aten.pad.default, torch.empty(1, 2, 8), sizes, mode)
 
 
-def _bags(step: int | None) -> fx.Node:
+def _transformed(dim: int, last: int | None = None) -> fx.Node:
+    values = torch.empty(1, 4, 7, dtype=torch.complex64 if last else torch.float32)
+    if last is None:
+        return _call(aten._fft_r2c.default, values, [dim], 0, True)
+    return _call(aten._fft_c2r.default, values, [dim], 0, last)
+
+
+def _bags(step: int | None, **keywords: Any) -> fx.Node:
     """Returns the sums of three rows of a table, from offsets that are counted in a step, or given."""
     node = _call(aten._embedding_bag.default, torch.empty(9, 4), torch.ones(3).long(), torch.ones(2).long())
     if step is not None:
         with node.graph.inserting_before(node):
-            node.update_arg(2, node.graph.call_function(aten.arange.start_step, (0, 3, step)))
+            node.update_arg(2, node.graph.call_function(aten.arange.start_step, (0, 3, step), keywords))
     return node
 
 
@@ -363,6 +461,8 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _lstm(biases=0), id="biases"),
         pytest.param(lambda: _lstm(inputs=300), id="weights"),
         pytest.param(lambda: _lstm(cells=1), id="states"),
+        pytest.param(lambda: _lstm(groups=2), id="weights-too-many"),
+        pytest.param(lambda: _lstm(dtype=torch.float64), id="types"),
         pytest.param(lambda: _transposed(2000), id="kernel"),
         pytest.param(lambda: _smooth(1e-5, 16), id="scale"),
         pytest.param(lambda: _divided(torch.ones(2).long()), id="divisor"),
@@ -370,6 +470,10 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _padded([8, -15]), id="circle"),
         pytest.param(lambda: _bags(None), id="offsets"),
         pytest.param(lambda: _bags(-5), id="falling"),
+        pytest.param(lambda: _bags(2, dtype=torch.int32), id="wrapping"),
+        pytest.param(lambda: _transformed(-2), id="transform"),
+        pytest.param(lambda: _transformed(2, 40), id="transform-back"),
+        pytest.param(lambda: _call(aten._pdist_forward.default, torch.zeros(5, 1, 0)), id="distances"),
         pytest.param(lambda: _mean(1), id="without-statistics"),
         pytest.param(lambda: _sampled(9, 0), id="interpolation"),
         pytest.param(lambda: _sampled(0, 9), id="border"),
@@ -399,6 +503,8 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
         lambda: _padded([3, 4]),
         lambda: _padded([-3, 4], "constant"),
         lambda: _bags(2),
+        lambda: _transformed(1),
+        lambda: _transformed(2, 12),
         lambda: _mean(4),
         lambda: _sampled(2, 2),
         lambda: _pooled(13, 2),

@@ -120,6 +120,27 @@ def test_what_is_not_finite_in_one_place_only_never_passes(want: np.ndarray, got
         assert found is not None and same == (found.sqnr_db == 200.0)
 
 
+def distance_db(one: np.ndarray, other: np.ndarray) -> float:
+    found = DistanceMeter()
+    found.update(one, other)
+    return found.result().sqnr_db
+
+
+def test_a_class_is_right_or_wrong_however_near() -> None:
+    classes = np.full(100, 950)
+    assert distance_db(classes, classes + 49) == 0.0
+    one_wrong = np.where(np.arange(100) == 7, 951, 950)
+    assert distance_db(classes, one_wrong) == 20.0 and distance_db(classes, one_wrong.astype(np.int32)) == 20.0
+    assert distance_db(np.array([2**60]), np.array([2**60 + 1])) == 0.0
+    pixels = np.full(100, 200, np.uint8)  # what has steps is a signal
+    assert distance_db(pixels, pixels + 1) == pytest.approx(46.0, abs=0.1)
+
+
+def test_squares_that_vanish_are_no_agreement() -> None:
+    assert distance_db(np.array([1e-200]), np.array([1e-190])) == -200.0
+    assert distance_db(np.array([1e-200]), np.array([1e-200])) == 200.0
+
+
 @settings(max_examples=50, deadline=None)
 @given(arrays.arrays(np.float32, (6, 4), elements=st.floats(-1e3, 1e3, width=32)), st.integers(1, 5))
 def test_batches_do_not_change_the_result_and_json_can_hold_it(outputs: np.ndarray, cut: int) -> None:

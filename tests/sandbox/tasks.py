@@ -1,6 +1,7 @@
 """What a confined child is asked to try: each returns what came of it."""
 
 import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -28,7 +29,16 @@ def _tried(action: Callable[[], Any]) -> str:
         return type(error).__name__
 
 
-def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str]:
+def _on_terminal(request: int) -> None:
+    """Ask for something that a pipe has not, but a filter denies before that is seen."""
+    try:
+        fcntl.ioctl(os.pipe()[0], request, bytes(64))
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
+
+
+def escape(folder: Path, tell: Tell, outside: str, victim: int, terminal: str) -> dict[str, str]:
     """Try everything that must not be possible."""
     there = Path(outside)
     actions: dict[str, Callable[[], Any]] = {
@@ -63,9 +73,13 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int) -> dict[str, str
         "pin the parent in disguise": lambda: _call(
             203, ctypes.c_long(os.getppid() | 1 << 32), 8, ctypes.byref(ctypes.c_long(1))
         ),
+        "pin another": lambda: os.sched_setaffinity(victim, {0}),
         "schedule": lambda: os.sched_setparam(victim, os.sched_param(0)),
         "acl": lambda: _call(463, -100, 0, 0, 0, 0, 0),
         "flags": lambda: fcntl.ioctl(os.open(there / "kept", os.O_RDONLY), 0x40086602, b"\0" * 8),
+        "terminal": lambda: _on_terminal(0x5402),
+        "terminal in another size": lambda: _on_terminal(0x402C542B),
+        "read a terminal": lambda: os.open(terminal, os.O_RDONLY | os.O_NOCTTY),
         "type": lambda: fcntl.ioctl(0, 0x5412, b"Z"),
         "type in other words": lambda: _call(16, 0, 0x100005412, 0),
         "hidden memory": lambda: os.memfd_create("m"),

@@ -27,8 +27,9 @@ def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
     (outside / "kept").write_text("kept")
     before = (outside / "kept").stat()
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    ends = os.openpty()
     try:
-        answer = ask("escape", inside, outside=str(outside), victim=victim.pid)
+        answer = ask("escape", inside, outside=str(outside), victim=victim.pid, terminal=os.ttyname(ends[1]))
         if not _has_landlock():
             pytest.skip("this kernel has no Landlock")
         assert answer.missing == ()
@@ -37,6 +38,8 @@ def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
     finally:
         victim.kill()
         victim.wait()
+        for end in ends:
+            os.close(end)
     after = (outside / "kept").stat()
     assert [entry.name for entry in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "kept"
     assert (before.st_mode, before.st_mtime_ns, before.st_uid) == (after.st_mode, after.st_mtime_ns, after.st_uid)

@@ -35,6 +35,14 @@ def test_graphs_inside_graphs_are_bounded_by_protobuf(tmp_path: Path) -> None:
     refused(tmp_path / "m.onnx", "is not an ONNX file")
 
 
+@pytest.mark.parametrize(("part", "times"), [(wrapped(5, b""), 1_000_001), (b"\x40\x01", 10_000_001)])
+def test_a_file_of_empty_parts_is_refused_before_it_is_parsed(part: bytes, times: int, tmp_path: Path) -> None:
+    """A parser makes an object of two bytes: ten megabytes took two gigabytes."""
+    whole = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], []).read_bytes()
+    (tmp_path / "m.onnx").write_bytes(whole + wrapped(7, part * times) + b"\0" * 9)
+    refused(tmp_path / "m.onnx", "more than a million parts")
+
+
 def calls(depth: int, width: int) -> list[onnx.FunctionProto]:
     """Returns functions of which each calls the next so many times."""
     found = [helper.make_function("local", "f0", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], OPSETS[:1])]

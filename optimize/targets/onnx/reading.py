@@ -12,6 +12,7 @@ import onnx
 from optimize.errors import Refused
 from optimize.regular import read_bytes, require_file, shown
 from optimize.targets.onnx.untrusted.calls import check_calls
+from optimize.targets.onnx.untrusted.messages import check_messages
 from optimize.targets.onnx.untrusted.survey import check_work
 from optimize.targets.onnx.untrusted.tensors import check_tensors
 from optimize.targets.onnx.untrusted.texts import check_texts
@@ -44,7 +45,7 @@ def files_of(path: Path, *, trust: bool = False) -> tuple[onnx.ModelProto, tuple
 
 
 def _checked(path: Path, trust: bool) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
-    model = _parsed(path)
+    model = _parsed(path, trust)
     check_texts(model, path)
     outside = check_tensors(model, path)
     try:
@@ -58,9 +59,11 @@ def _checked(path: Path, trust: bool) -> tuple[onnx.ModelProto, tuple[Path, ...]
     return model, (path, *outside)
 
 
-def _parsed(path: Path) -> onnx.ModelProto:
+def _parsed(path: Path, trust: bool) -> onnx.ModelProto:
     require_file(path)
     model, content = onnx.ModelProto(), read_bytes(path, most_bytes=MOST_BYTES)
+    if not trust:
+        check_messages(content, path)
     try:
         model.ParseFromString(content)
     except Exception as error:  # protobuf's implementations have no common class

@@ -1,0 +1,72 @@
+"""How many messages a protobuf file holds: a parser makes an object of each, of two bytes in the file."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from optimize.errors import Refused
+from optimize.regular import shown
+
+#: Of honest files: a network of ten thousand nodes has a hundred thousand messages, and three times the fields.
+MOST_MESSAGES, MOST_FIELDS = 1_000_000, 10_000_000
+_VARINT, _SIZED, _FIXED = 0, 2, {1: 8, 5: 4}
+#: Fields are counted from one, the form stands in three bits before that.
+_FIRST_TAG = 1 << 3
+
+
+def check_messages(content: bytes, path: Path) -> None:
+    """Refuse a file of more messages, or fields, than an honest one has; one that is no protobuf is the parser's.
+
+    Raises:
+        Refused: It has.
+
+    Source: protobuf.dev, "Encoding".
+    """
+    messages, fields = 0, 0
+    waiting: list[tuple[Any, int, int]] = [(onnx.ModelProto.DESCRIPTOR, 0, len(content))]
+    while waiting:
+        kind, place, end = waiting.pop()
+        inner = _messages_in(kind)
+        while place < end:
+            tag, place = _varint(content, place)
+            fields += 1
+            form = tag & 7
+            if form == _SIZED:
+                size, place = _varint(content, place)
+                if tag >> 3 in inner:
+                    messages += 1
+                    waiting.append((inner[tag >> 3], place, min(place + size, end)))
+                place += size
+            elif form == _VARINT:
+                _, place = _varint(content, place)
+            elif form in _FIXED:
+                place += _FIXED[form]
+            if tag < _FIRST_TAG:  # no parser goes on here, but with what stands before it
+                break
+            if messages > MOST_MESSAGES or fields > MOST_FIELDS:
+                raise Refused(
+                    f"'{shown(path)}' has more than a million parts, or ten million fields.",
+                    hint="Add --trust if you trust this file.",
+                )
+
+
+@cache
+def _messages_in(kind: Any) -> dict[int, Any]:
+    """Return the messages that a message may hold, by their fields' numbers."""
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+def _varint(content: bytes, place: int) -> tuple[int, int]:
+    """Return a number and where the next thing begins; zero behind the end."""
+    found = shift = 0
+    for byte in content[place : place + 10]:
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found, place
+        shift += 7
+    return found, place + 1
