@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from optimize.errors import Refused, UsageError, nearest
@@ -22,10 +21,11 @@ def is_named(text: str) -> bool:
 
 
 def named_in(content: Any) -> Iterator[str]:
-    """Yield every ``package.module:name`` that is no file, in what a file of settings holds."""
-    if isinstance(content, str) and is_named(content) and not Path(content).exists():
+    """Yield every ``package.module:name`` in what a file of settings holds, though a file may be called so."""
+    if isinstance(content, str) and is_named(content):
         yield content
-    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    is_many = isinstance(content, list | tuple | set | frozenset)
+    parts = (*content, *content.values()) if isinstance(content, Mapping) else content if is_many else ()
     for part in parts:
         yield from named_in(part)
 

@@ -149,7 +149,7 @@ def _load_yaml(text: str) -> Any:
         if node is None:
             return None
         _count(node, {})
-        return loader.construct_document(node)
+        return _plain(loader.construct_document(node))
     finally:
         loader.dispose()
 
@@ -170,6 +170,23 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _plain(value: Any) -> Any:
+    """Return what is made of texts, numbers, lists and mappings: what else there is becomes a text further on.
+
+    Raises:
+        ValueError: It is not: YAML has bytes, sets and dates.
+    """
+    if isinstance(value, dict):
+        parts: Iterable[Any] = (*value, *value.values())
+    else:
+        parts = value if isinstance(value, list) else ()
+        if not isinstance(value, list | str | int | float | None):
+            raise ValueError(f"it holds a {type(value).__name__}, which is no text, number, list or mapping")
+    for part in parts:
+        _plain(part)
+    return value
 
 
 def _count(node: yaml.Node, known: dict[int, int | None]) -> int:

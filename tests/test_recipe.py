@@ -46,8 +46,10 @@ def test_a_wrong_recipe_is_refused_with_the_nearest_name(content: str, message: 
     "content",
     ['calib: "evil:go"', 'eval: "this:s"', 'passes: [{QuantizeAware: {train: "evil:go"}}]'],
 )
-def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path) -> None:
+def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "recipe.yaml"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil:go").touch()  # a file of that name does not make it one
     path.write_text(content)
     with pytest.raises(Refused, match=r"names Python code: (evil:go|this:s)"):
         recipe.read(path)

@@ -62,6 +62,15 @@ def test_json_that_is_refused(text: str, message: str, tmp_path: Path) -> None:
         baseline.read(path)
 
 
+@pytest.mark.parametrize(
+    "text", ["!!binary cmM=", "!!set {x}", "2001-01-01", "[{b: !!binary cmM=}]", "{? !!binary cmM= : 1}"]
+)
+def test_yaml_has_texts_numbers_lists_and_mappings_alone(text: str) -> None:
+    """Bytes turned into a text behind the check that refuses names of Python code."""
+    with pytest.raises(UsageError, match=r"is not YAML: it holds a (bytes|set|date)"):
+        parse_yaml(f"a: {text}", source="it")
+
+
 @pytest.mark.parametrize("text", [f"a = {'9' * 5000}", "a = " + "[" * 5000, "a = \0", "a = 1\na = 2"])
 def test_toml_that_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(text)

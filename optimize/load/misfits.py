@@ -77,7 +77,10 @@ def expression(size: Any) -> Any:
 
 
 def find_misfit(node: fx.Node) -> str:
-    """Return what is wrong with the arguments of a call whose kernel does not look, empty where nothing is."""
+    """Return what is wrong with the arguments of a call whose kernel does not look, empty where nothing is.
+
+    Asked before the call is computed: some kernels run to tell a shape.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return ""
     given = {entry.name: graph.argument(node, entry.name) for entry in node.target._schema.arguments}
@@ -160,9 +163,12 @@ def _of_bags(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 def _of_division(node: fx.Node, given: Mapping[str, Any]) -> str:
     """The processor ends who divides the smallest integer by minus one; only ``trunc`` leaves that to it."""
-    if given.get("rounding_mode") != "trunc" or node.meta["val"].is_floating_point():
+    divisor = given.get("other")
+    if given.get("rounding_mode") != "trunc" or isinstance(divisor, float):
         return ""
-    divisor = given["other"]
+    divided = [value.meta["val"] for value in node.all_input_nodes]
+    if any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in divided):
+        return ""
     return "" if isinstance(divisor, int | float) and divisor != -1 else "it divides integers by what may be minus one"
 
 
@@ -193,13 +199,15 @@ def _of_window(node: fx.Node, given: Mapping[str, Any]) -> str:
 def _of_attention(node: fx.Node, given: Mapping[str, Any]) -> str:
     """Attention reads as many keys as there are values, and the fused kernel those of every sample and head.
 
-    The fused one divides by the number of queries, too.
+    The fused one divides by the number of queries, too, and shared keys by the number of their heads.
     """
     if not {"query", "key", "value"} <= given.keys() or "embed_dim" in given:
         return ""
     query, key, value = (_shape(given[name]) for name in ("query", "key", "value"))
     fused = "flash" in graph.op_name(node)
     heads = [each[:-2] for each in (query, key, value)]
+    if given.get("enable_gqa") and not all(_is_least(expression(each[-3]), 1) for each in (key, value)):
+        return "its keys have no heads"
     whole = _alike(*heads[:2]) and _alike(*heads[1:]) and _is_least(expression(query[-2]), 1)
     return "" if _same(key[-2], value[-2]) and (whole or not fused) else "its keys and values are not as many"
 

@@ -121,21 +121,24 @@ def _symbols(size: Any) -> set[Any]:
     return set(misfits.expression(size).free_symbols) if isinstance(size, torch.SymInt | torch.SymFloat) else set()
 
 
-def _refuse_many(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
-    """Return what counts the tensors of a program before their shapes are computed: each takes memory of its own.
+def _refuse_calls(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
+    """Return what looks at each call before its shapes are computed, which some kernels end the process over.
 
     Raises:
-        Malformed: When called: they are more than any network has.
+        Malformed: When called: it would look or write beyond its arguments, or there are more tensors than any network
+            has, each of which takes memory of its own.
     """
     made = 0.0
 
-    def count(node: fx.Node) -> None:
+    def check(node: fx.Node) -> None:
         nonlocal made
         made += misfits.count_made(node, runs)
         if made > _MOST_TENSORS:
             raise Malformed(f"'{node.name}' ({node.target}) makes more tensors, or dimensions, than any network has")
+        if reason := misfits.find_misfit(node):
+            raise Malformed(f"'{node.name}' ({node.target}) cannot be: {reason}")
 
-    return count
+    return check
 
 
 def _runs(program: Program) -> list[misfits.Sizes]:
@@ -150,17 +153,6 @@ def _sizes(program: Program, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[A
     for node, tensor, dims in zip(nodes, inputs, program.dynamic, strict=True):
         for dim in dims:
             yield misfits.expression(node.meta["val"].shape[dim]), sympy.Integer(tensor.shape[dim])
-
-
-def _refuse_misfits(program: Program) -> None:
-    """Refuse calls that would look or write beyond their arguments, or end the process.
-
-    Raises:
-        Malformed: There is one.
-    """
-    for node in program.graph.nodes:
-        if reason := misfits.find_misfit(node):
-            raise Malformed(f"'{node.name}' ({node.target}) cannot be: {reason}")
 
 
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:
@@ -181,11 +173,10 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
     runs = _runs(program)
-    program.refresh(_refuse_many(runs))
+    program.refresh(_refuse_calls(runs))
     if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or _runs(program) != runs:
         raise Malformed("a size that it calls free is not")
     _refuse_large(program, runs)
-    _refuse_misfits(program)
     return program
 
 

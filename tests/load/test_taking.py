@@ -266,8 +266,8 @@ def test_no_operator_runs_to_find_its_shape(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "program.json").read_text())
     (call,) = [call for call in content["calls"] if "conv3d" in call["operator"]]
     x, weight, bias = call["arguments"][:3]
-    call["operator"], far = "aten.slow_conv3d.default", [148, 148, 148]
-    call["arguments"] = [x, weight, [300, 300, 300], bias, [1, 1, 1], far]
+    call["operator"] = "aten.slow_conv3d.default"
+    call["arguments"] = [x, weight, [2, 2, 2], bias, [1, 1, 1], [0, 0, 0]]
     (tmp_path / "program.json").write_text(json.dumps(content))
     with pytest.raises(Refused, match="cannot be read"):
         stored.restore(tmp_path)
@@ -439,6 +439,15 @@ def _attention(keys: int, values: int, batch: int = 2, queries: int = 9) -> fx.N
     )
 
 
+def _shared(heads: int) -> fx.Node:
+    """Returns attention whose keys are shared by several heads; with none the process ends when it is computed."""
+    node = _attention(6, 6)
+    node.kwargs = {"enable_gqa": True}
+    for value in node.all_input_nodes[1:]:
+        value.meta["val"] = torch.empty(2, heads, 6, 8)
+    return node
+
+
 def _fused(batch: int = 2, queries: int = 9) -> fx.Node:
     node = _attention(9, 9, batch, queries)
     node.target = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -482,6 +491,7 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _attention(2, 600), id="keys"),
         pytest.param(lambda: _fused(batch=1), id="samples"),
         pytest.param(lambda: _fused(queries=0), id="queries"),
+        pytest.param(lambda: _shared(0), id="no-heads-of-keys"),
         pytest.param(lambda: _lengths(1), id="lengths"),
         pytest.param(lambda: _heads(0), id="heads"),
     ],
@@ -510,6 +520,7 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
         lambda: _pooled(13, 2),
         lambda: _attention(6, 6),
         lambda: _attention(6, 6, batch=1),
+        lambda: _shared(1),
         _fused,
         lambda: _lengths(4),
         lambda: _lengths(1, dim=-1),
