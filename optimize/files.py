@@ -6,11 +6,11 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 
 #: What the system says of a place that is not ours to write to, whoever tries.
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EROFS, errno.EPERM, errno.EBUSY, errno.ETXTBSY})
@@ -63,6 +63,18 @@ def check(path: Path) -> None:
             raise Refused(
                 f"'{path}' is no regular file, and a file is to be written there.", hint="Choose another name."
             )
+
+
+def check_apart(path: Path, others: Iterable[str | Path]) -> None:
+    """Make sure that a file to be written is none of the others that a command reads or writes.
+
+    Raises:
+        UsageError: It is one of them.
+    """
+    for other in others:
+        with suppress(OSError, ValueError):
+            if path.resolve() == Path(other).resolve() or os.path.samefile(path, other):
+                raise UsageError(f"'{path}' is named twice: what it holds would be lost.", hint="Choose another name.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
+from optimize.capture_checks import check_capture
 from optimize.errors import Refused, require
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
@@ -51,6 +52,7 @@ def capture(
         Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free, or returns
             something that is no tensor.
         UsageError: It is no module.
+        VerificationFailed: The graph answers otherwise than the module.
 
     Example:
         >>> import torch
@@ -72,7 +74,9 @@ def capture(
     with _quiet_export():
         check_it_runs(source, arguments, keywords, module)
         exported = _export(source, arguments, keywords, dynamic_batch, dynamic_size)
-    return from_exported(exported, inputs, in_spec, source=source, notes=notes)
+    program = from_exported(exported, inputs, in_spec, source=source, notes=notes)
+    check_capture(program)
+    return program
 
 
 def capture_exported(

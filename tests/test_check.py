@@ -94,6 +94,8 @@ def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path:
         ((base, base, "--cpus", "a"), "does not name processors"),
         ((base, base, "--config", tmp_path / "bad.yaml"), "Did you mean 'max_regression'"),
         ((base, base, "--on-inconclusive", "shrug"), "--on-inconclusive"),
+        ((base, base, "--json", base), "is named twice"),
+        ((base, base, "--json", tmp_path / "o", "--junit", tmp_path / "o"), "is named twice"),
     ]
     for words, message in mistakes:
         done = typed("check", *words, cwd=tmp_path)

@@ -110,6 +110,8 @@ def test_values_are_kept_or_refused() -> None:
     assert first(np.array([[1.5, 2]]), "float16").dtype == torch.float16
     assert first(np.array([[1, 7]], np.uint16), "int64").dtype == torch.int64
     assert first(np.array([[True, False]]), "bool").dtype == torch.bool
+    with pytest.raises(Refused, match=r"2\^63 and more"):
+        first(np.array([[1, 2**64 - 1]], np.uint64), "float32")
     with pytest.raises(UsageError, match="holds float32 for input 'x', which takes int64"):
         first(np.zeros((1, 2), np.float32), "int64")
     with pytest.raises(UsageError, match="that float32 cannot hold"):

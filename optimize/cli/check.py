@@ -80,9 +80,11 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     from optimize import files
 
     settings = _settings(models, given)
-    for option in ("json_file", "junit", "save_baseline"):
-        if given[option]:
-            files.check(given[option])
+    written = [given[option] for option in ("json_file", "junit", "save_baseline") if given[option]]
+    inputs = [given[option] for option in ("config", "data", "evaluate")]
+    for number, path in enumerate(written):  # the next baseline may replace the one that is compared with
+        files.check(path)
+        files.check_apart(path, [*models, *filter(None, inputs), *written[:number]])
     try:
         record = _self_test(settings, given) if given["self_test"] else _check(settings, given)
         _report(record, given)

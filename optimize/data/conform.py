@@ -133,7 +133,7 @@ def _input(value: Any, spec: InputSpec, name: str, start: int) -> torch.Tensor:
 def _cast(tensor: torch.Tensor, spec: InputSpec, name: str) -> torch.Tensor:
     """Cast without changing values beyond rounding of floats; uint8 for a float input is scaled to [0, 1]."""
     want = spec.torch_dtype
-    tensor = tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+    tensor = _signed(tensor, f"'{name}' for input '{spec.name}'")
     if tensor.dtype == want:
         return tensor
     if tensor.dtype == torch.uint8 and want.is_floating_point:
@@ -149,6 +149,18 @@ def _cast(tensor: torch.Tensor, spec: InputSpec, name: str) -> torch.Tensor:
             f"'{name}' holds {_noun(tensor)} values for input '{spec.name}' that {spec.dtype} cannot hold."
         )
     return cast
+
+
+def _signed(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return unsigned integers as signed ones that hold them.
+
+    Raises:
+        Refused: 64 bits do not.
+    """
+    wide = tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+    if tensor.dtype is torch.uint64 and bool((wide < 0).any()):
+        raise Refused(f"{name} holds integers of 2^63 and more, which int64 does not.")
+    return wide
 
 
 def _labels(value: Any, name: str, start: int) -> torch.Tensor:

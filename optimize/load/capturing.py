@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,9 +60,10 @@ def capture_model(
         program = capture_torchscript(held, inputs(), dynamic_batch=not how.static_batch)
     else:
         program = capture_module(held, inputs(), how)
-    program = vary_tokens(program)
-    check_capture(program)
-    return program
+    varied = vary_tokens(program)
+    if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
+        check_capture(varied)
+    return varied
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:

@@ -23,6 +23,9 @@ from optimize.load import operators
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", re.ASCII)
 _WORD = re.compile(r"[\w .+\-/]*", re.ASCII)
+#: Where a call came from: a path through modules and containers, and the modules around one another.
+_OF_MODULES, _MOST_MODULES = re.compile(r"[\w.@\[\]']*"), 64
+_MOST_LETTERS = 1000
 #: A text among arguments, such as the equation of an einsum: what is seen, without quotes and backslashes.
 _TEXT = re.compile(r"[ !#-&(-\[\]-~]+", re.ASCII)
 _MOST_EXPONENT = 8
@@ -118,7 +121,9 @@ def _build_call(built: fx.Graph, call: OperatorCall, values: Mapping[str, fx.Nod
         if len(arguments) > len(schema.arguments) or not keywords.keys() <= {entry.name for entry in schema.arguments}:
             raise Malformed(f"'{call.name}' does not fit {schema}")
     node = built.create_node("call_function", target, tuple(arguments), keywords, name=checked(NAME, call.name))
-    stack = {f"{place}": (path, kind) for place, (path, kind) in enumerate(call.modules)}
+    if not isinstance(call.modules, list) or len(call.modules) > _MOST_MODULES:
+        raise Malformed(f"'{call.name}' comes from more modules than lie inside one another")
+    stack = {f"{place}": _module(entry) for place, entry in enumerate(call.modules)}
     if stack:
         node.meta["nn_module_stack"] = stack
     if not isinstance(target, torch._ops.OpOverload):
@@ -134,7 +139,7 @@ def checked(pattern: re.Pattern[str], text: Any) -> str:
         Malformed: It is not.
     """
     reserved = pattern is NAME and (keyword.iskeyword(text) or text == "self")
-    if not isinstance(text, str) or len(text) > 1000 or not pattern.fullmatch(text) or reserved:
+    if not isinstance(text, str) or len(text) > _MOST_LETTERS or not pattern.fullmatch(text) or reserved:
         raise Malformed(f"{str(text)[:80]!r} is no name")
     return text
 
@@ -311,8 +316,24 @@ def describe(module: fx.GraphModule) -> Description:
 def _modules(node: fx.Node) -> list[list[str]]:
     """Return where a call came from; what is no plain path is left out."""
     stack = (node.meta.get("nn_module_stack") or {}).values()
-    pairs = ((str(path), kind if isinstance(kind, str) else _class_name(kind)) for path, kind in stack)
-    return [[path, kind] for path, kind in pairs if _WORD.fullmatch(kind) and re.fullmatch(r"[\w.@\[\]']*", path)]
+    pairs = ([str(path), kind if isinstance(kind, str) else _class_name(kind)] for path, kind in stack)
+    return [pair for pair in pairs if _is_module(*pair)][-_MOST_MODULES:]
+
+
+def _module(entry: Any) -> tuple[str, str]:
+    """Return where a call came from, a path and the name of a class.
+
+    Raises:
+        Malformed: It is not that.
+    """
+    if not isinstance(entry, list) or len(entry) != 2 or not _is_module(*entry):
+        raise Malformed("a call comes from what is no module")
+    return entry[0], entry[1]
+
+
+def _is_module(path: Any, kind: Any) -> bool:
+    are_texts = isinstance(path, str) and isinstance(kind, str) and len(path) + len(kind) <= _MOST_LETTERS
+    return are_texts and bool(_WORD.fullmatch(kind) and _OF_MODULES.fullmatch(path)) and ".." not in path
 
 
 def _class_name(cls: Any) -> str:

@@ -23,6 +23,7 @@ Sizes = Mapping[sympy.Symbol, sympy.Integer]
 
 _OTHER_SIZE = "its weights or statistics have another size than its input has channels"
 _GATES_OF_LSTM = 4
+_GATES_OF_CELL = {"lstm_cell": 4, "gru_cell": 3, "rnn_tanh_cell": 1, "rnn_relu_cell": 1}
 #: ``at::padding_mode::circular``.
 _CIRCULAR = 2
 #: Ways of ``grid_sampler`` to find a value between others, and beyond the border.
@@ -121,25 +122,38 @@ def _of_kernel(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
     """oneDNN reads the weights, biases and cells of an LSTM by the sizes of its input and its first state."""
-    if graph.op_name(node) != "lstm" or "batch_sizes" in given or len(given["hx"]) != 2:
+    if graph.op_name(node) != "lstm" or "batch_sizes" in given:
         return ""
+    if len(given["hx"]) != 2:
+        return "it has no state and cell"
+    (held, batch, shown), (*_, hidden) = _shape(given["hx"][0]), _shape(given["hx"][1])
     each = _GATES_OF_LSTM if given["has_biases"] else _GATES_OF_LSTM // 2
+    each += not _same(shown, hidden)  # what is shown of the cell is a projection of it
     directions = 2 if given["bidirectional"] else 1
-    groups = [given["params"][start : start + each] for start in range(0, len(given["params"]), each)]
-    layers = directions * given["num_layers"]
-    if len(given["params"]) == (each + 1) * layers:  # projections: the kernel that takes them looks
+    layers, rows, features = directions * given["num_layers"], _GATES_OF_LSTM * hidden, _shape(given["input"])[2]
+    wanted, found = [(layers, batch, hidden)], [_shape(given["hx"][1])]
+    for place in range(layers):
+        taken = features if place < directions else directions * shown
+        biases = [(rows,), (rows,)] if given["has_biases"] else []
+        wanted += [(rows, taken), (rows, shown), *biases, (shown, hidden)][:each]
+    found += [_shape(value) for value in given["params"]]
+    fits = _same(held, layers) and _same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
+    fits = fits and len(wanted) == len(found) and all(map(_alike, wanted, found))
+    return "" if fits else "its weights or states have other sizes than its input"
+
+
+def _of_cells(node: fx.Node, given: Mapping[str, Any]) -> str:
+    """A cell takes what it makes of its input and its state apart into gates, of whatever shape they are."""
+    gates = _GATES_OF_CELL.get(graph.op_name(node))
+    if gates is None:
         return ""
-    if len(groups) != layers or len(groups[-1]) != each:
-        return "it has more weights, or fewer, than its layers take"
-    (_, batch, hidden), cell = _shape(given["hx"][0]), _shape(given["hx"][1])
-    rows, features = _GATES_OF_LSTM * hidden, _shape(given["input"])[2]
-    wanted, found = [(len(groups), batch, hidden)], [tuple(cell)]
-    for place, group in enumerate(groups):
-        taken = features if place < directions else directions * hidden
-        wanted += [(rows, taken), (rows, hidden), (rows,), (rows,)][:each]
-        found += [tuple(_shape(value)) for value in group]
-    fits = _same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
-    return "" if fits and all(map(_alike, wanted, found)) else "its weights or states have other sizes than its input"
+    states = given["hx"] if isinstance(given["hx"], list | tuple) else [given["hx"]]
+    (batch, features), (_, hidden) = _shape(given["input"]), _shape(states[0])
+    wanted = [(batch, hidden)] * len(states) + [(gates * hidden, features), (gates * hidden, hidden)]
+    found = [_shape(value) for value in (*states, given["w_ih"], given["w_hh"])]
+    biases = [_shape(given[name]) for name in ("b_ih", "b_hh") if given[name] is not None]
+    fits = all(map(_alike, [*wanted, *[(gates * hidden,)] * len(biases)], [*found, *biases]))
+    return "" if fits else "its weights or states have other sizes than its input"
 
 
 def _of_resampling(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -157,8 +171,12 @@ def _of_bags(node: fx.Node, given: Mapping[str, Any]) -> str:
     """The bags of an embedding begin where its offsets say, which are looked at in the first and last place alone."""
     if "offsets" not in given:
         return ""
-    rising = isinstance(given["offsets"].target, torch._ops.OpOverload) and _rises(given["offsets"])
-    return "" if rising else "its offsets are not counted, and may lead anywhere"
+    if not isinstance(given["offsets"].target, torch._ops.OpOverload) or not _rises(given["offsets"]):
+        return "its offsets are not counted, and may lead anywhere"
+    table, indices, offsets = (_shape(given[name]) for name in ("weight", "indices", "offsets"))
+    fits = (len(table), len(indices), len(offsets)) == (2, 1, 1)
+    least = 2 if given.get("include_last_offset") else 1
+    return "" if fits and _is_least(expression(offsets[0]), least) else "it has no bags, or is no table"
 
 
 def _of_division(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -244,14 +262,13 @@ def _of_types(node: fx.Node, given: Mapping[str, Any]) -> str:
     held = [*given.get("params", ()), *given.get("hx", ())]
     held += [value for name, value in given.items() if "weight" in name or "bias" in name]
     types = {value.meta["val"].dtype for value in held if isinstance(value, fx.Node)}
-    return (
-        "" if types <= {node.all_input_nodes[0].meta["val"].dtype} else "its weights have another type than its input"
-    )
+    fits = types <= {node.all_input_nodes[0].meta["val"].dtype}
+    return "" if fits else "its weights have another type than its input"
 
 
 _CHECKS: Sequence[Callable[[fx.Node, Mapping[str, Any]], str]] = (
-    _of_normalisation, _of_weight_norm, _of_kernel, _of_recurrence, _of_resampling, _of_bags, _of_division, _of_circle,
-    _of_grid, _of_window, _of_attention, _of_heads, _of_transform, _of_distances, _of_types,
+    _of_normalisation, _of_weight_norm, _of_kernel, _of_recurrence, _of_cells, _of_resampling, _of_bags, _of_division,
+    _of_circle, _of_grid, _of_window, _of_attention, _of_heads, _of_transform, _of_distances, _of_types,
 )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ from optimize.sandbox import left_in
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
 #: A graph of 10,000 calls takes 5 MB, and 100 MB of memory when its shapes are known.
 _GRAPH_BYTES, _MOST_TENSORS = 32 << 20, 1 << 16
-#: Values in one tensor that a graph computes on its examples, 8 GiB in float32.
-_MOST_VALUES = 1 << 31
+#: Bytes of one tensor that a graph computes on its examples.
+_MOST_BYTES = 1 << 33
 
 
 def store(program: Program, folder: Path) -> None:
@@ -112,7 +112,7 @@ def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
         counted = [size for size in value.shape if not _symbols(size) & new]
         for run in runs:  # what has no values because of one size is walked through by the others
             count = math.prod(max(misfits.largest(size, [run]), 1) for size in counted)
-            if count > _MOST_VALUES:
+            if count * value.itemsize > _MOST_BYTES:
                 raise Malformed(f"'{node.name}' has {count:g} values")
 
 
@@ -177,6 +177,8 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or _runs(program) != runs:
         raise Malformed("a size that it calls free is not")
     _refuse_large(program, runs)
+    with torch.inference_mode():  # what its kernels refuse is refused here
+        program.run(program.sample(program.batch + 1) if program.batch else program.inputs)
     return program
 
 

@@ -92,8 +92,8 @@ class Recovery(Pass):
         where = f"{'the same' if judge is learn else 'held-out'} samples"
         weights = not self.unless_near
         folds = [_Fold(program, learn, judge, weights)]
-        before = [folds[0].noise(program)]
-        if self.unless_near and (near := _db(before)) >= NEAR_DB:
+        before = [folds[0].noise(program)] if self.unless_near else []
+        if before and (near := _db(before)) >= NEAR_DB:
             note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
             return Outcome(skips=skips, notes=(note,))
         worth = MARGIN_DB if self.unless_near else 0.0
@@ -104,7 +104,7 @@ class Recovery(Pass):
             return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}{enough}.",))
         if judge is not learn:
             folds.append(_Fold(program, judge, learn, weights))
-            before.append(folds[1].noise(program))
+        before += [fold.noise(program) for fold in folds[len(before) :]]
         for attempt, _ in chosen:
             attempt.write(program.graph_module)
         program.refresh()

@@ -138,6 +138,11 @@ FORGERIES: dict[str, Change] = {
     "division": lambda value: value["calls"].append(
         {"name": "ends_the_process", "operator": "aten.remainder.int", "arguments": [1, 0]}
     ),
+    "modules": lambda value: value["calls"][0].update(modules=[[5, 6]]),
+    "long module": lambda value: value["calls"][0].update(modules=[["a" * 100_000, "Linear"]]),
+    "upwards": lambda value: value["calls"][0].update(modules=[["../../..", "Linear"]]),
+    "many modules": lambda value: value["calls"][0].update(modules=[["a", "Linear"]] * 100),
+    "free": lambda value: value["dynamic"][0].update({"0": "batch", "1": "batch"}),
     "calls": lambda value: value["calls"].extend([value["calls"][0]] * (1 << 16)),
 }
 _X, _EMPTY, _LONG = {"value": "x"}, {"value": "empty"}, {"value": "long"}
@@ -261,16 +266,12 @@ def test_what_fits_the_example_alone_does_not_come_through(name: str, tmp_path: 
 
 
 def test_no_operator_runs_to_find_its_shape(tmp_path: Path) -> None:
-    program = capture(nn.Conv3d(2, 3, 2), (torch.randn(2, 2, 4, 4, 4),))
-    stored.store(program, tmp_path)
-    content = json.loads((tmp_path / "program.json").read_text())
-    (call,) = [call for call in content["calls"] if "conv3d" in call["operator"]]
-    x, weight, bias = call["arguments"][:3]
-    call["operator"] = "aten.slow_conv3d.default"
-    call["arguments"] = [x, weight, [2, 2, 2], bias, [1, 1, 1], [0, 0, 0]]
-    (tmp_path / "program.json").write_text(json.dumps(content))
-    with pytest.raises(Refused, match="cannot be read"):
-        stored.restore(tmp_path)
+    """Those that have no rule of shapes would run on tensors of the sizes that a file says."""
+    stored.store(capture(nn.ReLU(), (torch.randn(2, 3),)), tmp_path)
+    (placeholder,) = stored.restore(tmp_path).graph.find_nodes(op="placeholder")
+    assert not placeholder.meta["val"].fake_mode.allow_fallback_kernels
+    with pytest.raises(operators.NotListed):
+        operators.find("aten.slow_conv3d.default")
 
 
 def test_a_description_comes_back_in_the_normal_form(tmp_path: Path) -> None:
@@ -380,6 +381,25 @@ def _lstm(biases: int = 16, inputs: int = 3, cells: int = 2, groups: int = 1, dt
     return _call(aten.lstm.input, empty(5, 2, 3), states, weights, True, 1, 0.0, False, False, False)
 
 
+def _cell(kind: Any, gates: int, bias: tuple[int, ...] = ()) -> fx.Node:
+    """Returns a call that is not computed: with a bias of another shape, that ends the process."""
+    shapes = [(2, 3), (2, 4), (gates * 4, 3), (gates * 4, 4), (gates * 4,), bias or (gates * 4,)]
+    built, nodes = fx.Graph(), []
+    for shape in shapes:
+        nodes.append(built.placeholder("given"))
+        nodes[-1].meta["val"] = torch.empty(shape)
+    x, state, *weights = nodes
+    return built.call_function(kind, (x, [state, state] if gates == 4 else state, *weights))
+
+
+def _projected(states: int) -> fx.Node:
+    empty = torch.empty
+    weights = [empty(16, 3), empty(16, 2), empty(16), empty(16), empty(2, 4)]
+    node = _call(aten.lstm.input, empty(5, 2, 3), [empty(1, 2, 2), empty(1, 2, 4)], weights, True, 1, 0.0, *[False] * 3)
+    node.args[1][0].meta["val"] = empty(states, 2, 2)
+    return node
+
+
 def _transposed(kernel: int) -> fx.Node:
     return _call(aten.slow_conv_transpose2d.default, torch.empty(1, 2, 4, 4), torch.empty(2, 3, 2, 2), [kernel] * 2)
 
@@ -404,12 +424,14 @@ def _transformed(dim: int, last: int | None = None) -> fx.Node:
     return _call(aten._fft_c2r.default, values, [dim], 0, last)
 
 
-def _bags(step: int | None, **keywords: Any) -> fx.Node:
+def _bags(step: int | None, bags: int = 2, **keywords: Any) -> fx.Node:
     """Returns the sums of three rows of a table, from offsets that are counted in a step, or given."""
     node = _call(aten._embedding_bag.default, torch.empty(9, 4), torch.ones(3).long(), torch.ones(2).long())
     if step is not None:
         with node.graph.inserting_before(node):
-            node.update_arg(2, node.graph.call_function(aten.arange.start_step, (0, 3, step), keywords))
+            offsets = node.graph.call_function(aten.arange.start_step, (0, 3, step), keywords)
+            offsets.meta["val"] = torch.empty(bags)
+            node.update_arg(2, offsets)
     return node
 
 
@@ -471,6 +493,9 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _lstm(inputs=300), id="weights"),
         pytest.param(lambda: _lstm(cells=1), id="states"),
         pytest.param(lambda: _lstm(groups=2), id="weights-too-many"),
+        pytest.param(lambda: _projected(3), id="projections"),
+        pytest.param(lambda: _cell(aten.lstm_cell.default, 4, (4, 2, 1)), id="cell"),
+        pytest.param(lambda: _cell(aten.gru_cell.default, 3, (4,)), id="cell-of-gru"),
         pytest.param(lambda: _lstm(dtype=torch.float64), id="types"),
         pytest.param(lambda: _transposed(2000), id="kernel"),
         pytest.param(lambda: _smooth(1e-5, 16), id="scale"),
@@ -480,6 +505,7 @@ def _heads(count: int) -> fx.Node:
         pytest.param(lambda: _bags(None), id="offsets"),
         pytest.param(lambda: _bags(-5), id="falling"),
         pytest.param(lambda: _bags(2, dtype=torch.int32), id="wrapping"),
+        pytest.param(lambda: _bags(2, bags=0), id="no-bags"),
         pytest.param(lambda: _transformed(-2), id="transform"),
         pytest.param(lambda: _transformed(2, 40), id="transform-back"),
         pytest.param(lambda: _call(aten._pdist_forward.default, torch.zeros(5, 1, 0)), id="distances"),
@@ -504,6 +530,9 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
     "node",
     [
         _lstm,
+        lambda: _projected(1),
+        lambda: _cell(aten.lstm_cell.default, 4),
+        lambda: _cell(aten.gru_cell.default, 3),
         lambda: _transposed(2),
         lambda: _smooth(0.5),
         lambda: _smooth(None),
