@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
     else:
         parts = value if isinstance(value, list) else ()
         if not isinstance(value, list | str | int | float | None):
-            raise ValueError(f"it holds a {type(value).__name__}, which is no text, number, list or mapping")
+            raise ValueError(f"a value of type {type(value).__name__} is no text, number, list or mapping")
     for part in parts:
         _plain(part)
     return value

@@ -67,7 +67,7 @@ def test_json_that_is_refused(text: str, message: str, tmp_path: Path) -> None:
 )
 def test_yaml_has_texts_numbers_lists_and_mappings_alone(text: str) -> None:
     """Bytes turned into a text behind the check that refuses names of Python code."""
-    with pytest.raises(UsageError, match=r"is not YAML: it holds a (bytes|set|date)"):
+    with pytest.raises(UsageError, match=r"is not YAML: a value of type (bytes|set|date)"):
         parse_yaml(f"a: {text}", source="it")
 
 
