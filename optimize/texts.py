@@ -149,13 +149,20 @@ def _load_yaml(text: str) -> Any:
         if node is None:
             return None
         _count(node, {})
-        return _plain(loader.construct_document(node))
+        return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
+#: What YAML has beside what JSON has, by its tag.
+_BEYOND_JSON = {
+    f"tag:yaml.org,2002:{tag}": kind
+    for tag, kind in {"binary": "bytes", "set": "set", "timestamp": "date", "omap": "omap", "pairs": "pairs"}.items()
+}
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses a key that stands twice and numbers that nobody means."""
+    """PyYAML's safe loader without what JSON lacks, keys that stand twice and numbers that nobody means."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build a mapping."""
@@ -168,25 +175,14 @@ class _Loader(yaml.SafeLoader):
             raise ValueError(f"a number has {len(node.value)} digits")
         return super().construct_yaml_int(node)
 
+    def refuse(self, node: yaml.Node) -> NoReturn:
+        """Build nothing: bytes would become a text further on, behind what looks for names of Python code."""
+        raise ValueError(f"a value of type {_BEYOND_JSON[node.tag]} is no text, number, list or mapping")
+
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-
-
-def _plain(value: Any) -> Any:
-    """Return what is made of texts, numbers, lists and mappings: what else there is becomes a text further on.
-
-    Raises:
-        ValueError: It is not: YAML has bytes, sets and dates.
-    """
-    if isinstance(value, dict):
-        parts: Iterable[Any] = (*value, *value.values())
-    else:
-        parts = value if isinstance(value, list) else ()
-        if not isinstance(value, list | str | int | float | None):
-            raise ValueError(f"a value of type {type(value).__name__} is no text, number, list or mapping")
-    for part in parts:
-        _plain(part)
-    return value
+for _tag in _BEYOND_JSON:
+    _Loader.add_constructor(_tag, _Loader.refuse)
 
 
 def _count(node: yaml.Node, known: dict[int, int | None]) -> int:

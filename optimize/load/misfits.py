@@ -22,6 +22,7 @@ from optimize import graph
 Sizes = Mapping[sympy.Symbol, sympy.Integer]
 
 _OTHER_SIZE = "its weights or statistics have another size than its input has channels"
+_OTHER_STATES = "its weights or states have other sizes than its input"
 _GATES_OF_LSTM = 4
 _GATES_OF_CELL = {"lstm_cell": 4, "gru_cell": 3, "rnn_tanh_cell": 1, "rnn_relu_cell": 1}
 #: ``at::padding_mode::circular``.
@@ -139,7 +140,7 @@ def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
     found += [_shape(value) for value in given["params"]]
     fits = _same(held, layers) and _same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
     fits = fits and len(wanted) == len(found) and all(map(_alike, wanted, found))
-    return "" if fits else "its weights or states have other sizes than its input"
+    return "" if fits else _OTHER_STATES
 
 
 def _of_cells(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -153,7 +154,7 @@ def _of_cells(node: fx.Node, given: Mapping[str, Any]) -> str:
     found = [_shape(value) for value in (*states, given["w_ih"], given["w_hh"])]
     biases = [_shape(given[name]) for name in ("b_ih", "b_hh") if given[name] is not None]
     fits = all(map(_alike, [*wanted, *[(gates * hidden,)] * len(biases)], [*found, *biases]))
-    return "" if fits else "its weights or states have other sizes than its input"
+    return "" if fits else _OTHER_STATES
 
 
 def _of_resampling(node: fx.Node, given: Mapping[str, Any]) -> str:

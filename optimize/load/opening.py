@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from optimize.capture_checks import check_capture
 from optimize.load import Loaded, ModelSource, load_state, load_trusted
 from optimize.load.capturing import AS_USUAL, Capturing, capture_model, capture_module
 from optimize.load.taking import take_over
@@ -39,9 +38,7 @@ def capture_users(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing
     Raises:
         OptimizeError: It cannot be captured, or the capture answers otherwise.
     """
-    program = capture_module(module, inputs, how)
-    check_capture(program)
-    return CapturedModel(program, type(module).__name__)
+    return CapturedModel(capture_module(module, inputs, how), type(module).__name__)
 
 
 def capture_source(

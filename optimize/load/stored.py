@@ -174,7 +174,7 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
     runs = _runs(program)
     program.refresh(_refuse_calls(runs))
-    if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or _runs(program) != runs:
+    if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or dict(_sizes(program, inputs)) != runs[0]:
         raise Malformed("a size that it calls free is not")
     _refuse_large(program, runs)
     with torch.inference_mode():  # what its kernels refuse is refused here
