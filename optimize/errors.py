@@ -35,6 +35,10 @@ class UsageError(OptimizeError):
     exit_code = 2
 
 
+class InputsUnknown(UsageError):
+    """Nothing says what the model takes; its layers may (exit code 2)."""
+
+
 class VerificationFailed(OptimizeError):
     """A transformed program broke an invariant or its declared tolerance (exit code 3)."""
 

@@ -117,7 +117,7 @@ BAD = {
     "no target": ((CHECKPOINT, *FACTORY, "--to", ""), 2, "No target"),
     "wrong factory": ((CHECKPOINT, "--model", "models.repvgg:fashion_repvg"), 1, "fashion_repvgg"),
     "keys that do not fit": ((CHECKPOINT, "--model", "models.resnet:resnet_tiny"), 1, "stem"),
-    "no shape": ((CHECKPOINT, *FACTORY), 2, "--input-shape"),
+    "no shape": (("tests.nets:Transposed",), 2, "--input-shape"),
     "wrong shape": ((CHECKPOINT, *FACTORY, "--input-shape", "3,28,28"), 1, "channels"),
     "not a shape": ((CHECKPOINT, *FACTORY, "--input-shape", "1,x"), 2, "is not a shape"),
     "flags beside a recipe": (

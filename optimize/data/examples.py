@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from optimize import bounds
-from optimize.errors import UsageError
+from optimize.errors import InputsUnknown, UsageError
 from optimize.escaping import shortened
 
 
@@ -17,13 +17,14 @@ def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...
         samples: How many.
 
     Raises:
-        UsageError: It is not given, or malformed.
+        InputsUnknown: It is not given.
+        UsageError: It is malformed.
 
     >>> [(tuple(tensor.shape), tensor.dtype) for tensor in draw_inputs("3,8,8;16:int64")]
     [((2, 3, 8, 8), torch.float32), ((2, 16), torch.int64)]
     """
     if not shapes:
-        raise UsageError(
+        raise InputsUnknown(
             "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
         )
     generator = torch.Generator().manual_seed(0)

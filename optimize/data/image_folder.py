@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from optimize.data.conform import Batch, InputSpec
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.regular import read_bytes, shown
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
         )
     channels, height, width = shape
     if channels is None:
-        raise UsageError(
+        raise InputsUnknown(
             f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
             hint="Give --input-shape, such as 3,224,224.",
         )

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from optimize.capture_checks import check_capture, check_sizes, vary_tokens
-from optimize.errors import UsageError
+from optimize.errors import InputsUnknown, UsageError
 from optimize.frontend import capture, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
+from optimize.load.guessing import guess_inputs
 from optimize.program import Program
 
 
@@ -21,11 +22,11 @@ class Capturing:
     """How a model is to be captured.
 
     Attributes:
-        static_batch: Fix the batch to the example's.
+        static_batch: Fix the batch to this, the example's; None leaves it free.
         dynamic_size: Leave height and width of images free.
     """
 
-    static_batch: bool = False
+    static_batch: int | None = None
     dynamic_size: bool = False
 
 
@@ -42,11 +43,13 @@ def capture_model(
 
     Args:
         held: The model.
-        inputs: Returns example inputs; not asked of an exported program, which has its own.
+        inputs: Returns example inputs; not asked of an exported program, which has its own. Where nobody knows them,
+            they are guessed, and the program's notes say so.
         how: How to capture.
 
     Raises:
-        OptimizeError: It cannot be captured so, or its inputs are not known.
+        InputsUnknown: Nothing says what it takes, and no guess fits.
+        OptimizeError: It cannot be captured so.
     """
     is_eager = isinstance(held, torch.nn.Module) and not isinstance(held, torch.jit.ScriptModule)
     if how.dynamic_size and not is_eager:
@@ -55,15 +58,31 @@ def capture_model(
             hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
         )
     if not isinstance(held, torch.nn.Module):
-        program = capture_program(held, dynamic_batch=not how.static_batch)
-    elif isinstance(held, torch.jit.ScriptModule):
-        program = capture_torchscript(held, inputs(), dynamic_batch=not how.static_batch)
+        program = capture_program(held, dynamic_batch=how.static_batch is None)
     else:
-        program = capture_module(held, inputs(), how)
+        examples, note = _examples(held, inputs, how.static_batch or 2)
+        if isinstance(held, torch.jit.ScriptModule):
+            program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
+        else:
+            program = capture_module(held, examples, how)
+        program.notes += note
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
         check_capture(varied)
     return varied
+
+
+def _examples(
+    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], batch: int
+) -> tuple[Sequence[Any], list[str]]:
+    """Return example inputs, and what to say of them where they are guessed."""
+    try:
+        return inputs(), []
+    except InputsUnknown:
+        guess = guess_inputs(module, batch)
+        if guess is None:
+            raise
+        return guess[0], [guess[1]]
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:
@@ -72,7 +91,7 @@ def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturin
     Raises:
         Refused: It cannot be captured so.
     """
-    program = capture(module, inputs, dynamic_batch=not how.static_batch, dynamic_size=how.dynamic_size)
+    program = capture(module, inputs, dynamic_batch=how.static_batch is None, dynamic_size=how.dynamic_size)
     if how.dynamic_size:
         check_sizes(program)
     return program

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from optimize import sandbox
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.escaping import plain
 from optimize.load import stored, untrusted, weights
 from optimize.load.capturing import AS_USUAL, Capturing, capture_model
@@ -71,7 +71,7 @@ def take_over(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         unknown = _write_inputs(folder, inputs) if kind is not Kind.EXPORTED else None
-        taken = _ask(path, kind, how, folder, progress)
+        taken = _ask(path, kind, how, folder, progress, guess=isinstance(unknown, InputsUnknown))
     if taken.program is None and taken.state is None:
         raise unknown or Refused(f"'{path}' needs example inputs.", hint="Give --input-shape, such as 3,224,224.")
     return taken
@@ -90,13 +90,16 @@ def look(path: Path, kind: Kind) -> Taken:
         return _ask(path, kind, AS_USUAL, Path(name), None)
 
 
-def _ask(path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None) -> Taken:
+def _ask(
+    path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None, *, guess: bool = False
+) -> Taken:
     arguments = {
         "path": str(path.resolve()),
         "name": str(path),
         "kind": kind.name,
         "static_batch": how.static_batch,
         "dynamic_size": how.dynamic_size,
+        "guess": guess,
     }
     answer = sandbox.call(
         "optimize.load.taking:take",
@@ -142,9 +145,18 @@ def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
 
 
 def take(
-    folder: Path, tell: Progress, path: str, name: str, kind: str, static_batch: bool, dynamic_size: bool
+    folder: Path,
+    tell: Progress,
+    path: str,
+    name: str,
+    kind: str,
+    static_batch: int | None,
+    dynamic_size: bool,
+    guess: bool,
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
+
+    Where no inputs were given they may be guessed.
 
     Returns:
         What it ``held`` (``state``, ``model`` or ``needs inputs``), its ``noun``, and ``warnings``.
@@ -159,17 +171,23 @@ def take(
         if isinstance(held, Mapping):
             notes += _write_state(folder, held, name)
             return {"held": "state", "noun": "state dict", "warnings": notes}
-    given = folder / _INPUTS
-    if not given.exists() and Kind[kind] is not Kind.EXPORTED:
-        return {"held": "needs inputs", "noun": noun, "warnings": notes}
+    needs = {"held": "needs inputs", "noun": noun, "warnings": notes}
+    if not guess and not (folder / _INPUTS).exists() and Kind[kind] is not Kind.EXPORTED:
+        return needs
     tell("capture", 0.0)
-    program = capture_model(held, lambda: _read_inputs(given), Capturing(static_batch, dynamic_size))
+    try:
+        program = capture_model(held, lambda: _read_inputs(folder), Capturing(static_batch, dynamic_size))
+    except InputsUnknown:
+        return needs
     tell("capture", 1.0)
     stored.store(program, folder)
     return {"held": "model", "noun": noun, "warnings": notes}
 
 
-def _read_inputs(path: Path) -> tuple[torch.Tensor, ...]:
+def _read_inputs(folder: Path) -> tuple[torch.Tensor, ...]:
+    path = folder / _INPUTS
+    if not path.exists():
+        raise InputsUnknown("Nobody gave example inputs.")
     found = load_file(path)
     return tuple(found[str(place)] for place in range(len(found)))
 
