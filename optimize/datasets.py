@@ -29,10 +29,17 @@ class Datasets:
     Attributes:
         calibration: Data that INT8 ranges are learned from; None where none was given.
         evaluation: Labelled data; None where none was given.
+        unsaid: Whether nobody said how pictures become inputs.
     """
 
     calibration: Samples | None
     evaluation: Samples | None
+    unsaid: bool = False
+
+    @property
+    def preprocessing(self) -> str:
+        """How pictures became inputs, as ``--preprocess`` takes it; empty where there were none."""
+        return next((data.prepared for data in (self.evaluation, self.calibration) if data and data.prepared), "")
 
     @property
     def warnings(self) -> list[str]:
@@ -42,6 +49,11 @@ class Datasets:
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
         if self.evaluation is None and self.calibration is None:
             found.append("Agreement was taken on random inputs: give --calib or --eval for real ones.")
+        if self.unsaid and self.preprocessing:
+            found.append(
+                "Pictures were prepared ImageNet's way, because nothing else was said: if the model was trained "
+                f"otherwise, change what differs in --preprocess '{self.preprocessing}'."
+            )
         return found
 
     def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
@@ -97,6 +109,7 @@ def open_datasets(
     return Datasets(
         calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
         evaluation=open_data(labelled, inputs=specs, labelled=True, image=image) if labelled is not None else None,
+        unsaid=not recipe.preprocessing,
     )
 
 

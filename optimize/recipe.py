@@ -12,6 +12,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -22,6 +23,7 @@ from pydantic import (
 )
 
 from optimize import bounds, named, processor, registry, texts
+from optimize.data.preprocessing import read_words
 from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import Pass
 from optimize.regular import shown
@@ -116,8 +118,10 @@ class Recipe(BaseModel):
         verify_on: Emulated processors that INT8 files are run on too, on a few samples: ``avx2``, ``sse4``.
         static_batch: Fix the batch to this size; None leaves it free.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
-        mean: Mean of image folders, such as ``0.5,0.5,0.5``; ImageNet's where None.
-        std: Standard deviation of image folders; ImageNet's where None.
+        preprocess: How image folders become inputs, as ``--preprocess`` says it or by its words; ImageNet's way where
+            nothing is said.
+        mean: Mean of image folders, such as ``0.5,0.5,0.5``: a word of ``preprocess``.
+        std: Standard deviation of image folders, likewise.
         decided: What a run found out by measuring: for each of its static INT8 files, such as ``onnx int8``, the layers
             that went back to float, with the reason. Nothing is measured to decide about a file that stands here.
     """
@@ -139,6 +143,7 @@ class Recipe(BaseModel):
     verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
     static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
     dynamic_size: bool = False
+    preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     mean: str | None = None
     std: str | None = None
     decided: dict[str, dict[str, str]] = {}
@@ -166,13 +171,13 @@ class Recipe(BaseModel):
     @classmethod
     def _listed(cls, value: Any, info: ValidationInfo) -> Any:
         """Read several words, or numbers, as a list or as text with commas."""
-        words = [] if value is None else _words(value)
-        return words if info.field_name in ("keep", "verify_on") else ",".join(words) or None
+        found = [] if value is None else _words(value)
+        return found if info.field_name in ("keep", "verify_on") else ",".join(found) or None
 
     @property
     def preprocessing(self) -> dict[str, str]:
-        """``mean`` and ``std`` of image folders, where they are given."""
-        return {name: text for name in ("mean", "std") if (text := getattr(self, name))}
+        """What is said of image folders, by its words."""
+        return self.preprocess | {name: text for name in ("mean", "std") if (text := getattr(self, name))}
 
     def target(self, name: str) -> Target:
         """Return a target with the options that the recipe gives it.

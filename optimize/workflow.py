@@ -145,9 +145,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         machine = environment.current()
         timings, qualities = _measure(job, baseline, exports, model.program, datasets, tell)
         baseline.path.unlink()
-        report = assemble(
-            job, model, variants, baseline, exports, recipe, machine, timings, qualities, datasets.warnings
-        )
+        report = assemble(job, model, variants, baseline, exports, recipe, machine, timings, qualities, datasets)
         _drop_failed(exports, report)
         for name in FILES:
             save(folder / name, tell_run(report), report)

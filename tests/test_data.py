@@ -259,7 +259,7 @@ def test_image_is_resized_and_cropped_in_the_centre(tmp_path: Path) -> None:
 def test_an_image_too_narrow_to_be_resized_is_refused_by_name(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "thin.png", (0, 0, 0), size=(30000, 1))
     with pytest.raises(
-        Refused, match=r"thin.png' is too narrow: An image of 30000 x 1 would become one of 7680000 x 256"
+        Refused, match=r"thin.png' cannot be prepared: An image of 30000 x 1 would become one of 7680000 x 256"
     ):
         open_data(tmp_path, inputs=(InputSpec("x", (3, 224, 224)),))
 
@@ -352,17 +352,17 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
     free = (InputSpec("x", (3, None, None)),)
     with pytest.raises(UsageError, match="say which size"):
         open_data(tmp_path, inputs=free)
-    inputs, _ = whole(open_data(tmp_path, inputs=free, image=ImagePreprocessing(size=6)))
+    inputs, _ = whole(open_data(tmp_path, inputs=free, image=ImagePreprocessing(size=(6, 6))))
     assert inputs.shape == (1, 3, 6, 6)
     with pytest.raises(UsageError, match="do not fit input"):
-        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=6))
+        open_data(tmp_path, inputs=(RAW,), image=ImagePreprocessing(size=(6, 6)))
 
 
 def test_pictures_without_a_size_ask_for_one_option(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(UsageError, match="nothing says what size") as refused:
         open_data(tmp_path, inputs=[InputSpec("x", (None, None, None))])
-    assert refused.value.hint == "Give --input-shape, such as 3,224,224."
+    assert refused.value.hint == "Give --input-shape, such as 3,224,224, or --preprocess size=224."
 
 
 @pytest.mark.parametrize(

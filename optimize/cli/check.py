@@ -27,6 +27,7 @@ _KEYS = {
     "max_size": "max_size",
     "evaluate": "eval",
     "data": "data",
+    "preprocess": "preprocess",
     "input_shape": "input_shape",
     "batch": "batch",
     "threads": "threads",
@@ -49,6 +50,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--max-drop", type=float, metavar="POINTS", help="Accuracy that may be lost.  [default: 1]")
 @click.option("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
 @click.option("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
+@options.preprocess
 @options.input_shape
 @click.option("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @click.option("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")

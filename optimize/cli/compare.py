@@ -20,6 +20,7 @@ from optimize.errors import UsageError
 )
 @click.option("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
 @click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
+@options.preprocess
 @options.mean
 @options.std
 @click.option("--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]")

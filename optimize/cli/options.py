@@ -60,8 +60,14 @@ threads = click.option(
 )
 batch = click.option("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
 quiet = click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
-mean = click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1].  [default: ImageNet's]")
-std = click.option("--std", metavar="R,G,B", help="Standard deviation of image folders.  [default: ImageNet's]")
+preprocess = click.option(
+    "--preprocess",
+    metavar="SPEC",
+    help="How image folders become inputs: 'resize=256 size=224 interpolation=bilinear mean=0.5,0.5,0.5 "
+    "std=0.5,0.5,0.5 order=rgb', or package.module:transform.  [default: ImageNet's]",
+)
+mean = click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1]; as in --preprocess.")
+std = click.option("--std", metavar="R,G,B", help="Their standard deviation, likewise.")
 verify_on = click.option(
     "--verify-on",
     metavar="CPU[,CPU...]",
@@ -128,8 +134,21 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def preprocessing(options: dict[str, Any]) -> dict[str, str]:
-    """Return the options that say how images become arrays, those that were given."""
-    return {name: options[name] for name in ("mean", "std") if options[name]}
+    """Return the options that say how images become arrays, those that were given.
+
+    Raises:
+        UsageError: ``--preprocess`` has another form, or one thing is said twice.
+    """
+    from optimize.data.preprocessing import read_words
+
+    try:
+        found = read_words(options["preprocess"] or "")
+    except ValueError as error:
+        raise UsageError(f"--preprocess '{shown(options['preprocess'])}': {error}.") from error
+    beside = {name: options[name] for name in ("mean", "std") if options[name]}
+    if found and (twice := beside.keys() & (found if "transform" not in found else beside)):
+        raise UsageError(f"--{min(twice)} says again what --preprocess says.", hint="Leave it out.")
+    return found | beside
 
 
 def told(what: str, path: Path | str) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
 )
+@options.preprocess
 @options.mean
 @options.std
 @click.option("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
@@ -156,12 +157,10 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         "max_drop",
         "min_sqnr",
         "static_batch",
-        "mean",
-        "std",
         "verify_on",
     )
     overrides = {"targets": targets, "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
-    overrides |= {name: given[name] for name in same}
+    overrides |= {name: given[name] for name in same} | {"preprocess": options.preprocessing(given)}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:
         if flags:

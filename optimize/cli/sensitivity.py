@@ -25,6 +25,7 @@ from optimize.cli import options
 @options.factory
 @options.trust
 @options.input_shape
+@options.preprocess
 @options.mean
 @options.std
 @click.option("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
@@ -48,7 +49,7 @@ def sensitivity(model: str, **given: Any) -> None:
         "targets": [given["target"]],
         "threads": given["threads"],
         **data,
-        **options.preprocessing(given),
+        "preprocess": options.preprocessing(given),
     }
     job = Job(
         source=model,

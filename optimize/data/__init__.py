@@ -18,7 +18,8 @@ from typing import Any
 
 from optimize import named
 from optimize.data.conform import Batch, InputSpec
-from optimize.data.image_folder import ImagePreprocessing, open_folder
+from optimize.data.image_folder import open_folder
+from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
 from optimize.data.sources import from_file, from_python
 from optimize.errors import Refused, UsageError
@@ -67,7 +68,7 @@ def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing)
     found = find(path)
     if found is not None and stat.S_ISDIR(found.st_mode):
         folder = open_folder(path, inputs, image)
-        return Samples(str(path), folder.chunks, len(folder.files))
+        return Samples(str(path), folder.chunks, len(folder.files), prepared=folder.prepared)
     if found is not None:
         return from_file(path, inputs)
     if named.is_named(str(spec)):

@@ -6,15 +6,15 @@ import io
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from optimize.data.conform import Batch, InputSpec
+from optimize.data.conform import Batch, InputSpec, conform
+from optimize.data.preprocessing import ImagePreprocessing
 from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.regular import read_bytes, shown
 
@@ -37,52 +37,6 @@ _READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
 _WIDE = ("I", "F")
-#: Pixels that are moved or stretched by more are all one number in float32.
-_MOST_SHIFT = 1e6
-
-
-@dataclass(frozen=True)
-class ImagePreprocessing:
-    """How an image becomes an input: resize, centre crop, to [0, 1], ``(x - mean) / std``. Defaults: ImageNet's.
-
-    Attributes:
-        size: Side of the square crop; None takes height and width from the model's input.
-        crop: Share of the resized shorter side that the crop keeps; 0.875 resizes to 256 for a crop of 224.
-        mean: One number a channel, in [0, 1].
-        std: One number a channel, in [0, 1].
-    """
-
-    size: int | None = None
-    crop: float = 0.875
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that no pictures have, NaN and infinities included.
-
-        Raises:
-            UsageError: A mean is not in [0, 1], or a standard deviation is outside or too small.
-        """
-        bad = next((number for number in (*self.mean, *self.std) if not 0 <= number <= 1), None)
-        bad = next((number for number in self.std if not number * _MOST_SHIFT >= 1), bad)
-        if bad is not None:
-            raise UsageError(
-                f"A mean or standard deviation of images is {bad:g}, and their pixels are in [0, 1].",
-                hint="Divide numbers for pixels to 255 by 255; a standard deviation is greater than 0. ImageNet's are "
-                "the default.",
-            )
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> ImagePreprocessing:
-        """Read ``mean`` and ``std`` such as ``0.5,0.5,0.5``.
-
-        Raises:
-            UsageError: They are not numbers, or none that pictures have.
-        """
-        try:
-            return cls(**{name: tuple(float(part) for part in text.split(",")) for name, text in given.items()})  # type: ignore[arg-type]
-        except ValueError as error:
-            raise UsageError(f"--mean and --std take numbers such as 0.5,0.5,0.5: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -110,24 +64,27 @@ class ImageFolder:
             Refused: A file is not an image; it is named.
         """
         for start in range(0, len(self.files), _READ):
-            pixels = np.stack([self._pixels(file) for file in self.files[start : start + _READ]])
+            images = torch.stack([self._prepared(file) for file in self.files[start : start + _READ]])
             labels = None if self.labels is None else torch.tensor(self.labels[start : start + _READ])
-            yield Batch((self._normalized(torch.from_numpy(pixels)),), labels)
+            yield Batch((images,), labels)
 
-    def _pixels(self, file: Path) -> np.ndarray:
-        """Return one image as uint8 ``[C, H, W]``."""
-        picture = _decoded(file, "L" if self.spec.shape[0] == 1 else "RGB")
+    def _prepared(self, file: Path) -> torch.Tensor:
+        """Return one image as the model takes it."""
+        is_grey = (self.spec.shape[0] or len(self.image.mean)) == 1
+        picture = _decoded(file, "L" if is_grey else "RGB")
         try:
-            array = np.asarray(cropped(picture, self.size, self.image.crop))
+            prepared = self.image.prepared(picture, self.size, self.spec)
         except Refused as error:
-            raise Refused(f"'{shown(file)}' is too narrow: {error.what}", hint="Leave it out.") from error
-        return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+            hint = error.hint or "Leave it out."
+            raise Refused(f"'{shown(file)}' cannot be prepared: {error.what}", hint=hint) from error
+        if self.image.transform is None:
+            return prepared
+        return conform([prepared[None]], None, [self.spec], f"{self.image.name} of {shown(file)}", 0).inputs[0][0]
 
-    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        if self.spec.torch_dtype == torch.uint8:
-            return pixels
-        mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (self.image.mean, self.image.std))
-        return ((pixels.to(torch.float32) / 255 - mean) / std).to(self.spec.torch_dtype)
+    @property
+    def prepared(self) -> str:
+        """How they become inputs, in one line."""
+        return self.image.text(self.size)
 
 
 class _Watched(io.BytesIO):
@@ -200,29 +157,6 @@ def _refuse_passes(opened: Image.Image, content: bytes) -> None:
         raise ValueError(f"it writes its {opened.width} x {opened.height} pixels {scans} times")
 
 
-def cropped(picture: Image.Image, size: tuple[int, int], crop: float) -> Image.Image:
-    """Resize (bicubic) so that the crop takes ``crop`` of the tighter side, and cut the centre out.
-
-    Args:
-        picture: Any size.
-        size: Height and width wanted.
-        crop: Share kept of the tighter side.
-
-    Raises:
-        Refused: It is so narrow that what is cut from would be too large.
-    """
-    from PIL import Image
-
-    height, width = size
-    scale = max(round(height / crop) / picture.height, round(width / crop) / picture.width)
-    wanted = max(int(picture.width * scale + 1e-6), width), max(int(picture.height * scale + 1e-6), height)
-    if math.prod(wanted) > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise Refused(f"An image of {picture.width} x {picture.height} would become one of {wanted[0]} x {wanted[1]}.")
-    resized = picture.resize(wanted, Image.Resampling.BICUBIC)
-    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
-    return resized.crop((left, top, left + width, top + height))
-
-
 def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> ImageFolder:
     """List a folder of images.
 
@@ -270,22 +204,28 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
             hint="Give the data as an .npz or as package.module:callable.",
         )
     channels, height, width = shape
+    if image.transform is not None:  # what it returns is looked at, picture by picture
+        return height or 0, width or 0
+    if channels is None and image.size:
+        channels = len(image.mean)
     if channels is None:
         raise InputsUnknown(
             f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
-            hint="Give --input-shape, such as 3,224,224.",
+            hint="Give --input-shape, such as 3,224,224, or --preprocess size=224.",
         )
     if channels not in (1, 3) or not len(image.mean) == len(image.std) == channels:
         raise UsageError(
             f"Input '{specs[0].name}' has {channels} channels, the image preprocessing {len(image.mean)} means and "
             f"{len(image.std)} standard deviations.",
-            hint="Give one of each a channel (--mean, --std); images have 1 or 3 channels.",
+            hint="Give one of each a channel (--preprocess 'mean=0.5 std=0.5'); images have 1 or 3 channels.",
         )
-    wanted = (image.size or height, image.size or width)
+    wanted = image.size or (height, width)
     if wanted[0] is None or wanted[1] is None:
         raise UsageError(
-            "The model leaves height and width free: say which size its images have.", hint="--input-shape"
+            "The model leaves height and width free: say which size its images have.",
+            hint="Give --preprocess size=224, or --input-shape.",
         )
     if (height or wanted[0], width or wanted[1]) != wanted:
         raise UsageError(f"Images cropped to {wanted} do not fit input '{specs[0].name}' of {list(shape)}.")
+    image.check((wanted[0], wanted[1]))
     return wanted[0], wanted[1]

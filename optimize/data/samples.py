@@ -22,6 +22,7 @@ class Samples:
         count: Number of samples; None where only reading tells.
         labelled: Whether the batches have labels.
         synthetic: Whether they were made up: nothing that the user knows is decided on them.
+        prepared: How pictures became inputs, as ``--preprocess`` takes it; empty for anything else.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Samples:
     count: int | None = None
     labelled: bool = False
     synthetic: bool = False
+    prepared: str = ""
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield the samples from the first one on, ``batch_size`` at a time.

@@ -87,7 +87,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         return
     state.pair = open_case(case, opening)
     _require_instructions(state.pair)
-    samples = Asked(state.pair, case.batch, case.data, case.eval)
+    samples = Asked(state.pair, case.batch, case.data, case.eval, case.preprocess)
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored)]
@@ -173,7 +173,7 @@ def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
     stored.require_same_machine(environment.current())
     lone = case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
     state.pair, state.sides = open_case(lone, opening), ("candidate",)
-    samples = Asked(state.pair, case.batch, case.data, case.eval)
+    samples = Asked(state.pair, case.batch, case.data, case.eval, case.preprocess)
     inputs = samples.timed()
     state.input_digest = digest(inputs)
     stored.require_same_run(case, state.input_digest)

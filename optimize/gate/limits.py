@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from optimize import bounds, named, processor, texts
+from optimize.data.preprocessing import read_words
 from optimize.errors import Refused, UsageError, nearest
 from optimize.regular import shown
 
@@ -161,6 +162,7 @@ class Case(Limits):
         candidate: A model file.
         data: Unlabelled samples that outputs are compared on; noise where none are given.
         eval: Labelled samples.
+        preprocess: How image folders among them become inputs, as ``--preprocess`` says it.
         input_shape: Shape of one sample, where the files leave it free.
         batch: Samples of a timed run.
         threads: Compute threads of both.
@@ -176,6 +178,7 @@ class Case(Limits):
     candidate: str = ""
     data: str | None = None
     eval: str | None = None
+    preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     input_shape: str | None = None
     batch: Annotated[int, AfterValidator(bounds.BATCH)] = 1
     threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1

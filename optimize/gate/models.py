@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +83,14 @@ class Asked:
         batch: Samples in a timed run.
         data: Unlabelled data as ``--calib`` takes it; noise where None.
         labelled: Labelled data, for accuracy.
+        preprocessing: Words of ``--preprocess``, for image folders among them.
     """
 
     pair: AgreedPair
     batch: int = 1
     data: str | None = None
     labelled: str | None = None
+    preprocessing: Mapping[str, str] = field(default_factory=dict)
 
     def timed(self) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``pair.specs``.
@@ -123,5 +125,12 @@ class Asked:
     def _read(
         self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
     ) -> Iterator[Arrays]:
-        samples = open_samples(self.pair.specs, source, labelled=labelled, batch=size, count=NOISE_SAMPLES)
+        samples = open_samples(
+            self.pair.specs,
+            source,
+            labelled=labelled,
+            preprocessing=self.preprocessing,
+            batch=size,
+            count=NOISE_SAMPLES,
+        )
         return read(samples, size, most, whole=self.pair.fixed_batch is not None)

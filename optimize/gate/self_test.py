@@ -77,7 +77,7 @@ def run(
     traces = []
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         pair = open_case(alone, Opening(Path(folder), trust=trust))
-        inputs = Asked(pair, case.batch, case.data, case.eval).timed()
+        inputs = Asked(pair, case.batch, case.data, case.eval, case.preprocess).timed()
         demand = demand_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
             traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))

@@ -39,7 +39,7 @@ def open_samples(
         specs: What the files take; the batch is a number where a file fixes it.
         source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
         labelled: Whether they must have labels.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
+        preprocessing: Words of ``--preprocess`` for image folders, as text.
         batch: Samples that noise is drawn in at once.
         count: Samples of noise.
 

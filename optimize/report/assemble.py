@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from optimize import registry
@@ -28,6 +28,7 @@ from optimize.search import layer_costs
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
+    from optimize.datasets import Datasets
     from optimize.job import Export, Job, Variant
     from optimize.load.opening import CapturedModel
     from optimize.recipe import Recipe
@@ -46,7 +47,7 @@ def assemble(
     machine: Environment,
     timings: MeasureResult,
     qualities: Sequence[Quality],
-    warnings: Iterable[str] = (),
+    datasets: Datasets,
 ) -> Report:
     """Return the report of a finished run.
 
@@ -60,7 +61,7 @@ def assemble(
         machine: What it was measured on, read before measuring.
         timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
         qualities: Likewise.
-        warnings: What the data makes doubtful.
+        datasets: What calibrated and judged.
     """
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
@@ -68,7 +69,7 @@ def assemble(
     change = compare(model.program, variants[0].program)
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
-    about = (*model.warnings, *model.program.notes, *warnings, *dict.fromkeys(_about_passes(variants)))
+    about = (*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         command=job.command or "optimize.optimize(...)",
         recipe=recipe.yaml() if recipe.passes else None,
@@ -78,6 +79,7 @@ def assemble(
             parameters=change.before.stats.parameters,
             macs=change.before.stats.macs,
             inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in baseline.inputs),
+            preprocess=datasets.preprocessing or None,
         ),
         calibration=CalibrationRecord.model_validate(calibrations[0]) if calibrations else None,
         environment=machine,

@@ -122,7 +122,7 @@ def compare_here(
         layers: Compare every value that both ONNX files compute.
         data: Samples, as ``--calib`` takes them; noise where None.
         input_shape: Sizes of one sample, where neither file says them.
-        preprocessing: ``mean`` and ``std`` of image folders, as text.
+        preprocessing: Words of ``--preprocess`` for image folders, as text.
         threshold_db: SQNR below which a value is marked.
         trust: Run whatever code the files hold.
         command: The command line, for the record.

@@ -218,6 +218,7 @@ class ModelRecord(StrictRecord):
         parameters: Scalars in the weights.
         macs: Multiply-accumulates of one sample.
         inputs: Name, type and shape of each input, as text.
+        preprocess: How pictures became inputs, as ``--preprocess`` takes it; None where there were none.
     """
 
     source: str
@@ -225,6 +226,7 @@ class ModelRecord(StrictRecord):
     macs: int
     sha256: str | None = None
     inputs: tuple[str, ...] = ()
+    preprocess: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.only(warnings, *doc.PAGES),
         artifacts(report),
         doc.Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
+        doc.Facts((("Pictures", model.preprocess),) if model.preprocess else (), on=("console",)),
         doc.Text(NOTE, "dim", on=doc.PAGES),
         doc.Charts(tuple(charts(report)), title="Latency and quality"),
         runs(report),
@@ -248,6 +249,8 @@ def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
     facts = [("Model", model.source), ("Parameters", form.count(model.parameters)), ("MACs", form.count(model.macs))]
     if model.inputs:
         facts.append(("Inputs", ", ".join(model.inputs)))
+    if model.preprocess:
+        facts.append(("Pictures", model.preprocess))
     if model.sha256:
         facts.append(("SHA-256", model.sha256))
     if report.calibration:

@@ -1,0 +1,265 @@
+"""How a picture becomes what a model takes: part of the model's contract, written in one line.
+
+    resize=256 size=224 interpolation=bilinear mean=0.485,0.456,0.406 std=0.229,0.224,0.225
+
+or the name of the code that did it in training, ``package.module:transform``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optimize import named
+from optimize.data.conform import InputSpec, as_tensor
+from optimize.errors import Refused, UsageError, nearest
+from optimize.regular import shown
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+#: Pixels that are moved or stretched by more are all one number in float32.
+_MOST_SHIFT = 1e6
+_MOST_SIDE = 1 << 16
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+ORDERS = ("rgb", "bgr")
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """Resize, cut the centre out, to [0, 1], ``(x - mean) / std``. The defaults are ImageNet's.
+
+    Attributes:
+        size: Height and width of what is cut out; None takes them from the model's input.
+        resize: Of the shorter side before that, or height and width whatever their ratio was; None: ``size / crop``.
+        crop: Share of the resized side that is kept, where ``resize`` is None; 0.875 resizes to 256 for a size of 224.
+        interpolation: Of Pillow, all but ``nearest`` with antialiasing.
+        mean: One number a channel, in [0, 1], in the order that the model takes them in.
+        std: Likewise.
+        order: Of the channels.
+        transform: Takes a picture of Pillow and returns ``[C, H, W]``, in place of all that.
+        name: Of the transform, as ``package.module:name``.
+    """
+
+    size: tuple[int, int] | None = None
+    resize: tuple[int, ...] | None = None
+    crop: float = 0.875
+    interpolation: str = "bicubic"
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    order: str = "rgb"
+    transform: Callable[[Any], Any] | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no pictures have, NaN and infinities included.
+
+        Raises:
+            UsageError: A mean is not in [0, 1], a standard deviation outside or too small, or a word is unknown.
+        """
+        bad = next((number for number in (*self.mean, *self.std) if not 0 <= number <= 1), None)
+        bad = next((number for number in self.std if not number * _MOST_SHIFT >= 1), bad)
+        if bad is not None:
+            raise UsageError(
+                f"A mean or standard deviation of images is {bad:g}, and their pixels are in [0, 1].",
+                hint="Divide numbers for pixels to 255 by 255; a standard deviation is greater than 0. ImageNet's are "
+                "the default.",
+            )
+        if not 0.01 <= self.crop <= 1:
+            raise UsageError(f"crop={self.crop:g} is not a share of the picture: it lies in [0.01, 1].")
+        for word, known in ((self.interpolation, INTERPOLATIONS), (self.order, ORDERS)):
+            if word not in known:
+                raise UsageError(f"--preprocess: there is no '{shown(word)}'.", hint=nearest(word, known))
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> ImagePreprocessing:
+        """Read what `read_words` found: ``{"resize": "256", "mean": "0.5,0.5,0.5"}``.
+
+        Raises:
+            UsageError: A value is not what its word takes, or none that pictures have.
+            Refused: The transform cannot be imported.
+        """
+        found: dict[str, Any] = {}
+        for word, text in given.items():
+            try:
+                found[word] = _READERS[word](text)
+            except ValueError as error:
+                raise UsageError(f"--preprocess {word}={shown(text)}: {error}.", hint=_HINTS[word]) from error
+        if "transform" in given:
+            found["name"] = given["transform"]
+        return cls(**found)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether nobody said anything, so that ImageNet's way was taken."""
+        return self == ImagePreprocessing(size=self.size)
+
+    def text(self, size: tuple[int, int]) -> str:
+        """Return it as ``--preprocess`` takes it, nothing left to defaults, for pictures of this size."""
+        if self.name:
+            return self.name
+        resize = self.resize or (_before_crop(min(size), self.crop),)
+        words = {
+            "resize": "x".join(map(str, resize)),
+            "size": "x".join(map(str, dict.fromkeys(size))),
+            "interpolation": self.interpolation,
+            "mean": ",".join(f"{number:g}" for number in self.mean),
+            "std": ",".join(f"{number:g}" for number in self.std),
+            "order": self.order,
+        }
+        return " ".join(f"{word}={value}" for word, value in words.items())
+
+    def prepared(self, picture: Image.Image, size: tuple[int, int], spec: InputSpec) -> torch.Tensor:
+        """Return a picture as the model takes it: ``[C, H, W]``.
+
+        Raises:
+            Refused: It is so narrow that what is cut from would be too large, or the transform fails.
+        """
+        if self.transform is not None:
+            return self._transformed(picture, self.transform)
+        pixels = np.asarray(self._cropped(picture, size))
+        channels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[:: -1 if self.order == "bgr" else 1]
+        raw = torch.from_numpy(np.array(channels))
+        if spec.torch_dtype == torch.uint8:
+            return raw
+        mean, std = (torch.tensor(numbers).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
+        return ((raw.to(torch.float32) / 255 - mean) / std).to(spec.torch_dtype)
+
+    def _cropped(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+        from PIL import Image
+
+        width, height = self._resized(picture.width, picture.height, size)
+        if math.prod((width, height)) > (Image.MAX_IMAGE_PIXELS or math.inf):
+            raise Refused(f"An image of {picture.width} x {picture.height} would become one of {width} x {height}.")
+        resized = picture.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        left, top = round((width - size[1]) / 2), round((height - size[0]) / 2)
+        return resized.crop((left, top, left + size[1], top + size[0]))
+
+    def _resized(self, width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Return width and height that a picture is resized to."""
+        if self.resize is None:
+            sides = [_before_crop(side, self.crop) for side in size]
+            scale = max(sides[0] / height, sides[1] / width)
+            return max(int(width * scale + 1e-6), size[1]), max(int(height * scale + 1e-6), size[0])
+        if len(self.resize) == 2:
+            return self.resize[1], self.resize[0]
+        side = self.resize[0]
+        return (side, side * height // width) if width <= height else (side * width // height, side)
+
+    def _transformed(self, picture: Image.Image, transform: Callable[[Any], Any]) -> torch.Tensor:
+        try:
+            found = transform(picture)
+        except Exception as error:  # the user's own code
+            raise Refused(f"'{self.name}' raised {type(error).__name__}: {error}.") from error
+        if not isinstance(found, torch.Tensor | np.ndarray):
+            hint = "End it with ToTensor, or return an array [C, H, W]."
+            raise Refused(f"'{self.name}' returns a {type(found).__name__} and no tensor.", hint=hint)
+        return as_tensor(found, f"What '{self.name}' returns")
+
+    def check(self, size: tuple[int, int]) -> None:
+        """Check that pictures can be cut to a size.
+
+        Raises:
+            UsageError: They are resized to less.
+        """
+        if self.transform is None and self.resize is not None and any(map(int.__lt__, self._sides(), size)):
+            raise UsageError(
+                f"Pictures are resized to {'x'.join(map(str, self.resize))}, and the model takes {size[0]}x{size[1]}.",
+                hint="Say a resize that is not smaller, or another size.",
+            )
+
+    def _sides(self) -> tuple[int, ...]:
+        assert self.resize is not None
+        return self.resize * (2 // len(self.resize))
+
+
+def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
+    """Return the words of a ``--preprocess``, or of a recipe's mapping, by name.
+
+    Raises:
+        ValueError: It has another form, or a word is unknown.
+
+    >>> read_words("resize=256 mean=0.5,0.5,0.5")
+    {'resize': '256', 'mean': '0.5,0.5,0.5'}
+    >>> read_words("nets.data:prepare")
+    {'transform': 'nets.data:prepare'}
+    """
+    if isinstance(text, str):
+        if named.is_named(text.strip()):
+            return {"transform": text.strip()}
+        pairs = [part.partition("=") for part in text.split()]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError("write words such as 'resize=256 size=224 mean=0.5,0.5,0.5', or package.module:transform")
+        text = {word: value for word, _, value in pairs}
+    unknown = next((word for word in text if word not in _READERS), None)
+    if unknown is not None:
+        raise ValueError(f"there is no '{shown(str(unknown))}'. {nearest(str(unknown), _READERS)}")
+    if "transform" in text and len(text) > 1:
+        raise ValueError("a transform does all of it; nothing else is said beside it")
+    return {word: ",".join(map(str, value)) if isinstance(value, list) else str(value) for word, value in text.items()}
+
+
+def _before_crop(side: int, crop: float) -> int:
+    """Return the side that a share of is kept, rounded as timm does, whose word (``crop_pct``) the share is."""
+    return math.floor(side / crop + 1e-6)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.replace(",", "x").split("x"))
+    if len(found) > 2 or not all(0 < side <= _MOST_SIDE for side in found):
+        raise ValueError(f"it is one side or height and width, up to {_MOST_SIDE}")
+    return found
+
+
+def _height_and_width(text: str) -> tuple[int, int]:
+    found = _lengths(text)
+    return found[0], found[-1]
+
+
+def _transform(text: str) -> Callable[[Any], Any]:
+    """Import a transform, or call what makes one (such as ``Weights.transforms`` of torchvision)."""
+    found = named.find(text)
+    if not callable(found):
+        raise ValueError(f"it is of type {type(found).__name__} and cannot be called")
+    if isinstance(found, torch.nn.Module):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):  # it takes the picture
+        return found
+    made = named.call(found, text)
+    if not callable(made):
+        raise ValueError("called without arguments it makes no transform, and it does not take a picture")
+    return functools.partial(made)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "size": _height_and_width,
+    "resize": _lengths,
+    "crop": float,
+    "interpolation": str.lower,
+    "mean": _numbers,
+    "std": _numbers,
+    "order": str.lower,
+    "transform": _transform,
+}
+_CHANNELS = "Write one number a channel: 0.5,0.5,0.5."
+_HINTS = dict.fromkeys(_READERS, "") | {
+    "size": "Write size=224 or size=224x320 (height, width).",
+    "resize": "Write resize=256 (the shorter side) or resize=256x320 (height, width).",
+    "crop": "Write crop=0.875, the share of the resized side that is kept.",
+    "mean": _CHANNELS,
+    "std": _CHANNELS,
+    "transform": "Name what takes a picture of Pillow and returns [C, H, W], or what makes such a thing.",
+}
