@@ -12,6 +12,8 @@ from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
 MOST_APPENDED = 16
+#: Elements that are compared at once: as real numbers they take five times eight bytes.
+_PART = 1 << 20
 #: Types of elements that name something: a class, a place, what is so or not.
 _CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 
@@ -68,11 +70,16 @@ class DistanceMeter:
         if expected.shape != found.shape or (expected.dtype.kind == "c") != (found.dtype.kind == "c"):
             self.fits = False
             return
+        expected, found = expected.reshape(-1), found.reshape(-1)
         try:
-            want, got = as_reals(expected).ravel(), as_reals(found).ravel()
+            for start in range(0, expected.size, _PART):
+                self._add(expected[start : start + _PART], found[start : start + _PART])
         except TypeError:
             self.fits = False  # text
-            return
+
+    def _add(self, expected: np.ndarray, found: np.ndarray) -> None:
+        """Add a part of a batch, in one row."""
+        want, got = as_reals(expected).ravel(), as_reals(found).ravel()
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())

@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -143,8 +142,6 @@ class Session:
             module = "" if in_python else type(find_target(self.artifact.target)).__module__
             wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity, "limits": self.limits}
             reply = self.ask("load", module=module, **wanted)
-            if not {"load_s", "clock_step_s", "ran_on", "missing"} <= reply.keys():
-                raise self._fail("load: the worker answered with what is no answer")
         except WorkerFailed:
             return
         self.load_s, self.clock_step_s = reply["load_s"], reply["clock_step_s"]
@@ -246,7 +243,7 @@ class Session:
             line = b""
         if not line:
             raise self._fail(f"{told}: {self._last_words()}")
-        reply = read_reply(line, self._asked)
+        reply = read_reply(line, self._asked, request["do"])
         if reply is None:
             raise self._fail(f"{told}: the worker answered with what is no answer")
         return reply
@@ -262,14 +259,13 @@ class Session:
         return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
 
 
-def read_reply(line: bytes, number: int) -> dict[str, Any] | None:
-    """Return the reply to a request by its number; None of what is none.
+def read_reply(line: bytes, number: int, command: str) -> dict[str, Any] | None:
+    """Return the reply to a request by its number; None of what is none, whatever the worker was made to say.
 
-    Every figure in one is a finite number, none, or a list of them, whatever the worker was made to say.
-
-    >>> read_reply(b'{"ok": true, "number": 1, "load_s": 0.5, "missing": []}', 1)["load_s"]
+    >>> line = b'{"ok": true, "number": 1, "load_s": 0.5, "clock_step_s": 1e-7, "ran_on": [], "missing": []}'
+    >>> read_reply(line, 1, "load")["load_s"]
     0.5
-    >>> read_reply(b'{"ok": true, "number": 1, "load_s": "soon", "missing": []}', 1) is None
+    >>> read_reply(line, 1, "block") is None
     True
     """
     reply = read_object(line)
@@ -277,17 +273,42 @@ def read_reply(line: bytes, number: int) -> dict[str, Any] | None:
         return None
     if not reply["ok"]:
         return reply if isinstance(reply.get("error"), str) else None
-    texts = all(isinstance(entry, str) for key in ("missing", "ran_on") for entry in _list(reply.get(key)))
-    figures = all(_is_figure(value) for key, value in reply.items() if key not in ("missing", "ran_on"))
-    return reply if texts and figures else None
+    told = _REPLIES.get(command, {})
+    return reply if all(key in reply and fits(reply[key]) for key, fits in told.items()) else None
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] if value is not None else []
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < _LONGEST_S
 
 
-def _is_figure(value: Any) -> bool:
-    return all(isinstance(entry, int | float) and math.isfinite(entry) for entry in _list(value))
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool], least: int = 0) -> bool:
+    return isinstance(value, list) and len(value) >= least and all(map(fits, value))
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_list(value, lambda entry: isinstance(entry, str))
+
+
+#: Longer than anybody waits.
+_LONGEST_S = 1e9
+#: What the reply to each command holds, where it holds anything.
+_REPLIES: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "load": {"load_s": _is_time, "clock_step_s": _is_time, "ran_on": _is_texts, "missing": _is_texts},
+    "warm_up": {"runs": _is_count, "first_s": lambda value: _is_list(value, _is_time, 1), "run_s": _is_time},
+    "block": {
+        "samples_s": lambda value: _is_list(value, _is_time, 1),
+        "cpu_s": lambda value: _is_list(value, lambda spent: spent == 0 or _is_time(spent), 1),
+        "span_s": _is_time,
+        "settling_s": lambda value: value is None or _is_time(value),
+        "device_s": lambda value: _is_list(value, lambda spent: spent == 0 or _is_time(spent)),
+        "preempted": _is_count,
+        "waited": _is_count,
+    },
+}
 
 
 class Fleet:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optimize.bounds import free_bytes
 from optimize.errors import OptimizeError, Refused
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
@@ -264,11 +265,11 @@ def read_answer(folder: Path, name: str) -> list[np.ndarray]:
     """Read the arrays that another process left in its folder, which it may have made something else of.
 
     Raises:
-        Refused: They are not a regular file of arrays, each as large as it says.
+        Refused: They are not a regular file of arrays, each as large as it says, that leaves room for others.
     """
     from optimize.data.array_files import Members  # not in the worker, whose memory is measured
 
-    with left_in(folder, name) as file:
+    with left_in(folder, name, most_bytes=free_bytes() // 4) as file:
         arrays = Members(file, name)
         try:
             return [arrays[f"arr_{index}"] for index in range(len(arrays))]

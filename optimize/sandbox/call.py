@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from optimize.errors import OptimizeError, Refused, lacks_memory
+from optimize.errors import Defect, OptimizeError, Refused, lacks_memory
 from optimize.escaping import plain
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.lines import Lines, read_object
@@ -190,7 +190,7 @@ def _list(value: Any) -> list[Any]:
 
 def _tell(progress: Callable[[str, float], None], said: list[Any]) -> None:
     """Pass on what a child says of its progress, whatever it is made to say."""
-    if len(said) == 2 and isinstance(said[1], int | float):
+    if len(said) == 2 and isinstance(said[1], int | float) and 0 <= said[1] < 2**53:
         progress(plain(str(said[0]))[:80], float(said[1]))
 
 
@@ -235,7 +235,7 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
         raised = Unforeseen(about, what)
         raised.add_note(str(message.get("trace", "")))
         return raised
-    kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__()}
+    kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__() if kind is not Defect}
     return kinds.get(name, Refused)(what, hint=hint)
 
 

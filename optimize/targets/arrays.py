@@ -62,7 +62,7 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

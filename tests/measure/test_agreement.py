@@ -1,6 +1,7 @@
 """Agreement on outputs whose distance is known in closed form."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from optimize.errors import VerificationFailed
 from optimize.measure.agreement import AgreementMeter
 from optimize.measure.distance import DistanceMeter
+from optimize.targets.arrays import digest
 
 
 def meter(*batches: tuple[list[np.ndarray], list[np.ndarray]]) -> AgreementMeter:
@@ -151,3 +153,30 @@ def test_batches_do_not_change_the_result_and_json_can_hold_it(outputs: np.ndarr
     assert whole.sqnr_db == pytest.approx(parts.sqnr_db) and whole.top1 == parts.top1
     assert whole.max_abs_error == parts.max_abs_error
     json.dumps(vars(whole), allow_nan=False)
+
+
+def test_a_large_answer_is_compared_in_parts_and_gives_what_it_gives_whole() -> None:
+    generator = np.random.default_rng(0)
+    expected = generator.standard_normal((3, 1_000_003)).astype(np.float32)
+    found = expected + generator.standard_normal(expected.shape).astype(np.float32) / 100
+    expected[2, 7], found[1, 9] = np.nan, np.inf
+    finite = np.isfinite(expected) & np.isfinite(found)
+    want, got = expected[finite].astype(np.float64), found[finite].astype(np.float64)
+    whole = DistanceMeter()
+    whole.update(expected, found)
+    result = whole.result()
+    assert result.not_finite == 2 and result.max_abs_error == np.abs(want - got).max()
+    assert result.noise_power == pytest.approx(np.square(want - got).mean(), rel=1e-9)
+    assert result.second_range == (np.nanmin(found), found[np.isfinite(found)].max())
+
+
+def test_a_large_answer_takes_little_memory_beside_itself() -> None:
+    answers = np.zeros(64 << 20, bool), np.ones(64 << 20, bool)
+    tracemalloc.start()
+    try:
+        found = DistanceMeter()
+        found.update(*answers)
+        assert digest(answers[:1]) != digest(answers[1:])
+        assert found.result().sqnr_db == 0.0 and tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()

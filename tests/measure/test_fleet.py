@@ -1,6 +1,7 @@
 """Sessions in fresh processes: what they answer, and how their deaths are told."""
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.measure.fleet import Fleet, WorkerFailed
+from optimize.measure.fleet import Fleet, WorkerFailed, read_reply
 from optimize.measure.subjects import MODULE
 from optimize.targets.base import Artifact
 
@@ -115,3 +116,32 @@ def test_untrusted_files_on_a_gpu_are_not_limited_in_addresses(make: Make) -> No
         with Fleet([program]) as fleet:
             limits[device] = fleet.sessions[0].limits
     assert limits["cpu"]["memory_bytes"] is not None and limits["cuda"]["memory_bytes"] is None
+
+
+TOLD = {
+    "load": {"load_s": 0.1, "clock_step_s": 1e-7, "ran_on": ["CPU"], "missing": []},
+    "warm_up": {"runs": 3, "first_s": [0.1], "run_s": 0.1},
+    "block": {"samples_s": [0.1], "cpu_s": [0.0], "span_s": 0.1, "settling_s": None, "device_s": [], "preempted": 0}
+    | {"waited": 0},
+    "run": {},
+}
+BAD = [None, "soon", [], {}, [[]], 10**400, -1, 1.5, True, [0], [0, 0], ["x", 1], [1e300]]
+
+
+@pytest.mark.parametrize("command", TOLD)
+def test_a_reply_that_lacks_or_garbles_what_was_asked_is_none(command: str) -> None:
+    """A worker that runs an untrusted file may be made to say anything."""
+
+    def read(fields: dict[str, object]) -> dict[str, object] | None:
+        return read_reply(json.dumps({"ok": True, "number": 7, **fields}).encode(), 7, command)
+
+    told = TOLD[command]
+    assert read(told) is not None
+    for key, good in told.items():
+        assert read({name: value for name, value in told.items() if name != key}) is None
+        kept = [bad for bad in BAD if read({**told, key: bad}) is not None]
+        # None of a settling run that was left out, no processor time, and whatever a text or a plain number may be.
+        assert all(type(value) in {type(good), float, int, type(None), list} for value in kept)
+        assert 10**400 not in kept and -1 not in kept and "soon" not in kept and {} not in kept and [[]] not in kept
+    empty = {"warm_up": "first_s", "block": "samples_s"}.get(command)
+    assert empty is None or read({**told, empty: []}) is None

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from optimize.errors import UsageError
+from optimize.errors import Defect, UsageError
 
 Tell = Callable[[str, float], None]
 
@@ -189,3 +189,10 @@ def babble(folder: Path, tell: Tell) -> None:
             os.write(number, b"[" * 100_000 + b"\n")
         except OSError:
             continue
+
+
+def forge(folder: Path, tell: Tell) -> None:
+    """Say progress that is no number of a computer's, then raise what only this package's own code does."""
+    tell("on", 10**400)
+    tell("on", -1)
+    raise Defect("This is a defect.")

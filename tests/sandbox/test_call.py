@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimize.errors import Refused, UsageError
+from optimize.errors import Defect, Refused, UsageError
 from optimize.sandbox import ChildLimits, call
 
 LIMITS = ChildLimits(2 << 30, 60.0, 120.0, 1 << 20)
@@ -59,6 +59,13 @@ def test_errors_arrive_as_they_were_raised(tmp_path: Path) -> None:
     assert caught.value.hint == "Like that."
     with pytest.raises(Refused, match="KeyError: 'dim'"):
         ask("fail", tmp_path)
+
+
+def test_a_child_blames_nobody_but_its_file(tmp_path: Path) -> None:
+    told: list[float] = []
+    with pytest.raises(Refused, match="This is a defect") as caught:
+        ask("forge", tmp_path, progress=lambda phase, share: told.append(share))
+    assert not isinstance(caught.value, Defect) and not told
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def constant(name: str, values: Any, dtype: Any = np.int64) -> TensorProto:
 
 def refused(path: Path, message: str, *, trust: bool = False) -> None:
     """Checks that a file is refused, soon."""
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(Refused, match=message) as caught:
         read_checked(path, trust=trust)
-    assert time.monotonic() - start < 20 and len(str(caught.value)) < 1500
+    assert time.process_time() - start < 20 and len(str(caught.value)) < 1500

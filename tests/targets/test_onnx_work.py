@@ -1,6 +1,7 @@
 """How much an ONNX file may ask for: functions, loops and constants that grow are refused before anything runs."""
 
 import itertools
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,25 @@ def test_constants_that_grow_to_gigabytes(nodes: Any, constants: Any, tmp_path: 
     path = saved(tmp_path / "m.onnx", [*nodes, helper.make_node("Relu", ["x"], ["y"])], constants)
     refused(path, "asks for too much: a node")
     read_checked(path, trust=True)
+
+
+SIDES = {"a": (1024, 1, 1), "b": (1, 1024, 1), "c": (1, 1, 64), "d": (1, 1, 0)}
+
+
+@pytest.mark.parametrize("operator", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("names", ["abcd", "a" * 20_000], ids=["steps that grow", "many inputs"])
+def test_no_step_to_a_small_constant_is_large(operator: str, names: str, tmp_path: Path) -> None:
+    """All of them together are empty, or small; the sums on the way had gigabytes, and so had a stack of all."""
+    held = [constant(name, np.zeros(shape), np.float64) for name, shape in SIDES.items() if name in names]
+    nodes = [helper.make_node(operator, list(names), ["s"]), helper.make_node("Relu", ["x"], ["y"])]
+    path = saved(tmp_path / "m.onnx", nodes, held)
+    read_checked(path)  # what is imported on the way is not counted
+    tracemalloc.start()
+    try:
+        read_checked(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_numbers_as_text_are_not_calculated_with(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing is computed beyond ``SMALL`` elements, whatever a file says; what is not
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,15 +58,25 @@ def _is_numbers(value: np.ndarray | None) -> bool:
     return value is not None and value.dtype.kind in "biuf"
 
 
+def _folded(function: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+    """Return what a function of two makes of many, two at a time, so that no step is larger than the last.
+
+    Raises:
+        ValueError: The last is empty, whatever those before it take, or the sizes do not fit together.
+    """
+    if not math.prod(np.broadcast_shapes(*(value.shape for value in values))):
+        raise ValueError("nothing comes of it")
+    return functools.reduce(function, values)
+
+
 #: Numbers of broadcast inputs.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": np.power, "Mod": np.mod, "Equal": np.equal,
     "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal,
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Where": np.where,
     "Div": lambda a, b: np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b,
-    "Max": lambda *values: np.maximum.reduce(np.broadcast_arrays(*values)),
-    "Min": lambda *values: np.minimum.reduce(np.broadcast_arrays(*values)),
-    "Sum": lambda *values: sum(values), "Mean": lambda *values: sum(values) / len(values),
+    "Max": lambda *values: _folded(np.maximum, values), "Min": lambda *values: _folded(np.minimum, values),
+    "Sum": lambda *values: _folded(np.add, values), "Mean": lambda *values: _folded(np.add, values) / len(values),
     "Identity": np.asarray, "Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Ceil": np.ceil, "Sqrt": np.sqrt,
     "Round": np.rint, "Not": np.logical_not, "Exp": np.exp, "Log": np.log, "Sign": np.sign, "Reciprocal": np.reciprocal,
 }  # fmt: skip
