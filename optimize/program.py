@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from optimize.plan import Quantization
 from optimize.records import Stats
 
 MAX_BATCH = 4096
+_LONGEST_NAME = 64
 #: What one does who has a module where a program is wanted.
 CAPTURE_FIRST = "Capture a module first: optimize.capture(module, inputs)."
 #: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
@@ -73,6 +75,18 @@ class Program:
     def outputs(self) -> tuple[fx.Node, ...]:
         """The nodes the program returns, flat."""
         return tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the module called its outputs (keys and fields; ``output_0`` and on where it has no words for them)."""
+        plain = tuple(f"output_{place}" for place in range(len(self.outputs)))
+        try:
+            paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(plain), self.out_spec))
+        except ValueError:  # a class of its own holds them, and tells no names
+            return plain
+        named = tuple(_path_name(path) or name for (path, _), name in zip(paths, plain, strict=True))
+        is_clear = len(set(named)) == len(named) and not set(named) & set(self.input_names)
+        return named if is_clear else plain
 
     @property
     def batch(self) -> int | None:
@@ -209,6 +223,20 @@ class Program:
         from optimize.invariants import check
 
         check(self)
+
+
+def _path_name(path: Sequence[Any]) -> str:
+    """Return the words on the way to a value, one behind the other; empty where there are none.
+
+    >>> from torch.utils._pytree import MappingKey, SequenceKey
+    >>> _path_name([MappingKey("boxes"), SequenceKey(1)]), _path_name([SequenceKey(0), SequenceKey(1)])
+    ('boxes_1', '')
+    """
+    steps = [getattr(step, "key", getattr(step, "name", getattr(step, "idx", ""))) for step in path]
+    if not any(isinstance(step, str) for step in steps):
+        return ""
+    name = re.sub(r"\W+", "_", "_".join(map(str, steps)), flags=re.ASCII)[:_LONGEST_NAME]
+    return f"output_{name}" if name[:1].isdecimal() else name
 
 
 def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:

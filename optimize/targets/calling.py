@@ -23,7 +23,10 @@ def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     flat, structure = pytree.tree_flatten((args, kwargs))
     specs, expected = runner.artifact.inputs, runner.artifact.in_spec
-    if len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
+    named = dict(zip((spec.name for spec in specs), args, strict=False)) | kwargs
+    if kwargs and len(args) + len(kwargs) == len(specs) and all(spec.name in named for spec in specs):
+        flat = [named[spec.name] for spec in specs]  # by the names that the module's parameters had
+    elif len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
         given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
         raise Refused(
             f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}.",

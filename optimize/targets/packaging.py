@@ -137,12 +137,12 @@ def input_specs(program: Program) -> tuple[TensorSpec, ...]:
 
 def output_specs(program: Program, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
     """Return the program's flat outputs, free dimensions by the inputs' names (an expression of them as text)."""
-    symbols = program.symbols()
+    symbols, names = program.symbols(), names or program.output_names
     specs = []
     for index, node in enumerate(program.outputs):
         value = node.meta["val"]
         shape = tuple(size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape)
-        specs.append(TensorSpec(names[index] if names else f"output_{index}", shape, dtype_name(value)))
+        specs.append(TensorSpec(names[index], shape, dtype_name(value)))
     return tuple(specs)
 
 

@@ -40,7 +40,7 @@ _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 
 
 def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
-    """Translate a program to ONNX in float: its inputs' names, outputs ``output_0`` and on, a free batch.
+    """Translate a program to ONNX in float: the names of its inputs and outputs, a free batch.
 
     Weighted nodes are named after their modules, and every node carries the program node it came from as metadata
     (``ORIGIN``). The exporter folds a BatchNorm that ``FuseConvBN`` would fold, if it is still there.
@@ -190,11 +190,18 @@ def _name_dimensions(program: Program, translated: torch.onnx.ONNXProgram) -> No
 
 
 def _name_values(program: Program, model: ir.Model, names: Names) -> None:
-    """Name the outputs; an intermediate value that is an output changes its name in the map too."""
-    for index, value in enumerate(model.graph.outputs):
-        old, new = value.name, f"output_{index}"
-        value.name = new
-        names.values.update({node: new for node, name in names.values.items() if name == old})
+    """Name the outputs as the program does; an intermediate value that is an output changes its name in the map too."""
+    outputs = dict(zip(program.output_names, model.graph.outputs, strict=True))
+    for value in [value for node in model.graph for value in node.outputs] + list(model.graph.initializers.values()):
+        if value.name in outputs and value is not outputs[value.name]:  # inside, where nobody asks for it by name
+            _rename(value, f"{value.name}_inside", names)
+    for name, value in outputs.items():
+        _rename(value, name, names)
+
+
+def _rename(value: ir.Value, new: str, names: Names) -> None:
+    old, value.name = value.name, new
+    names.values.update({node: new for node, name in names.values.items() if name == old})
 
 
 def _name_nodes(program: Program, model: ir.Model, names: Names) -> None:
