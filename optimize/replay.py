@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from optimize import named
+from optimize import named, registry
+from optimize.datasets import Datasets
 from optimize.job import Export, Job, Variant
+from optimize.load.opening import CapturedModel
+from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
 from optimize.recipe import PassEntry, Recipe
 from optimize.report import RECIPE
+from optimize.targets.base import file_digest
 
 
 def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) -> Recipe:
@@ -32,6 +38,29 @@ def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) 
 def written(job: Job, recipe: Recipe) -> str:
     """Return a recipe as the text of its file, with the command that replays it."""
     return "".join(f"# {line}\n" for line in _about(job, recipe)) + recipe.yaml()
+
+
+def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:
+    """Return what a file shall say of itself: where it came from, what was done to it, and what that came to."""
+    agreement, accuracy = quality.agreement, quality.accuracy
+    said = {
+        "version": version,
+        "source_sha256": model.sha256 or "",
+        "passes": json.dumps([{entry.name: entry.options} for entry in recipe.passes]),
+        "preprocess": datasets.preprocessing,
+        "sqnr_db": "" if agreement is None else f"{agreement.sqnr_db:.1f}",
+        "accuracy": "" if accuracy is None else f"{accuracy.metric} {accuracy.value:.4f} of {accuracy.samples}",
+    }
+    return {key: text for key, text in said.items() if text}
+
+
+def labelled(export: Export, said: Mapping[str, str]) -> Export:
+    """Write what a file shall say of itself into it, and return it as it is then."""
+    target, path = registry.find_target(export.target), export.made.path
+    target.label(path, said)
+    files = target.files(path)
+    size = sum(file.stat().st_size for file in files)
+    return replace(export, artifact=replace(export.made, sha256=file_digest(*files), size_bytes=size))
 
 
 def _about(job: Job, recipe: Recipe) -> list[str]:

@@ -18,6 +18,10 @@ from optimize.regular import read_bytes, shown
 MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 2**28
 #: Lists and mappings inside one another, and values with every alias written out.
 MOST_DEPTH, MOST_VALUES = 64, 100_000
+#: Of JSON, which holds every sample of long benchmarks.
+_MOST_COLLECTIONS, _MOST_ENTRIES = 1_000_000, 10_000_000
+#: Of TOML, whose reader keeps each beginning of a dotted key: the squares of the dots in a line, all lines together.
+_MOST_BEGINNINGS = 16_000_000
 #: Characters of one whole number: base 60 and 5,000 digits take long, no float holds 400, and nobody means them.
 _MOST_DIGITS = 64
 #: What to raise; without a class of the caller's, ``Refused`` of a file and ``UsageError`` of what it says.
@@ -41,7 +45,7 @@ def read_toml(path: Path, *, failure: Failure = None) -> dict[str, Any]:
         OptimizeError: It is no regular file, too large, or no TOML; of the class ``failure``, if given.
     """
     text = _decoded(path, MOST_YAML_BYTES, "TOML", failure)
-    content: dict[str, Any] = _parsed(tomllib.loads, text, f"'{shown(path)}'", "TOML", failure)
+    content: dict[str, Any] = _parsed(_load_toml, text, f"'{shown(path)}'", "TOML", failure)
     return content
 
 
@@ -102,7 +106,17 @@ def _first(error: Exception) -> str:
     return shown(" ".join(str(error).split()).rstrip("."))
 
 
+def _load_toml(text: str) -> dict[str, Any]:
+    """Load a document whose keys have as many parts as people write: what is kept of one grows with their square."""
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > _MOST_BEGINNINGS:
+        raise ValueError("a line has thousands of dots")
+    return tomllib.loads(text)
+
+
 def _load_json(text: str) -> Any:
+    """Load a document of no more lists, mappings and values than a report has, each of which takes its memory."""
+    if sum(map(text.count, "[{")) > _MOST_COLLECTIONS or text.count(",") > _MOST_ENTRIES:
+        raise ValueError(f"it holds more than {_MOST_COLLECTIONS} lists and mappings, or {_MOST_ENTRIES} values")
     return json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
 
 

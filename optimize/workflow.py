@@ -145,6 +145,13 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         machine = environment.current()
         timings, qualities = _measure(job, baseline, exports, model.program, datasets, tell)
         baseline.path.unlink()
+        judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
+        exports = [
+            replay.labelled(entry, replay.about(recipe, model, datasets, version, next(judged)))
+            if _runs_here(entry)
+            else entry
+            for entry in exports
+        ]
         report = assemble(job, model, variants, baseline, exports, recipe, machine, timings, qualities, datasets)
         _drop_failed(exports, report)
         for name in FILES:
@@ -287,9 +294,7 @@ def _measure(
     tell: Progress,
 ) -> tuple[MeasureResult, tuple[Quality, ...]]:
     """Time and judge the baseline and every artifact that can run here, each in its own process."""
-    runnable = [
-        entry.artifact for entry in exports if entry.artifact and registry.find_target(entry.target).available().run
-    ]
+    runnable = [entry.made for entry in exports if _runs_here(entry)]
     one = program.sample(1) if program.batch else program.inputs
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
@@ -304,6 +309,10 @@ def _measure(
         by_place = dict(zip(integers, found, strict=True))
         qualities = tuple(replace(each, elsewhere=by_place.get(place, {})) for place, each in enumerate(qualities))
     return timings, qualities
+
+
+def _runs_here(entry: Export) -> bool:
+    return entry.artifact is not None and registry.find_target(entry.target).available().run
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "regular", "files", "named", "processor", "progress",
-        "distances", "records", "wording"),
+    "ground": ("errors", "escaping", "bounds", "texts", "archives", "regular", "files", "named", "processor",
+        "progress", "distances", "records", "wording"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 49_980, 353, 375
+MOST_LINES, MOST_FILES, MOST_CLASSES = 50_330, 354, 376
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -134,3 +134,27 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         parse_yaml(text, source="x")
     except OptimizeError as error:
         assert len(error.what) < 1000
+
+
+def test_a_key_of_a_thousand_parts_is_not_taken_apart(tmp_path: Path) -> None:
+    """The reader of TOML keeps each beginning of a dotted key: 120 kB took 20 GB."""
+    path = tmp_path / "pyproject.toml"
+    for key in ("a." * 60_000 + "a", '"a" . ' * 60_000 + "a"):
+        path.write_text(f"[tool.optimize.check]\n{key} = 1\n")
+        with pytest.raises(OptimizeError, match="a line has thousands of dots"):
+            read_toml(path)
+        path.write_text(f"[tool.optimize.check]\nx = {{{key} = 1}}\n")
+        with pytest.raises(OptimizeError, match="a line has thousands of dots"):
+            read_toml(path)
+    pins = ", ".join(["'a==1.2.3'"] * 900)
+    path.write_text(f"[tool.other]\ndependencies = [{pins}]\n")
+    assert len(read_toml(path)["tool"]["other"]["dependencies"]) == 900
+
+
+@pytest.mark.parametrize("text", ['{"":{}}', "[]", "1"], ids=["mappings", "lists", "values"])
+def test_json_of_nothing_but_structure_is_refused(text: str, tmp_path: Path) -> None:
+    """An empty mapping has two letters and sixty-four bytes."""
+    times = 10_000_002 if text == "1" else 1_000_001
+    (tmp_path / "report.json").write_text("[" + ",".join([text] * times) + "]")
+    with pytest.raises(OptimizeError, match="it holds more than"):
+        read_json(tmp_path / "report.json")

@@ -12,6 +12,7 @@ from typing import IO
 
 import numpy as np
 
+from optimize.archives import refuse_directory
 from optimize.bounds import free_bytes
 from optimize.errors import OptimizeError, Refused
 from optimize.regular import require_file, shown
@@ -63,6 +64,7 @@ class Members(Mapping[str, np.ndarray]):
 
     def __init__(self, file: Path | IO[bytes], name: str = "") -> None:
         self._file, self._name = file, name or str(file)
+        refuse_directory(file, self._name)
         with _readable(self._name), zipfile.ZipFile(file) as archive:
             self._entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             names = Counter(entry.filename.removesuffix(".npy") for entry in archive.infolist())

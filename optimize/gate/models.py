@@ -130,6 +130,7 @@ class Asked:
             source,
             labelled=labelled,
             preprocessing=self.preprocessing,
+            said=self.pair.preprocess,
             batch=size,
             count=NOISE_SAMPLES,
         )

@@ -7,8 +7,8 @@ import json
 import zipfile
 from pathlib import Path
 
+from optimize.archives import refuse_directory
 from optimize.errors import Refused
-from optimize.load.directory import refuse_directory
 from optimize.regular import read_bytes, require_file
 
 

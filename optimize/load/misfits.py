@@ -103,14 +103,14 @@ def _of_normalisation(node: fx.Node, given: Mapping[str, Any]) -> str:
         return "it writes to its statistics"
     channels = node.all_input_nodes[0].meta["val"].shape[1]
     sized = [given["weight"], given["bias"], *statistics]
-    return "" if all(value is None or _same(_count(value), channels) for value in sized) else _OTHER_SIZE
+    return "" if all(value is None or is_same(_count(value), channels) for value in sized) else _OTHER_SIZE
 
 
 def _of_weight_norm(node: fx.Node, given: Mapping[str, Any]) -> str:
     """A length for each of the directions; one for all of them (``dim=-1``) is multiplied as any two tensors are."""
     if graph.op_name(node) not in ("_weight_norm", "_weight_norm_interface") or given["dim"] == -1:
         return ""
-    return "" if _same(_count(given["g"]), _shape(given["v"])[given["dim"]]) else _OTHER_SIZE
+    return "" if is_same(_count(given["g"]), _shape(given["v"])[given["dim"]]) else _OTHER_SIZE
 
 
 def _of_kernel(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
         return "it has no state and cell"
     (held, batch, shown), (*_, hidden) = _shape(given["hx"][0]), _shape(given["hx"][1])
     each = _GATES_OF_LSTM if given["has_biases"] else _GATES_OF_LSTM // 2
-    each += not _same(shown, hidden)  # what is shown of the cell is a projection of it
+    each += not is_same(shown, hidden)  # what is shown of the cell is a projection of it
     directions = 2 if given["bidirectional"] else 1
     layers, rows, features = directions * given["num_layers"], _GATES_OF_LSTM * hidden, _shape(given["input"])[2]
     wanted, found = [(layers, batch, hidden)], [_shape(given["hx"][1])]
@@ -138,7 +138,7 @@ def _of_recurrence(node: fx.Node, given: Mapping[str, Any]) -> str:
         biases = [(rows,), (rows,)] if given["has_biases"] else []
         wanted += [(rows, taken), (rows, shown), *biases, (shown, hidden)][:each]
     found += [_shape(value) for value in given["params"]]
-    fits = _same(held, layers) and _same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
+    fits = is_same(held, layers) and is_same(batch, _shape(given["input"])[0 if given["batch_first"] else 1])
     fits = fits and len(wanted) == len(found) and all(map(_alike, wanted, found))
     return "" if fits else _OTHER_STATES
 
@@ -228,7 +228,7 @@ def _of_attention(node: fx.Node, given: Mapping[str, Any]) -> str:
     if given.get("enable_gqa") and not all(_is_least(expression(each[-3]), 1) for each in (key, value)):
         return "its keys have no heads"
     whole = _alike(*heads[:2]) and _alike(*heads[1:]) and _is_least(expression(query[-2]), 1)
-    return "" if _same(key[-2], value[-2]) and (whole or not fused) else "its keys and values are not as many"
+    return "" if is_same(key[-2], value[-2]) and (whole or not fused) else "its keys and values are not as many"
 
 
 def _of_heads(node: fx.Node, given: Mapping[str, Any]) -> str:
@@ -246,7 +246,7 @@ def _of_transform(node: fx.Node, given: Mapping[str, Any]) -> str:
     if not counted or not 0 < len(set(dims)) == len(dims) or given["normalization"] not in _MODES:
         return "its dimensions are not counted from the first"
     last = given.get("last_dim_size")
-    fits = last is None or (isinstance(last, int) and last > 0 and _same(sizes[dims[-1]], last // 2 + 1))
+    fits = last is None or (isinstance(last, int) and last > 0 and is_same(sizes[dims[-1]], last // 2 + 1))
     return "" if fits else "it is told another size than its input has"
 
 
@@ -289,14 +289,14 @@ def _count(value: fx.Node) -> Any:
     return math.prod(_shape(value))
 
 
-def _same(one: Any, two: Any) -> bool:
+def is_same(one: Any, two: Any) -> bool:
     """Say whether two sizes are one whatever the free ones are."""
     return bool(sympy.expand(expression(one)) == sympy.expand(expression(two)))
 
 
 def _alike(one: Sequence[Any], two: Sequence[Any]) -> bool:
     """Say whether two shapes are."""
-    return len(one) == len(two) and all(map(_same, one, two))
+    return len(one) == len(two) and all(map(is_same, one, two))
 
 
 def _is_least(size: Any, least: int) -> bool:

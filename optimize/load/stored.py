@@ -22,6 +22,7 @@ from optimize import graph
 from optimize.errors import OptimizeError, Refused
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
+from optimize.load.indices import keep_within
 from optimize.load.trees import read_tree, write_tree
 from optimize.program import Program
 from optimize.sandbox import left_in
@@ -176,6 +177,11 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     program.refresh(_refuse_calls(runs))
     if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or dict(_sizes(program, inputs)) != runs[0]:
         raise Malformed("a size that it calls free is not")
+    try:
+        if keep_within(module):
+            program.refresh()
+    except ValueError as error:
+        raise Malformed(str(error)) from error
     _refuse_large(program, runs)
     with torch.inference_mode():  # what its kernels refuse is refused here
         program.run(program.sample(program.batch + 1) if program.batch else program.inputs)

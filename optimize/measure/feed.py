@@ -10,12 +10,15 @@ import numpy as np
 from optimize import bounds
 from optimize.errors import Refused, UsageError
 from optimize.measure.subjects import FLOATS
+from optimize.regular import shown
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
 
 if TYPE_CHECKING:
     from optimize.data import Batch, Samples
 
+#: Letters that are read of what a file says of its pictures.
+_LONGEST_SAID = 4096
 #: Random samples, where no data is given.
 NOISE_SAMPLES = 32
 #: Tokens that an integer input may name where no file gives a limit.
@@ -30,6 +33,7 @@ def open_samples(
     *,
     labelled: bool = False,
     preprocessing: Mapping[str, str] | None = None,
+    said: str = "",
     batch: int = 1,
     count: int = NOISE_SAMPLES,
 ) -> Samples:
@@ -40,6 +44,7 @@ def open_samples(
         source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
         labelled: Whether they must have labels.
         preprocessing: Words of ``--preprocess`` for image folders, as text.
+        said: What a file says of that itself, followed where the user says nothing; code that it names is not.
         batch: Samples that noise is drawn in at once.
         count: Samples of noise.
 
@@ -48,7 +53,9 @@ def open_samples(
     """
     from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 
-    image = ImagePreprocessing.read(preprocessing or {})
+    kept = {} if preprocessing else _kept(said)
+    transform = kept.pop("transform", "")
+    image = ImagePreprocessing.read(preprocessing or kept)
     if source is None:
         return Samples("noise", lambda: _noise(specs, batch, count), synthetic=True)
     wanted = [
@@ -59,7 +66,23 @@ def open_samples(
         )
         for spec in specs
     ]
-    return open_data(source, inputs=wanted, labelled=labelled, image=image)
+    found = open_data(source, inputs=wanted, labelled=labelled, image=image)
+    if transform and found.prepared:
+        raise UsageError(
+            f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
+            hint="Give --preprocess: that name if you know the code, else words such as 'resize=256 size=224'.",
+        )
+    return found
+
+
+def _kept(said: str) -> dict[str, str]:
+    """Return the words of ``--preprocess`` that a file holds, none where it holds something else."""
+    from optimize.data.preprocessing import read_words
+
+    try:
+        return read_words(said[:_LONGEST_SAID])
+    except ValueError:
+        return {}
 
 
 def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Iterator[Arrays]:

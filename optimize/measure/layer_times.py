@@ -14,6 +14,7 @@ import numpy as np
 
 from optimize.errors import UsageError
 from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.subjects import running
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
@@ -97,9 +98,10 @@ def layer_times(
     Raises:
         UsageError: The target's runtime does not tell the time of each layer.
         TargetUnavailable: The runtime is not installed, or cannot run a file.
+        Refused: It fails while it runs one.
     """
     require_layer_times(plain.target)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder, running(quantized.path):
         probes, backend = [], find_target(plain.target)
         for index, artifact in enumerate((plain, quantized)):
             place = Path(folder) / str(index)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimize.errors import Refused, TargetUnavailable
-from optimize.measure.subjects import MODULE, Subject
+from optimize.errors import TargetUnavailable
+from optimize.measure.subjects import MODULE, Subject, running
 from optimize.registry import find_target, target_of
 from optimize.targets.base import Artifact, Runner, file_digest
 from optimize.targets.packaging import describe_file, input_specs
@@ -133,11 +133,8 @@ class Side:
         self, run: Callable[[Sequence[np.ndarray]], list[np.ndarray]], arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Run something of the file's as ``run`` does."""
-        try:
+        with running(self.subject.artifact.path):
             return run(self.subject.arranged(arrays) if self.runner.artifact.inputs else arrays)
-        except Exception as error:  # every runtime has its own
-            line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise Refused(f"'{self.subject.artifact.path}' cannot be run: {line}") from error
 
 
 def open_file(path: Path, *, trust: bool) -> Subject | None:

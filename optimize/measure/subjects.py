@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optimize.errors import Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
@@ -76,9 +77,30 @@ class AgreedPair:
         return self.base, self.candidate
 
     @property
+    def preprocess(self) -> str:
+        """How pictures become inputs, as the base says it, or the candidate; empty where neither does."""
+        return self.base.artifact.preprocess or self.candidate.artifact.preprocess
+
+    @property
     def fixed_batch(self) -> int | None:
         """The only batch that both take; None where it is free."""
         return _fixed(self.specs)
+
+
+@contextlib.contextmanager
+def running(path: Path) -> Iterator[None]:
+    """Turn what a runtime raises over a file that it runs in this process into a refusal.
+
+    Raises:
+        Refused: It raised something.
+    """
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except Exception as error:  # every runtime has its own
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise Refused(f"'{path}' cannot be run: {line}") from error
 
 
 def other_processors(one: Subject, other: Subject) -> str:

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph
+from optimize.errors import Refused
 from optimize.precision.constants import is_mask, narrow_call, narrowed
 from optimize.program import Program
 
@@ -48,16 +49,26 @@ class Emulation:
         return [node for node in self.program.graph.nodes if node.op == "call_function"]
 
     def value(self, call: fx.Node, values: Mapping[fx.Node, Any], *, half: bool) -> Any:
-        """Return what a call gives for the values it reads, in float32 or as in half."""
+        """Return what a call gives for the values it reads, in float32 or as in half.
+
+        Raises:
+            Refused: It does not take them rounded, such as an index that is then beyond its table.
+        """
         if not half:
-            args, kwargs = fx.node.map_arg((call.args, call.kwargs), values.__getitem__)
-            return call.target(*args, **kwargs)  # type: ignore[operator]
+            return self._computed(call, *fx.node.map_arg((call.args, call.kwargs), values.__getitem__))
         if call not in self._narrow:
             args, kwargs = narrow_call(call, self.dtype, masks=True)
             # It computes in float32 here whatever dtype it names.
             self._narrow[call] = fx.node.map_aggregate((args, kwargs), self._wide)
         args, kwargs = fx.node.map_arg(self._narrow[call], lambda source: self._read(source, values))
-        return pytree.tree_map(self._round, call.target(*args, **kwargs))  # type: ignore[operator]
+        return pytree.tree_map(self._round, self._computed(call, args, kwargs))
+
+    def _computed(self, call: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return call.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, IndexError) as error:
+            what = f"'{graph.origin(call)}' cannot be computed from rounded values: {str(error).splitlines()[0]}"
+            raise Refused(what, hint="Keep what it is computed from in float32 (--keep).") from error
 
     def outputs(self, flat: Sequence[torch.Tensor], halves: Collection[fx.Node]) -> tuple[torch.Tensor, ...]:
         """Return the flat outputs with these calls in half."""

@@ -16,6 +16,7 @@ from optimize.costs import Costs, program_costs
 from optimize.errors import UsageError
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
+from optimize.measure.subjects import running
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
 from optimize.profile.memory import live_memory
@@ -71,7 +72,7 @@ def profile_program(
     Raises:
         UsageError: The target's runtime does not tell the time of each kernel.
         TargetUnavailable: The runtime is not installed.
-        Refused: The target lacks something the program uses.
+        Refused: The target lacks something the program uses, or fails while it runs it.
     """
     require_times(target)
     inputs = program.sample(batch) if program.batch else program.inputs
@@ -80,8 +81,9 @@ def profile_program(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
         artifact = _export(program, target, Path(name), progress)
         arrays = [to_array(tensor) for tensor in inputs]
-        probe = find_target(target).probe(Probing(artifact, arrays, Path(name), threads, program))
-        times = take_times(probe, progress=progress)
+        with running(artifact.path):
+            probe = find_target(target).probe(Probing(artifact, arrays, Path(name), threads, program))
+            times = take_times(probe, progress=progress)
         process = fresh_process(artifact, arrays, threads, progress) if fresh else None
         python = _python(program, inputs) if target == "eager" else None
     progress("machine", 0.0)

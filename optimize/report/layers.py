@@ -131,7 +131,7 @@ def compare_here(
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1
-    samples = open_samples(pair.specs, data, preprocessing=preprocessing, batch=size)
+    samples = open_samples(pair.specs, data, preprocessing=preprocessing, said=pair.preprocess, batch=size)
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
     found = measured.compare(*sides, samples, layers=layers, threshold_db=threshold_db, progress=tell)

@@ -176,6 +176,7 @@ class Artifact:
         missing: Why it cannot run here, where that was seen when it was opened; empty otherwise.
         cpu: The processors its integers were made for (``processor.CPUS``), as the file says itself; empty of floats,
             and where nothing says it.
+        preprocess: How pictures become its inputs, in the words of ``--preprocess``, as the file says itself.
     """
 
     target: str
@@ -196,6 +197,7 @@ class Artifact:
     untrusted: bool = False
     missing: str = ""
     cpu: str = ""
+    preprocess: str = ""
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
@@ -339,6 +341,10 @@ class Target(ABC):
             Refused: The file is missing, or is refused by the checks.
         """
         raise NotImplementedError(f"{self.name} opens no files")
+
+    def label(self, path: Path, said: Mapping[str, str]) -> None:
+        """Write into a finished file what became of it, by key, where its format has room; its graph stays as it is."""
+        return
 
     def values(self, artifact: Artifact) -> FileValues | None:
         """Return the values that a file computes between its inputs and its outputs; None where nothing tells them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from optimize.program import Program
 
 _Converted = TypeVar("_Converted")
-#: Where archives of torch say which processors they were made for, and how much of that is read.
-_IN_ARCHIVE, _LONGEST = "extra/optimize.cpu", 32
+#: Where archives of torch say what they are, and how much of that is read.
+_IN_ARCHIVE, _LONGEST = "extra/optimize.", 4096
 
 
 def describe(
@@ -94,20 +94,30 @@ def made_for(target: Target, program: Program) -> str:
     return plan.cpu if target.portable or not processor.adds_pairs(plan.cpu) else processor.host().level
 
 
-def say_in_archive(path: Path, cpu: str) -> None:
-    """Write into an archive of torch which processors it was made for, where ``torch.jit.save`` has extra files."""
+def say_in_archive(path: Path, said: Mapping[str, str]) -> None:
+    """Write into an archive of torch what it is, by key, where ``torch.jit.save`` has extra files."""
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
-        archive.writestr(zipfile.ZipInfo(f"{root}/{_IN_ARCHIVE}"), cpu)
+        for key, text in said.items():
+            archive.writestr(zipfile.ZipInfo(f"{root}/{_IN_ARCHIVE}{key}"), text)
 
 
-def said_in_archive(path: Path) -> str:
-    """Return what :func:`say_in_archive` wrote; empty where it is not there, or no processor."""
+def said_in_archive(path: Path, key: str) -> str:
+    """Return what :func:`say_in_archive` wrote; empty where it is not there."""
     with suppress(Exception), zipfile.ZipFile(path) as archive:  # every unpacker of zipfile's has its own
-        found = [name for name in archive.namelist() if name.partition("/")[2] == _IN_ARCHIVE]
+        found = [name for name in archive.namelist() if name.partition("/")[2] == _IN_ARCHIVE + key]
         with archive.open(found[0]) if found else nullcontext(io.BytesIO()) as file:
-            return processor.known(file.read(_LONGEST).decode("ascii", "replace"))
+            return file.read(_LONGEST).decode("utf-8", "replace")
     return ""
+
+
+def open_archive(target: Target, path: Path, *, trust: bool) -> Artifact:
+    """Return the artifact of an archive of torch; what it takes is not written in it."""
+    return replace(
+        describe_file(target.name, path, trust=trust),
+        cpu=processor.known(said_in_archive(path, "cpu")),
+        preprocess=said_in_archive(path, "preprocess"),
+    )
 
 
 def describe_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from optimize.targets.values import FileValues
 
 #: Where an ONNX file says which processors its integers were made for.
-_MADE_FOR = "optimize.cpu"
+_SAID = "optimize."
 _WRITERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _FEW_KERNELS = "ONNX Runtime has few bfloat16 kernels for CPUs; take"
 #: What to take in place of bfloat16, by precision.
@@ -104,7 +104,7 @@ class Onnx(Target):
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
         if cpu := made_for(self, lowered):
-            model.metadata_props[_MADE_FOR] = cpu
+            model.metadata_props[f"{_SAID}cpu"] = cpu
         save(model, path)
         artifact = describe(self, lowered, path, precision=program.precision)
         if lowered is not program and not holds_half(lowered):
@@ -133,8 +133,21 @@ class Onnx(Target):
 
         model, files = files_of(path, trust=trust)
         found = describe_file(self.name, path, files, inputs_of(model, path), trust=trust)
-        said = {entry.key: entry.value for entry in model.metadata_props}
-        return replace(found, outputs=outputs_of(model), cpu=processor.known(said.get(_MADE_FOR, "")))
+        said = {entry.key.removeprefix(_SAID): entry.value for entry in model.metadata_props}
+        return replace(
+            found,
+            outputs=outputs_of(model),
+            cpu=processor.known(said.get("cpu", "")),
+            preprocess=said.get("preprocess", ""),
+        )
+
+    def label(self, path: Path, said: Mapping[str, str]) -> None:
+        """Append metadata: protobuf joins the lists of two messages that follow each other."""
+        import onnx
+
+        entries = [onnx.StringStringEntryProto(key=_SAID + key, value=text) for key, text in said.items()]
+        with path.open("ab") as file:
+            file.write(onnx.ModelProto(metadata_props=entries).SerializeToString())
 
     def values(self, artifact: Artifact) -> FileValues:
         """Return the float values that a file computes."""

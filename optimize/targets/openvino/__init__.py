@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -125,12 +126,19 @@ class OpenVINO(Target):
         from optimize.targets.openvino.reading import check_ir, inputs_of
         from optimize.targets.packaging import describe_file
 
-        said = check_ir(path, trust=trust).cpu
-        found = replace(describe_file(self.name, path, self.files(path), trust=trust), cpu=said)
+        said = check_ir(path, trust=trust)
+        found = describe_file(self.name, path, self.files(path), trust=trust)
+        found = replace(found, cpu=said.cpu, preprocess=said.preprocess)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))
         except OptimizeError as error:
             return replace(found, missing=error.what.rstrip("."))
+
+    def label(self, path: Path, said: Mapping[str, str]) -> None:
+        """Write what became of a file into the ``rt_info`` of its description."""
+        from optimize.targets.openvino.runner import add_info
+
+        add_info(path, said)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Compile the file for this CPU, in the precision it carries.

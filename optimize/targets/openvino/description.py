@@ -51,11 +51,13 @@ class Body:
         layers: By their numbers.
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
         cpu: The processors that integers were made for, where the file says it; of the outermost graph.
+        preprocess: How pictures become its inputs, likewise.
     """
 
     layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
     cpu: str = ""
+    preprocess: str = ""
 
     def source(self, layer: IrLayer, place: int) -> IrLayer | None:
         """Return the layer that feeds an input, counted from 0."""
@@ -116,6 +118,8 @@ class _Reader:
             self._join(attributes)
         elif self._open == ["net", "rt_info", "optimize", "cpu"]:
             self.net.cpu = processor.known(attributes.get("value", ""))
+        elif self._open == ["net", "rt_info", "optimize", "preprocess"]:
+            self.net.preprocess = attributes.get("value", "")
 
     def end(self, name: str) -> None:
         """Take in the end of an element."""

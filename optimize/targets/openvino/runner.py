@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -83,6 +84,18 @@ def core() -> Any:
         TargetUnavailable: OpenVINO is not installed.
     """
     return import_runtime().Core()
+
+
+def add_info(path: Path, said: Mapping[str, str]) -> None:
+    """Write into the description of a graph that this package has just made what became of it, by key."""
+    tree = ElementTree.parse(path)  # noqa: S314 - our own file
+    info = tree.getroot().find("rt_info")
+    assert info is not None  # ``label`` writes some
+    found = info.find(_MADE_FOR[0])
+    section = ElementTree.SubElement(info, _MADE_FOR[0]) if found is None else found
+    for key, text in said.items():
+        ElementTree.SubElement(section, key, value=text)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
 def label(model: Any, precision: str, cpu: str = "") -> frozenset[str]:

@@ -16,9 +16,8 @@ import platform
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +107,11 @@ class PT2(Target):
                 f"'{path}' is native code, compiled ahead of time for one machine.",
                 hint="Give --trust if you made it yourself.",
             )
-        cpu = packaging.said_in_archive(path)
-        return replace(packaging.describe_file(self.name, path, trust=trust), cpu=cpu)
+        return packaging.open_archive(self, path, trust=trust)
+
+    def label(self, path: Path, said: Mapping[str, str]) -> None:
+        """Write what became of a package beside its code, as one of its extra files."""
+        packaging.say_in_archive(path, said)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""

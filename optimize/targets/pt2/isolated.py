@@ -46,7 +46,7 @@ def compile_package(
         with whole(path) as temporary:
             shutil.copyfile(package, temporary)
             if cpu:
-                say_in_archive(temporary, cpu)
+                say_in_archive(temporary, {"cpu": cpu})
 
 
 def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,13 +74,16 @@ class TorchScript(Target):
         with files.whole(path) as temporary:
             temporary.write_bytes(_saved(scripted))
             if cpu := packaging.made_for(self, program):
-                packaging.say_in_archive(temporary, cpu)
+                packaging.say_in_archive(temporary, {"cpu": cpu})
         return packaging.describe(self, program, path, coverage=coverage, notes=tuple(notes))
 
     def open(self, path: Path, *, trust: bool = False) -> Artifact:
         """Describe a file whose kind is known; what it takes is not written in it."""
-        cpu = packaging.said_in_archive(path)
-        return replace(packaging.describe_file(self.name, path, trust=trust), cpu=cpu)
+        return packaging.open_archive(self, path, trust=trust)
+
+    def label(self, path: Path, said: Mapping[str, str]) -> None:
+        """Write what became of a file beside its code, as one of its extra files."""
+        packaging.say_in_archive(path, said)
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
