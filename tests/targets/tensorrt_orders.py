@@ -10,7 +10,7 @@ from optimize.targets.tensorrt import builder
 from optimize.targets.tensorrt.options import EngineOptions
 
 rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='pip install "optimize[tensorrt-rtx]" to build engines'
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="pip install tensorrt-rtx to build engines"
 )
 
 

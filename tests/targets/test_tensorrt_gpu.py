@@ -16,7 +16,7 @@ from optimize.targets.tensorrt import TensorRT, packages
 
 pytestmark = [
     pytest.mark.skipif(not packages.has_gpu(), reason="no NVIDIA GPU and driver on this machine"),
-    pytest.mark.skipif(importlib.util.find_spec("tensorrt") is None, reason='pip install "optimize[tensorrt]"'),
+    pytest.mark.skipif(importlib.util.find_spec("tensorrt") is None, reason="pip install tensorrt"),
 ]
 
 

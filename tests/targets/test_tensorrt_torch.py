@@ -116,7 +116,7 @@ def test_int8_is_not_its_road(library: Library, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "installed, reason, hint",
     [
-        (False, "Torch-TensorRT is not installed", 'pip install "optimize[torch-tensorrt]"'),
+        (False, "Torch-TensorRT is not installed", "pip install torch-tensorrt"),
         (True, "Torch-TensorRT builds engines on a GPU", "Leave library out"),
     ],
 )

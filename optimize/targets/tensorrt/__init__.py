@@ -147,7 +147,7 @@ class TensorRT(EngineOptions, Target):
             hint="\n".join(
                 [
                     *([hint] if hint else []),
-                    f"TensorRT-RTX needs no GPU: {TENSORRT_RTX.install}. With a GPU: {TENSORRT.install}.",
+                    f"TensorRT-RTX needs no GPU ({TENSORRT_RTX.install}), TensorRT needs one ({TENSORRT.install}).",
                     "Or build it in the folder of the file with one of:",
                     *(f"  {command}" for command in commands),
                 ]

@@ -37,12 +37,12 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The command that installs it.
+        """The command that installs it, however this package was installed.
 
         >>> TENSORRT_RTX.install
-        'pip install "optimize[tensorrt-rtx]"'
+        'pip install tensorrt-rtx'
         """
-        return f'pip install "optimize[{self.distribution}]"'
+        return f"pip install {self.distribution}"
 
     @property
     def installed(self) -> bool:
