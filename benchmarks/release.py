@@ -107,7 +107,12 @@ def run(words: Sequence[str | Path], folder: Path, variables: Mapping[str, str],
     print("+", *(Path(word).name if isinstance(word, Path) else word for word in words), flush=True)
     start = time.perf_counter()
     done = subprocess.run(
-        list(map(str, words)), cwd=folder, env=dict(variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        list(map(str, words)),
+        cwd=folder,
+        env=dict(variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if done.returncode or not quiet:
         print(done.stdout.rstrip(), flush=True)
