@@ -1,6 +1,5 @@
 """The steps of a composite GitHub action, run as a runner would: by bash, with what they are given as variables."""
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ def run_step(
         name: Of the step.
         inputs: What the workflow gives.
         folder: Where the job works.
-        variables: Added to those of this process.
+        variables: All that the job has; what the step is given comes to them.
         source: Where the action lies.
     """
     step = scripts()[name]
@@ -53,5 +52,5 @@ def run_step(
     script.write_text(step["run"], encoding="utf-8")
     where = folder / filled(step.get("working-directory", "."), inputs, source)
     return subprocess.run(
-        [*BASH, str(script)], cwd=where, env={**os.environ, **variables, **given}, capture_output=True, text=True
+        [*BASH, str(script)], cwd=where, env={**variables, **given}, capture_output=True, text=True
     )

@@ -51,6 +51,7 @@ def runner(tmp_path: Path) -> dict[str, str]:
     for name in ("output.txt", "summary.md"):
         (tmp_path / name).touch()
     return {
+        **os.environ,
         "GITHUB_ACTIONS": "true",
         "GITHUB_OUTPUT": str(tmp_path / "output.txt"),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
