@@ -51,6 +51,4 @@ def run_step(
     script = folder / f"{name}.sh"
     script.write_text(step["run"], encoding="utf-8")
     where = folder / filled(step.get("working-directory", "."), inputs, source)
-    return subprocess.run(
-        [*BASH, str(script)], cwd=where, env={**variables, **given}, capture_output=True, text=True
-    )
+    return subprocess.run([*BASH, str(script)], cwd=where, env={**variables, **given}, capture_output=True, text=True)
