@@ -1,8 +1,8 @@
 """The Sphinx extension of this site: pages that are made while it is built, and links to files beside the pages.
 
 A page with the line ``<!-- generated: passes -->`` gets what ``reference.passes()`` returns in that place, and one with
-``<!-- included: ../ARCHITECTURE.md -->`` that file below its title. In a list of pages, ``guide?`` is that page where it
-is there. Links to files that are pages here go to the pages.
+``<!-- included: ../ARCHITECTURE.md -->`` that file below its title. In a list of pages, ``guide?`` is that page where
+it is there. Links to files that are pages here go to the pages.
 """
 
 from __future__ import annotations

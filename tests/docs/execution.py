@@ -1,4 +1,4 @@
-"""Executes pages: commands in processes of their own, the Python blocks of a page in one, each page in its folder."""
+"""Executes pages: each command in a process, the Python blocks of a page in one, all of them in the page's folder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from tests.docs.pages import Block, before, blocks, commands, difference
 
@@ -19,30 +22,16 @@ PAGES = ROOT / "docs"
 GIVEN = ("models/fashion_calib.npz", "models/fashion_eval.npz")
 #: What the first word of a command is to a process.
 PROGRAMS = {
-    "optimize": [sys.executable, "-m", "optimize"],
     "python": [sys.executable],
     "ls": ["ls"],
     "cat": ["cat"],
     "head": ["head"],
     "c++": ["c++"],
 }
+#: Seconds that a command or a block may take.
+_LIMIT_S = 300
 #: Tells commands and blocks that they are read from a page of this width, on a machine at rest.
 _ENVIRONMENT = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1", "PYTHONWARNINGS": "ignore"}
-#: Executes blocks that it reads as JSON, one a line, and writes what they print.
-_SESSION = """
-import contextlib, io, json, sys, traceback
-names = {"__name__": "__main__"}
-for line in sys.stdin:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile(json.loads(line), "<page>", "exec"), names)
-            failure = ""
-        except BaseException:
-            failure = traceback.format_exc()
-    sys.stdout.write(json.dumps([printed.getvalue(), failure]) + "\\n")
-    sys.stdout.flush()
-"""
 
 
 class WrongPage(AssertionError):
@@ -58,7 +47,8 @@ def chains() -> list[list[Path]]:
     """Return the pages that have something to execute, each chain in order: a page, then those that go on behind it."""
     executed = [path for path in written_pages() if any(is_executed(block) for block in blocks(path, PAGES))]
     starts = {path: before(path, PAGES) for path in executed}
-    return [[path, *_behind(path, starts)] for path in executed if not starts[path]]
+    found = [[path, *_behind(path, starts)] for path in executed if not starts[path]]
+    return sorted(found, key=len, reverse=True)  # what takes longest begins first
 
 
 def _behind(path: Path, starts: dict[Path, str]) -> Iterator[Path]:
@@ -73,7 +63,7 @@ def is_executed(block: Block) -> bool:
     return block.language in ("console", "python") and not block.skipped
 
 
-def execute(path: Path, folder: Path) -> None:
+def execute(path: Path, folder: Path, server: Server) -> None:
     """Execute a page in a folder, where the pages before it were.
 
     Raises:
@@ -82,7 +72,7 @@ def execute(path: Path, folder: Path) -> None:
     for name in GIVEN:
         if not (folder / Path(name).name).exists():
             shutil.copy(ROOT / name, folder)
-    with Session(folder) as session:
+    with Session(folder, server) as session:
         last = ""
         for block in blocks(path, PAGES):
             if block.file and not block.skipped:
@@ -93,29 +83,33 @@ def execute(path: Path, folder: Path) -> None:
             elif is_executed(block) and block.language == "python":
                 last = session.execute(block)
             elif is_executed(block):
-                _type(block, folder)
+                _type(block, folder, server)
 
 
-def _type(block: Block, folder: Path) -> None:
+def _type(block: Block, folder: Path, server: Server) -> None:
     for command in commands(block.text):
-        program, *words = shlex.split(command.line)
-        if program not in PROGRAMS:
-            raise WrongPage(f"{block.place}: '{program}' is none of {', '.join(PROGRAMS)}.")
-        ended = subprocess.run(
-            [*PROGRAMS[program], *words],
-            cwd=folder,
-            env=_environment(),
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
-        if ended.returncode != command.code:
-            raise WrongPage(
-                f"{block.place}: '{command.line}' ended with {ended.returncode}, not {command.code}:\n{ended.stdout}"
-            )
-        _compare(block, command.printed, ended.stdout, command.line)
+        words = shlex.split(command.line)
+        code, printed = server.run(words, folder) if words[0] == "optimize" else _run(block, words, folder)
+        if code != command.code:
+            raise WrongPage(f"{block.place}: '{command.line}' ended with {code}, not {command.code}:\n{printed}")
+        _compare(block, command.printed, printed, command.line)
+
+
+def _run(block: Block, words: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command of the system's in a process; return its exit code and what it prints."""
+    if words[0] not in PROGRAMS:
+        raise WrongPage(f"{block.place}: '{words[0]}' is none of optimize, {', '.join(PROGRAMS)}.")
+    ended = subprocess.run(
+        [*PROGRAMS[words[0]], *words[1:]],
+        cwd=folder,
+        env=_environment(),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_LIMIT_S,
+    )
+    return ended.returncode, ended.stdout
 
 
 def _compare(block: Block, shown: str, found: str, command: str = "") -> None:
@@ -127,30 +121,24 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
 
 
-class Session:
-    """A process that executes the Python blocks of one page; it starts with the first."""
+class Server:
+    """The process of ``server.py``; it starts with the first request."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Session:
-        return self
+    def run(self, words: list[str], folder: Path) -> tuple[int, str]:
+        """Run ``optimize`` with these words; return its exit code and what it prints."""
+        out = folder / ".printed"
+        code = self.ask({"argv": words, "cwd": str(folder), "out": str(out)})
+        return code, out.read_text(encoding="utf-8")
 
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.communicate()
-
-    def execute(self, block: Block) -> str:
-        """Execute a block; return what it prints.
-
-        Raises:
-            WrongPage: It raises.
-        """
+    def ask(self, request: dict[str, Any]) -> int:
+        """Return what a request is answered by."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SESSION],
-                cwd=self._folder,
+                [sys.executable, "-m", "tests.docs.server"],
+                cwd=ROOT,
                 env=_environment(),
                 text=True,
                 stdin=subprocess.PIPE,
@@ -158,12 +146,54 @@ class Session:
                 stderr=subprocess.DEVNULL,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(block.text) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        return int(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate(timeout=_LIMIT_S)
+
+
+class Session:
+    """A process that executes the Python blocks of one page; it starts with the first."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self._folder, self._server = folder, server
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def execute(self, block: Block) -> str:
+        """Execute a block; return what it prints.
+
+        Raises:
+            WrongPage: It raises, or the process ends.
+        """
+        self._file = self._file or self._start()
+        self._file.write(json.dumps(block.text) + "\n")
+        self._file.flush()
+        answer = self._file.readline()
         if not answer:
-            raise WrongPage(f"{block.place}: the process ended with {self._process.wait()}.")
+            raise WrongPage(f"{block.place}: the process ended.")
         printed, failure = json.loads(answer)
         if failure:
             raise WrongPage(f"{block.place}:\n{printed}{failure}")
         return str(printed)
+
+    def _start(self) -> TextIO:
+        with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as listening:
+            path = str(Path(place) / "link")  # such paths may have some hundred letters at most
+            listening.bind(path)
+            listening.listen()
+            listening.settimeout(_LIMIT_S)
+            self._server.ask({"cwd": str(self._folder), "socket": path})
+            link, _ = listening.accept()
+        link.settimeout(_LIMIT_S)
+        return link.makefile("rw", encoding="utf-8")

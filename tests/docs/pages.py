@@ -1,4 +1,4 @@
-"""What of a page is executed, and what a page says is printed: the rules that docs/contributing of these pages follow.
+"""What of a page is executed, and what a page says is printed: the rules of CONTRIBUTING.md, "Write a page".
 
 - A ``console`` block is executed: each line behind ``$ `` is a command (a backslash continues it), what stands below it
   is what it prints, standard error included. ``$ echo $?`` shows the exit code of the command before; without it that
@@ -116,7 +116,7 @@ def masked(text: str) -> list[str]:
     are left out.
 
     >>> masked("onnx int8   13.7 µs  [13.6, 13.7]  50.3 dB\\n────────────\\n\\n9 layers")
-    ['onnx int# # [#, #] #', '─', '# layers']
+    ['onnx int# # [# #] #', '─', '# layers']
     """
     text = _NUMBER.sub("#", _MEASURED.sub("measured", text))
     lines = (re.sub(r"─+", "─", re.sub(r"[ \t]+", " ", line)).strip() for line in text.splitlines())

@@ -1,20 +1,28 @@
 """The commands and Python blocks of the pages do what the pages say."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.execution import PAGES, chains, execute, is_executed, written_pages
+from tests.docs.execution import PAGES, Server, chains, execute, is_executed, written_pages
 from tests.docs.pages import blocks
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: str(chain[0].relative_to(PAGES)))
-def test_a_page_does_what_it_says(chain: list[Path], tmp_path: Path) -> None:
+def test_a_page_does_what_it_says(chain: list[Path], tmp_path: Path, server: Server) -> None:
     for page in chain:
-        execute(page, tmp_path)
+        execute(page, tmp_path, server)
 
 
-def test_every_block_that_is_not_executed_is_known(record_testsuite_property: pytest.FixtureRequest) -> None:
+def test_every_block_that_is_not_executed_says_why() -> None:
     found = [block for page in written_pages() for block in blocks(page, PAGES) if block.skipped]
     assert {block.language for block in found} <= {"console", "python", "cpp", "bash"}
     for block in found:

@@ -8,7 +8,6 @@ from html import unescape
 from pathlib import Path
 
 import click
-import pytest
 
 from optimize import registry
 from optimize.cli import COMMANDS
@@ -24,10 +23,8 @@ _FETCHED = re.compile(
 )
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(out: Path) -> Path:
     """Returns the folder of the built site."""
-    out = tmp_path_factory.mktemp("site")
     words = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(out / "doctrees"), str(PAGES), str(out / "html")]
     before = sorted(PAGES.rglob("*"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -42,19 +39,29 @@ def shown(site: Path, page: str) -> str:
     return unescape(re.sub(r"<[^>]+>", "", (site / page).read_text(encoding="utf-8")))
 
 
-def test_every_page_is_there(site: Path) -> None:
+def test_the_site(tmp_path: Path) -> None:
+    """Builds it once: several tests would do so once in each process that shares them."""
+    site = build(tmp_path)
+    every_page_is_there(site)
+    nothing_is_fetched_from_elsewhere(site)
+    the_reference_has_every_option(site)
+    the_reference_has_every_pass_and_target(site)
+    the_reference_has_every_key(site)
+
+
+def every_page_is_there(site: Path) -> None:
     for page in written_pages():
         assert (site / page.relative_to(PAGES)).with_suffix(".html").is_file()
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def nothing_is_fetched_from_elsewhere(site: Path) -> None:
     for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
         for found in _FETCHED.finditer(file.read_text(encoding="utf-8")):
             address = next(filter(None, found.groups()))
             assert not re.match(r"(?:\w+:)?//", address), f"{file.relative_to(site)} fetches {address}"
 
 
-def test_the_reference_has_every_option(site: Path) -> None:
+def the_reference_has_every_option(site: Path) -> None:
     text = shown(site, "reference/commands.html")
     for command in COMMANDS:
         assert f"optimize {command.name}" in text
@@ -62,14 +69,14 @@ def test_the_reference_has_every_option(site: Path) -> None:
         assert not [option.opts for option in options if option.opts[0] not in text]
 
 
-def test_the_reference_has_every_pass_and_target(site: Path) -> None:
+def the_reference_has_every_pass_and_target(site: Path) -> None:
     text = shown(site, "reference/passes.html")
     assert not [name for name in registry.passes() if name not in text]
     text = shown(site, "reference/targets.html")
     assert not [name for name, target in registry.targets().items() if name not in text or target.suffix not in text]
 
 
-def test_the_reference_has_every_key(site: Path) -> None:
+def the_reference_has_every_key(site: Path) -> None:
     text = shown(site, "reference/recipe.html")
     assert not [name for name in Recipe.model_fields if name not in text]
     text = shown(site, "reference/report.html")
