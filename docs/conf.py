@@ -18,6 +18,8 @@ root_doc = "index"
 
 # Headings are linked to as on a forge.
 myst_heading_anchors = 4
+# Options keep their two hyphens, and text its plain quotes.
+smartquotes = False
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

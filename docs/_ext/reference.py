@@ -172,7 +172,7 @@ def _target(name: str, target: Target) -> str:
         ("Free dimensions", support.free),
         ("Remark", support.remark),
         ("Integers have kernels on", target.integers_on if support.int8 else ""),
-        ("bfloat16", target.without_bfloat16),
+        ("bfloat16", "" if target.without_bfloat16 == support.remark else target.without_bfloat16),
         ("Other machines", "" if target.portable else "The file runs on the kind of machine that made it alone."),
         ("Packages", ", ".join(f"`{package}`" for package in target.packages)),
     ]
