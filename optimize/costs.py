@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: The tensors that each node gives: shape and dtype, no memory.
 Values = Mapping[fx.Node, tuple[torch.Tensor, ...]]
+#: Bytes of one value in a batch that nobody asked for: some are alive at once, in the processes of all files.
+_LARGEST_VALUE = 1 << 29
 #: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.
 WEIGHT_MACS = 8
 
@@ -184,6 +186,14 @@ def values_at(program: Program, batch: int) -> Values:
         )
         for node in program.graph.nodes
     }
+
+
+def fitting_batch(program: Program, wanted: int) -> int:
+    """Return the largest batch, halved from ``wanted``, at which no value has more than half a gigabyte."""
+    batch = wanted
+    while batch > 1 and max(map(size_bytes, values_at(program, batch).values()), default=0) > _LARGEST_VALUE:
+        batch //= 2
+    return batch
 
 
 def storage_owners(whole: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.data.examples import draw_inputs
 from optimize.errors import OptimizeError
@@ -61,15 +62,16 @@ class Datasets:
 
         Args:
             program: The captured model; a fixed batch decides the size, and a last smaller batch is left out.
-            batch: Samples a batch where the program leaves that free.
+            batch: Samples a batch where the program leaves that free, and they fit into the memory.
             progress: Told how much has been read.
         """
         if not any(tensor.dim() for tensor in program.inputs):  # no inputs, or single numbers: there is no batch
             yield [to_array(tensor) for tensor in program.inputs], None
             return
         fixed = None if program.batch else program.samples
+        batch = fixed or fitting_batch(program, batch)
         data = self.evaluation or self.calibration
-        chunks = data.batches(fixed or batch) if data else _noise(program, fixed or batch)
+        chunks = data.batches(batch) if data else _noise(program, batch)
         limit = data.count if self.evaluation and data else UNLABELLED_SAMPLES
         seen = 0
         for chunk in chunks:

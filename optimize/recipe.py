@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,8 @@ from optimize.targets.base import Target
 
 #: Fields of a pass that a recipe does not set: the data comes from ``calib``.
 _DATA_FIELDS = {"calibration"}
+#: Options of passes and targets that name where something is kept for the next run.
+_PLACES = ("cache", "timing_cache")
 
 
 def _processors(cpu: str) -> str:
@@ -179,6 +181,12 @@ class Recipe(BaseModel):
         """What is said of image folders, by its words."""
         return self.preprocess | {name: text for name in ("mean", "std") if (text := getattr(self, name))}
 
+    @property
+    def places(self) -> Iterator[str]:
+        """The files and folders, besides the output, that its options have something kept in."""
+        for options in (*(entry.options for entry in self.passes), *self.target_options.values()):
+            yield from (str(options[name]) for name in _PLACES if options.get(name))
+
     def target(self, name: str) -> Target:
         """Return a target with the options that the recipe gives it.
 
@@ -212,7 +220,13 @@ def read(path: Path, *, trust: bool = False) -> Recipe:
             f"'{path}' names Python code: {shown(code)}.",
             hint="Name it on the command line (--calib, --eval), or give --trust if you trust the recipe.",
         )
-    return parse(content, source=str(path))
+    found = parse(content, source=str(path))
+    if not trust and (place := next(found.places, None)):
+        raise Refused(
+            f"'{path}' names a place to write to, and to read what lies there: {shown(place)}.",
+            hint="Leave it out, name it on the command line, or give --trust if you trust the recipe.",
+        )
+    return found
 
 
 def parse(content: Any, *, source: str = "recipe") -> Recipe:

@@ -69,8 +69,8 @@ def _about(job: Job, recipe: Recipe) -> list[str]:
     else:
         words = ["optimize", str(job.source), *(["--model", job.factory] if job.factory else [])]
         words += ["--recipe", str(Path(job.out) / RECIPE), "--out", str(job.out)]
-        code = next(named.named_in(recipe.model_dump()), None)
-        replayed = ["The same files again:", shlex.join([*words, *(["--trust"] if job.trust or code else [])])]
+        asks = next(named.named_in(recipe.model_dump()), None) or next(recipe.places, None)
+        replayed = ["The same files again:", shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
     if job.given_calibration is not None and recipe.calib is None:
         replayed.append("Its calibration data came from Python code: name the same with --calib.")
     return replayed

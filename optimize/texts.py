@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -22,6 +23,8 @@ MOST_DEPTH, MOST_VALUES = 64, 100_000
 _MOST_COLLECTIONS, _MOST_ENTRIES = 1_000_000, 10_000_000
 #: Of TOML, whose reader keeps each beginning of a dotted key: the squares of the dots in a line, all lines together.
 _MOST_BEGINNINGS = 16_000_000
+#: How JSON writes half of a character that UTF-16 has in two parts.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 #: Characters of one whole number: base 60 and 5,000 digits take long, no float holds 400, and nobody means them.
 _MOST_DIGITS = 64
 #: What to raise; without a class of the caller's, ``Refused`` of a file and ``UsageError`` of what it says.
@@ -113,11 +116,22 @@ def _load_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def _encodable(found: Any) -> Any:
+    """Return what was read, if it can be written again: an escape for half a character is none.
+
+    Raises:
+        ValueError: It holds one.
+    """
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
 def _load_json(text: str) -> Any:
     """Load a document of no more lists, mappings and values than a report has, each of which takes its memory."""
     if sum(map(text.count, "[{")) > _MOST_COLLECTIONS or text.count(",") > _MOST_ENTRIES:
         raise ValueError(f"it holds more than {_MOST_COLLECTIONS} lists and mappings, or {_MOST_ENTRIES} values")
-    return json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
+    found = json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
+    return _encodable(found) if _HALF.search(text) else found
 
 
 def _whole(digits: str) -> int:
@@ -163,7 +177,7 @@ def _load_yaml(text: str) -> Any:
         if node is None:
             return None
         _count(node, {})
-        return loader.construct_document(node)
+        return _encodable(loader.construct_document(node))
     finally:
         loader.dispose()
 

@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
+from optimize import bounds
 from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
-from optimize.measure.feed import open_samples
+from optimize.measure.feed import draw, open_samples
+from optimize.targets.base import TensorSpec
 
 ONE = (InputSpec("x", (3, 4, 4)),)
 TWO = (InputSpec("ids", (None,), "int64"), InputSpec("mask", (5,)))
@@ -383,6 +385,15 @@ def test_pictures_are_not_moved_or_stretched_by_what_none_have(given: dict[str, 
         ImagePreprocessing.read(given)
     with pytest.raises(UsageError, match=r"their pixels are in \[0, 1\]"):
         open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
+
+
+def test_noise_for_many_inputs_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was bounded on its own: a file of 700 bytes states as many as it likes."""
+    monkeypatch.setattr(bounds, "free_bytes", lambda: 8 << 20)
+    specs = [TensorSpec(f"x{place}", ("batch", 1 << 16), "float32") for place in range(5)]
+    assert len(draw(specs[:4], 1, np.random.default_rng(0))) == 4
+    with pytest.raises(Refused, match="5 inputs are larger together than an eighth of the free memory"):
+        draw(specs, 1, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("kind, ending", [("uint16", "png"), ("uint16", "tif"), ("int32", "tif"), ("float32", "tif")])

@@ -56,6 +56,25 @@ def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path, monk
     assert recipe.read(path, trust=True)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "passes: [{QuantizeStatic: {cache: elsewhere}}]",
+        "targets: [openvino]\ntarget_options: {openvino: {cache: elsewhere}}",
+        "targets: [tensorrt]\ntarget_options: {tensorrt: {timing_cache: elsewhere}}",
+    ],
+)
+def test_places_that_a_recipe_names_need_trust(content: str, tmp_path: Path) -> None:
+    """Something is written there, and what lies there is read: a cache of OpenVINO's is native code."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(Refused, match="names a place to write to, and to read what lies there: elsewhere"):
+        recipe.read(path)
+    assert list(recipe.read(path, trust=True).places) == ["elsewhere"]
+    path.write_text(content.replace("elsewhere", "''"))
+    assert not list(recipe.read(path).places)
+
+
 def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
         recipe.read(tmp_path / "none.yaml")

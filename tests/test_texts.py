@@ -136,6 +136,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert len(error.what) < 1000
 
 
+@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\uDFFF": 1}', '["\\ud83d"]'])
+def test_half_a_character_is_no_text(text: str, tmp_path: Path) -> None:
+    """It can be read, and written nowhere."""
+    (tmp_path / "text").write_text(text)
+    for read in (read_json, read_yaml):
+        with pytest.raises(OptimizeError, match="surrogates not allowed"):
+            read(tmp_path / "text")
+    (tmp_path / "text").write_text('{"a": "\\ud83d\\ude00"}')
+    assert read_json(tmp_path / "text") == {"a": "\U0001f600"}
+
+
 def test_a_key_of_a_thousand_parts_is_not_taken_apart(tmp_path: Path) -> None:
     """The reader of TOML keeps each beginning of a dotted key: 120 kB took 20 GB."""
     path = tmp_path / "pyproject.toml"

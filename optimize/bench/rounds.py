@@ -9,7 +9,7 @@ import numpy as np
 
 from optimize.measure import lockstep as engine
 from optimize.measure.energy import EnergyMeter
-from optimize.measure.feed import drawn
+from optimize.measure.feed import draw
 from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Track
@@ -89,7 +89,7 @@ def scenario_inputs(subject: Subject, scenario: Scenario, seed: int) -> list[np.
     """Return what one run of a scenario takes: the same numbers for every subject, in its own order and types."""
     generator = np.random.default_rng(seed)
     entries = sorted(zip(subject.places, subject.artifact.inputs, strict=True), key=lambda entry: entry[0])
-    return subject.arranged([drawn(spec, scenario.batch, generator) for _, spec in entries])
+    return subject.arranged(draw([spec for _, spec in entries], scenario.batch, generator))
 
 
 def _settings(subject: Subject) -> dict[str, str | bool]:

@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from optimize import graph
 
@@ -31,6 +32,8 @@ _CIRCULAR = 2
 _MODES = range(3)
 #: How many times its input a window may be wide: small maps are pooled in windows that are mostly padding.
 _WIDER = 64
+#: Divisions of whole numbers, besides those that say how they round.
+_DIVIDING = ("remainder", "fmod", "floor_divide")
 #: Dimensions that kernels of torch take, and tensors that are multiplied, or of which each gets a dimension.
 _MOST_DIMENSIONS = 64
 _OF_EACH = ("meshgrid", "cartesian_prod", "chain_matmul", "linalg_multi_dot")
@@ -181,14 +184,23 @@ def _of_bags(node: fx.Node, given: Mapping[str, Any]) -> str:
 
 
 def _of_division(node: fx.Node, given: Mapping[str, Any]) -> str:
-    """The processor ends who divides the smallest integer by minus one; only ``trunc`` leaves that to it."""
+    """The processor ends who divides by zero, or the smallest integer by minus one; some runtimes leave that to it.
+
+    Of torch ``trunc`` does; ONNX Runtime does for every remainder.
+    """
+    if given.get("rounding_mode") is None and graph.op_name(node) not in _DIVIDING:
+        return ""
     divisor = given.get("other")
-    if given.get("rounding_mode") != "trunc" or isinstance(divisor, float):
-        return ""
     divided = [value.meta["val"] for value in node.all_input_nodes]
-    if any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in divided):
+    real = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in divided)
+    if real or isinstance(divisor, float):
         return ""
-    return "" if isinstance(divisor, int | float) and divisor != -1 else "it divides integers by what may be minus one"
+    if isinstance(divisor, fx.Node) and divisor.op == "get_attr":
+        held = graph.attribute(node.graph.owning_module, str(divisor.target))  # type: ignore[arg-type]
+        with _disable_current_modes():  # shapes alone are computed meanwhile
+            positive = bool((held > 0).all())
+        return "" if positive else "it divides integers by some that are not positive"
+    return "" if isinstance(divisor, int) and divisor not in (0, -1) else "it divides integers by what may be minus one"
 
 
 def _of_circle(node: fx.Node, given: Mapping[str, Any]) -> str:

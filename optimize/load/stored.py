@@ -32,6 +32,8 @@ _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
 _GRAPH_BYTES, _MOST_TENSORS = 32 << 20, 1 << 16
 #: Bytes of one tensor that a graph computes on its examples.
 _MOST_BYTES = 1 << 33
+#: Samples that are asked for at once where nobody says how many.
+_GROWTH = 64
 
 
 def store(program: Program, folder: Path) -> None:
@@ -98,9 +100,12 @@ def load_left(folder: Path, name: str) -> dict[str, torch.Tensor]:
 def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
     """Refuse a program that computes more at once than a machine holds, or as much as its data says.
 
+    What grows with the batch is asked for in batches that fit (``costs.fitting_batch``); what grows faster is not.
+
     Raises:
         Malformed: It does.
     """
+    growing = [dict(_sizes(program, program.sample(batch))) for batch in (1, _GROWTH)] if program.batch else []
     known = {symbol for run in runs for symbol in run}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -115,6 +120,9 @@ def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
             count = math.prod(max(misfits.largest(size, [run]), 1) for size in counted)
             if count * value.itemsize > _MOST_BYTES:
                 raise Malformed(f"'{node.name}' has {count:g} values")
+        grown = [math.prod(max(misfits.largest(size, [run]), 1) for size in counted) for run in growing]
+        if growing and grown[1] * value.itemsize > _MOST_BYTES and grown[1] > _GROWTH * grown[0]:
+            raise Malformed(f"'{node.name}' grows faster than the batch")
 
 
 def _symbols(size: Any) -> set[Any]:

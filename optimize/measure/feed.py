@@ -110,21 +110,32 @@ def _noise(specs: Sequence[TensorSpec], batch: int, samples: int) -> Iterator[Ba
 
     generator = np.random.default_rng(0)
     for _ in range(-(-samples // batch)):
-        yield Batch(tuple(torch.from_numpy(drawn(spec, batch, generator)) for spec in specs))
+        yield Batch(tuple(map(torch.from_numpy, draw(specs, batch, generator))))
 
 
-def drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.ndarray:
-    """Return normal noise for one input, numbers below its ``tokens`` where it is not of floats.
+def draw(specs: Sequence[TensorSpec], batch: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Return normal noise for inputs, numbers below their ``tokens`` for those that are not of floats.
 
     Args:
-        spec: The input; only its batch may be free.
+        specs: The inputs; only their batch may be free.
         batch: The size of a free batch.
         generator: Where the numbers come from.
 
     Raises:
         UsageError: Another size is free.
-        Refused: It is larger than an input may be.
+        Refused: They are larger than inputs may be, or than what is free of the memory.
     """
+    found: list[np.ndarray] = []
+    room = bounds.free_bytes() // 8  # they are written for each process, and read there
+    for spec in specs:
+        found.append(_drawn(spec, batch, generator))
+        room -= found[-1].nbytes
+        if room < 0:
+            raise Refused(f"{len(specs)} inputs are larger together than an eighth of the free memory.")
+    return found
+
+
+def _drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.ndarray:
     first, *others = spec.shape
     free = next((size for size in others if isinstance(size, str)), None)
     if free is not None:

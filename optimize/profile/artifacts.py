@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from optimize import sandbox
 from optimize.errors import Refused, TargetUnavailable, UsageError
-from optimize.measure.feed import drawn
+from optimize.measure.feed import draw
 from optimize.measure.openers import open_file
 from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
@@ -122,4 +122,4 @@ def _inputs(artifact: Artifact, batch: int) -> list[np.ndarray]:
     if fixed is not None and batch not in (1, fixed):
         raise UsageError(f"'{artifact.path}' takes a batch of {fixed} and no other.", hint="Leave --batch out.")
     generator = np.random.default_rng(0)
-    return [drawn(spec, fixed or batch, generator) for spec in artifact.inputs]
+    return draw(artifact.inputs, fixed or batch, generator)

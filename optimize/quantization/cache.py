@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from optimize.data.array_files import open_arrays
+from optimize.errors import Refused
 from optimize.files import whole
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
@@ -40,9 +42,9 @@ def fingerprint(program: Program, batches: FlatBatches) -> str:
 def load(folder: Path, key: str) -> Observations | None:
     """Return the observations kept under a key, or None."""
     try:
-        with np.load(_file(folder, key), allow_pickle=False) as archive:
-            return _read(json.loads(str(archive["index"])), archive["counts"])
-    except _DAMAGED:
+        held = open_arrays(_file(folder, key))
+        return _read(json.loads(str(held["index"])), held["counts"])
+    except (Refused, *_DAMAGED):
         return None
 
 

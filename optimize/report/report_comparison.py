@@ -240,10 +240,14 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
 
 def _ratio(one: Entry, other: Entry) -> Speedup | None:
     """Return how many times faster the other is; None where one was not timed, or its seconds are none to divide by."""
-    if not one.median_s or not other.median_s:
+    sides = [
+        [rounds for rounds in ([part for part in rounds if part.size] for rounds in entry.restarts) if rounds]
+        for entry in (one, other)
+    ]
+    if not one.median_s or not other.median_s or not all(sides):
         return None
     with np.errstate(all="ignore"):
-        figures = one.median_s / other.median_s, *ratio_interval(one.restarts, other.restarts, seed=0)
+        figures = one.median_s / other.median_s, *ratio_interval(*sides, seed=0)
     return Speedup(*figures) if all(map(math.isfinite, figures)) else None
 
 

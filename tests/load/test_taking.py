@@ -538,7 +538,7 @@ def test_what_kernels_do_not_look_at_is_looked_at(node: Callable[[], fx.Node]) -
         lambda: _smooth(None),
         lambda: _divided(4),
         lambda: _divided(torch.ones(2), torch.float32),
-        lambda: _divided(torch.ones(2).long(), mode="floor"),
+        lambda: _divided(4, mode="floor"),
         lambda: _padded([3, 4]),
         lambda: _padded([-3, 4], "constant"),
         lambda: _bags(2),
@@ -560,15 +560,37 @@ def test_calls_that_fit_are_left_alone(node: Callable[[], fx.Node]) -> None:
     assert misfits.find_misfit(node()) == ""
 
 
-def test_a_division_that_only_other_data_shows_does_not_end_the_process(tmp_path: Path) -> None:
-    class Divides(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            divisor = torch.where(x.sum() == 0, -1, 1)
-            return x + torch.div(x.to(torch.int64), divisor, rounding_mode="trunc")
+class Divides(nn.Module):
+    """Divides whole numbers in one of the ways that there are, by what it finds in its input or by what it holds."""
 
-    stored.store(capture(Divides().eval(), (torch.ones(2, 3),)), tmp_path)
+    def __init__(self, way: str, held: int | None = None) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("held", None if held is None else torch.tensor([3, held, 5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        divisor = torch.where(x.sum() == 0, -1, 1) if self.held is None else self.held
+        whole = x.to(torch.int64)
+        if self.way in ("trunc", "floor"):
+            return x + torch.div(whole, divisor, rounding_mode=self.way)
+        return x + getattr(torch, self.way)(whole, divisor)
+
+
+#: ONNX Runtime ends the process over the remainder of the smallest integer by minus one, and over any by zero.
+@pytest.mark.parametrize("way", ["trunc", "floor", "remainder", "fmod", "floor_divide"])
+def test_a_division_that_only_other_data_shows_does_not_end_the_process(way: str, tmp_path: Path) -> None:
+    def taken(held: int | None) -> Program:
+        folder = tmp_path / str(held)
+        folder.mkdir()
+        stored.store(capture(Divides(way, held).eval(), (torch.ones(2, 3),)), folder)
+        return stored.restore(folder)
+
     with pytest.raises(Refused, match="minus one"):
-        stored.restore(tmp_path)
+        taken(None)
+    with pytest.raises(Refused, match="not positive"):
+        taken(-1)
+    x = torch.tensor([[7.0, 8.0, 9.0]])
+    torch.testing.assert_close(taken(2)(x), Divides(way, 2)(x))
 
 
 def test_the_smallest_number_is_none() -> None:

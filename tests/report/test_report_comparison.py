@@ -1,6 +1,7 @@
 """Two reports row by row: ratios on one machine, refused on two, and what differs is named."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,14 @@ def test_what_is_in_one_report_only_is_told_and_a_renamed_file_is_joined(tmp_pat
 def test_a_run_and_a_benchmark_can_be_laid_side_by_side(report: Report, tmp_path: Path) -> None:
     found = compare_reports(saved(report, tmp_path / "a.json"), saved(benchmark(), tmp_path / "b.json"), force=True)
     assert {pair.only_in for pair in found.pairs} == {"first", "second"}
+
+
+def test_samples_that_are_none_make_no_ratio(tmp_path: Path) -> None:
+    whole = saved(benchmark(), tmp_path / "a.json")
+    empty = re.sub(r'"samples_s":\s*\[[^\]]*\]', '"samples_s":[]', whole.read_text())
+    (tmp_path / "b.json").write_text(empty)
+    found = compare_reports(whole, tmp_path / "b.json", force=True)
+    assert found.pairs and not any(pair.times_faster for pair in found.pairs)
 
 
 def test_written_as_json_or_markdown(report: Report, tmp_path: Path) -> None:
