@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import tell
+from optimize.wording import plural
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,18 @@ class Trace:
 
     program: Program
     steps: tuple[Step, ...] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        """Return what each pass did, a line a pass."""
+        lines = [
+            f"  {step.pass_name}: {plural(len(step.outcome.rewrites), 'rewrite')}, {len(step.outcome.skips)} left alone"
+            for step in self.steps
+        ]
+        return "\n".join([f"Trace of {self.program!r}", *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the same as notebooks show it."""
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 @dataclass(frozen=True)

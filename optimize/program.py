@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,20 @@ class Program:
     notes: list[str] = field(default_factory=list)
     applied: tuple[Any, ...] = ()
     unquantized: Program | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return what it takes and returns, in a line; ``text()`` prints the graph."""
+        shown = zip(self.input_names, self.inputs, self.dynamic, strict=True)
+        inputs = ", ".join(
+            f"{name} {_dtype(tensor)}{[dims.get(dim, size) for dim, size in enumerate(tensor.shape)]}".replace("'", "")
+            for name, tensor, dims in shown
+        )
+        calls = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"Program({inputs} -> {', '.join(self.output_names)}; {calls} calls, {self.precision})"
+
+    def _repr_html_(self) -> str:
+        """Return the graph as notebooks show it."""
+        return f"<pre>{html.escape(self.text())}</pre>"
 
     @property
     def graph(self) -> fx.Graph:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from optimize.escaping import plain
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import BoundCheck
@@ -300,6 +302,27 @@ class Report(SavedRecord):
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
     calibration: CalibrationRecord | None = None
+
+    def __repr__(self) -> str:
+        """Return a line a row; ``report.md`` and ``report.html`` have the rest, ``model_dump()`` all of it."""
+        lines = []
+        for row in self.rows:
+            faster = f"{row.speedup.ratio:.2f} x as fast as eager" if row.speedup else ""
+            level = f"{row.agreement.sqnr_db:.1f} dB" if row.agreement else ""
+            right = f"{row.accuracy.metric} {row.accuracy.value:.4f}" if row.accuracy else ""
+            told = [faster, level, right] if row.status == "measured" else [f"{row.status}: {row.reason}"]
+            lines.append(f"  {row.name}: {', '.join(filter(None, told))}")
+        return "\n".join(map(plain, [f"Report of {self.model.source}", *lines]))
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return the page as notebooks show it, apart from their own style."""
+        from optimize.report.html import render
+        from optimize.report.run import tell_run
+
+        page = html.escape(render(tell_run(self)), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
 
 
 def file_name(row: Row) -> str:

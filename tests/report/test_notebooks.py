@@ -1,0 +1,53 @@
+"""What a program, a trace and a report show of themselves where Python prints them, and in a notebook."""
+
+import html
+from html.parser import HTMLParser
+
+import torch
+from torch import nn
+
+import optimize
+from optimize.pipeline import Trace
+from optimize.report.model import Report
+
+
+def traced() -> Trace:
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+    program = optimize.capture(nn.Sequential(*layers).eval(), (torch.randn(2, 3, 8, 8),))
+    return optimize.Pipeline([optimize.FuseConvBN()]).run(program)
+
+
+def test_a_program_says_what_it_takes_and_returns() -> None:
+    program = traced().program
+    assert repr(program) == "Program(input_1 float32[batch, 3, 8, 8] -> output_0; 2 calls, float32)"
+    assert program._repr_html_() == f"<pre>{html.escape(program.text())}</pre>"
+
+
+def test_a_trace_says_what_each_pass_did() -> None:
+    trace = traced()
+    first, *steps = repr(trace).splitlines()
+    assert first == f"Trace of {trace.program!r}" and steps == ["  FuseConvBN: 1 rewrite, 0 left alone"]
+    assert trace._repr_html_() == f"<pre>{html.escape(repr(trace))}</pre>"
+
+
+class Frames(HTMLParser):
+    """Collects what frames hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag == "iframe"
+        self.found.append(dict(attrs))
+
+
+def test_a_report_is_a_line_a_row_and_its_page_in_a_frame(report: Report) -> None:
+    first, *rows = repr(report).splitlines()
+    assert first == f"Report of {report.model.source}" and len(rows) == len(report.rows)
+    assert all(row.name in line for row, line in zip(report.rows, rows, strict=True))
+    assert str(report) == repr(report) and len(repr(report)) < 200 * (1 + len(rows))
+    frames = Frames()
+    frames.feed(report._repr_html_())
+    (frame,) = frames.found
+    assert frame["srcdoc"] is not None and frame["srcdoc"].startswith("<!doctype html>") and frame["sandbox"]
