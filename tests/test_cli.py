@@ -132,6 +132,16 @@ BAD = {
 OWN_PROCESS = ("missing", "unknown target")
 
 
+@pytest.mark.parametrize(
+    "words", [("show",), ("profile", "-q"), ("advise", "--no-try", "-q")], ids=lambda words: words[0]
+)
+def test_what_was_guessed_of_the_input_is_said(words: tuple[str, ...], tmp_path: Path, typed: Typed) -> None:
+    torch.save(torch.nn.Sequential(torch.nn.Linear(7, 3), torch.nn.ReLU()), tmp_path / "net.pt")
+    done = typed(words[0], tmp_path / "net.pt", *words[1:])
+    assert done.returncode == 0, done.stderr
+    assert "optimize: Nothing said what the model takes: 7 was guessed" in done.stderr
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_ends_in_one_paragraph_and_leaves_nothing(name: str, tmp_path: Path, typed: Typed) -> None:
     words, code, message = BAD[name]

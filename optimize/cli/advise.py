@@ -44,6 +44,7 @@ def advise(model: str, **given: Any) -> None:
         machine, captured = environment.current(), open_program(job, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
         found = advise_on(captured.program, **settings, progress=phases.update)
+    options.warn(captured)
     record = AdviceRecord(command=options.command_line(), source=captured.source, environment=machine, found=found)
     told = tell_advice(record)
     show(told)

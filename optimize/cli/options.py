@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from optimize.errors import UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, adds_pairs, named
 from optimize.regular import shown
+
+if TYPE_CHECKING:
+    from optimize.load.opening import CapturedModel
 
 #: What INT8 may cost to make, from seconds to minutes.
 EFFORTS = ("quick", "default", "best")
@@ -149,6 +152,12 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     if found and (twice := beside.keys() & (found if "transform" not in found else beside)):
         raise UsageError(f"--{min(twice)} says again what --preprocess says.", hint="Leave it out.")
     return found | beside
+
+
+def warn(model: CapturedModel) -> None:
+    """Say what the user should know of how a model was opened, where no report does."""
+    for note in (*model.warnings, *model.program.notes):
+        click.echo(f"optimize: {plain(note)}", err=True)
 
 
 def told(what: str, path: Path | str) -> None:

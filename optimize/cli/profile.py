@@ -91,5 +91,6 @@ def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any,
     recipe = parse({"passes": entries, **shape}, source="options")
     job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
     captured = open_program(job, progress)
+    options.warn(captured)
     (variant,) = transform(captured.program, job.passes(), progress=progress)
     return variant.program, captured.source

@@ -38,7 +38,9 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
     entries = options.fusing(fuse=True, reparameterize=given["reparam"])
     content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
     job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
-    program = open_program(job).program
+    captured = open_program(job)
+    options.warn(captured)
+    program = captured.program
     if given["text"] and not given["fuse"]:
         click.echo(program.text(), nl=False)
         return

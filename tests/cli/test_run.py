@@ -14,7 +14,7 @@ RECIPE = """\
 passes: [FuseConvBN]
 targets: [openvino, tensorrt]
 target_options:
-  openvino: {hint: throughput, cache: compiled}
+  openvino: {hint: throughput}
   tensorrt: {max_batch: 16}
 """
 
@@ -50,9 +50,9 @@ def test_an_option_of_a_target_replaces_that_one_of_the_recipe_alone(tmp_path: P
     for options in ([], given):
         assert isinstance(CliRunner().invoke(run, [*words, *options]).exception, Started)
     before, after = (job.recipe.target_options for job in jobs)
-    assert before == {"openvino": {"hint": "throughput", "cache": "compiled"}, "tensorrt": {"max_batch": 16}}
+    assert before == {"openvino": {"hint": "throughput"}, "tensorrt": {"max_batch": 16}}
     assert after == {
-        "openvino": {"hint": "latency", "cache": "compiled"},
+        "openvino": {"hint": "latency"},
         "tensorrt": {"max_batch": 16, "min_batch": 2},
     }
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import optimize
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers
-from optimize.measure.feed import drawn
+from optimize.measure.feed import draw
 from optimize.measure.layers import states
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import MODULE, Subject
@@ -310,7 +310,7 @@ def test_free_sizes_must_be_given(tmp_path: Path) -> None:
 
 def test_inputs_larger_than_memory_are_refused() -> None:
     with pytest.raises(Refused, match="Input 'x' is too large: 1 x 3 x 1099511627776 is more than"):
-        drawn(TensorSpec("x", ("n", 3, 2**40), "float32"), 1, np.random.default_rng(0))
+        draw([TensorSpec("x", ("n", 3, 2**40), "float32")], 1, np.random.default_rng(0))
 
 
 def test_a_spoilt_branch_is_no_recovery() -> None:

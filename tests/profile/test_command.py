@@ -66,7 +66,7 @@ def test_advice_is_shown_and_written(
         (("profile", *BLOCK, "--to", "onx"), 2, "Did you mean 'onnx'?"),
         (("profile", "absent.pt"), 1, "no file 'absent.pt'"),
         (("profile", "absent.onnx"), 1, "no file 'absent.onnx'"),
-        (("profile", "tests.profile.nets:Block", "-q"), 2, "--input-shape"),
+        (("profile", "tests.nets:Transposed", "-q"), 2, "--input-shape"),
         (("profile", *BLOCK, "--batch", 0), 2, "--batch"),
         (("advise", "absent.pt"), 1, "no file 'absent.pt'"),
     ],
