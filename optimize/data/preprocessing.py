@@ -96,11 +96,6 @@ class ImagePreprocessing:
             found["name"] = given["transform"]
         return cls(**found)
 
-    @property
-    def is_usual(self) -> bool:
-        """Whether nobody said anything, so that ImageNet's way was taken."""
-        return self == ImagePreprocessing(size=self.size)
-
     def text(self, size: tuple[int, int]) -> str:
         """Return it as ``--preprocess`` takes it, nothing left to defaults, for pictures of this size."""
         if self.name:
