@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: The tensors that each node gives: shape and dtype, no memory.
 Values = Mapping[fx.Node, tuple[torch.Tensor, ...]]
+#: Samples in a run where nobody says how many, if they fit.
+UNASKED_BATCH = 64
 #: Bytes of one value in a batch that nobody asked for: some are alive at once, in the processes of all files.
 _LARGEST_VALUE = 1 << 29
 #: Multiply-accumulates in the time that one weight takes from memory: one core does some 200 G/s and reads 25 G/s.

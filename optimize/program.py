@@ -64,11 +64,8 @@ class Program:
 
     def __repr__(self) -> str:
         """Return what it takes and returns, in a line; ``text()`` prints the graph."""
-        shown = zip(self.input_names, self.inputs, self.dynamic, strict=True)
-        inputs = ", ".join(
-            f"{name} {_dtype(tensor)}{[dims.get(dim, size) for dim, size in enumerate(tensor.shape)]}".replace("'", "")
-            for name, tensor, dims in shown
-        )
+        symbols, nodes = self.symbols(), self.graph.find_nodes(op="placeholder")
+        inputs = ", ".join(f"{node.name} {_type_text(node.meta['val'], symbols)}" for node in nodes)
         calls = sum(node.op == "call_function" for node in self.graph.nodes)
         return f"Program({inputs} -> {', '.join(self.output_names)}; {calls} calls, {self.precision})"
 
@@ -314,6 +311,11 @@ def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None 
         _ShapePropagation(program.graph_module, mode, check).run(*fakes, enable_io_processing=False)
 
 
+def _type_text(value: torch.Tensor, symbols: Mapping[str, str]) -> str:
+    sizes = [symbols.get(str(size), str(size)) for size in value.shape]
+    return f"{_dtype(value)}[{', '.join(sizes)}]"
+
+
 def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]) -> str:
     if node.op == "output":
         return f"return {', '.join(str(value) for value in node.args[0])}"  # type: ignore[union-attr]
@@ -321,10 +323,7 @@ def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]
         tensor = graph.attribute(module, str(node.target))
         return f"{node.name}: {_dtype(tensor)}{list(tensor.shape)} = weight {node.target}"
     value = tensor_value(node)
-    shape = ""
-    if value is not None:
-        sizes = [symbols.get(str(size), str(size)) for size in value.shape]
-        shape = f": {_dtype(value)}[{', '.join(sizes)}]"
+    shape = "" if value is None else f": {_type_text(value, symbols)}"
     if node.op == "placeholder":
         return f"{node.name}{shape} = input"
     keywords = [f"{key}={item}" for key, item in node.kwargs.items()]

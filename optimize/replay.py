@@ -18,7 +18,7 @@ from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
 from optimize.recipe import PassEntry, Recipe
 from optimize.report import RECIPE
-from optimize.targets.base import file_digest
+from optimize.targets.packaging import describe_file
 
 
 def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) -> Recipe:
@@ -58,9 +58,8 @@ def labelled(export: Export, said: Mapping[str, str]) -> Export:
     """Write what a file shall say of itself into it, and return it as it is then."""
     target, path = registry.find_target(export.target), export.made.path
     target.label(path, said)
-    files = target.files(path)
-    size = sum(file.stat().st_size for file in files)
-    return replace(export, artifact=replace(export.made, sha256=file_digest(*files), size_bytes=size))
+    now = describe_file(export.target, path, target.files(path), trust=True)
+    return replace(export, artifact=replace(export.made, sha256=now.sha256, size_bytes=now.size_bytes))
 
 
 def _about(job: Job, recipe: Recipe) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from optimize import wording as form
-from optimize.costs import program_costs
+from optimize.costs import UNASKED_BATCH, program_costs
 from optimize.datasets import Datasets
 from optimize.errors import UsageError, nearest
 from optimize.graph import calls, op_name
@@ -38,8 +38,6 @@ from optimize.registry import find_target
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact
 
-#: Samples a batch while candidates are judged.
-_BATCH = 64
 #: Seconds in which a few whole files are timed against each other.
 _BUDGET_S = 8.0
 #: A file must surely be this much faster to have fewer layers in INT8: equal files shall not change from run to run.
@@ -145,7 +143,7 @@ class Search:
     def _holds(self, export: Export, reference: Fleet) -> bool:
         assert self.job.bound is not None
         with Fleet([export.made], threads=self.job.recipe.threads) as fleet:
-            batches = self.datasets.judged(self.program, _BATCH, self.progress)
+            batches = self.datasets.judged(self.program, UNASKED_BATCH, self.progress)
             return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met
 
 

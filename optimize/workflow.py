@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from optimize import registry, replay
+from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed, require
@@ -39,8 +40,6 @@ from optimize.search import Search, as_decided
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import check, staging
-
-JUDGED_BATCH = 64
 
 
 def optimize(
@@ -298,7 +297,7 @@ def _measure(
     one = program.sample(1) if program.batch else program.inputs
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
-        batches = datasets.judged(program, JUDGED_BATCH, progress=tell)
+        batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
         qualities = judge(fleet, itertools.chain(batches, _other_sizes(program)))
     integers = [
         place for place, file in enumerate(runnable, 1) if file.cpu and registry.find_target(file.target).portable

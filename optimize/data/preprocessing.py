@@ -7,7 +7,6 @@ or the name of the code that did it in training, ``package.module:transform``.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -233,10 +232,10 @@ def _transform(text: str) -> Callable[[Any], Any]:
         inspect.signature(found).bind()
     except (TypeError, ValueError):  # it takes the picture
         return found
-    made = named.call(found, text)
+    made: Callable[[Any], Any] = named.call(found, text)
     if not callable(made):
         raise ValueError("called without arguments it makes no transform, and it does not take a picture")
-    return functools.partial(made)
+    return made
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

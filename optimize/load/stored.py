@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from optimize import graph
+from optimize.costs import UNASKED_BATCH
 from optimize.errors import OptimizeError, Refused
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
@@ -32,8 +33,6 @@ _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
 _GRAPH_BYTES, _MOST_TENSORS = 32 << 20, 1 << 16
 #: Bytes of one tensor that a graph computes on its examples.
 _MOST_BYTES = 1 << 33
-#: Samples that are asked for at once where nobody says how many.
-_GROWTH = 64
 
 
 def store(program: Program, folder: Path) -> None:
@@ -105,7 +104,7 @@ def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
     Raises:
         Malformed: It does.
     """
-    growing = [dict(_sizes(program, program.sample(batch))) for batch in (1, _GROWTH)] if program.batch else []
+    growing = [dict(_sizes(program, program.sample(batch))) for batch in (1, UNASKED_BATCH)] if program.batch else []
     known = {symbol for run in runs for symbol in run}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -121,7 +120,7 @@ def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
             if count * value.itemsize > _MOST_BYTES:
                 raise Malformed(f"'{node.name}' has {count:g} values")
         grown = [math.prod(max(misfits.largest(size, [run]), 1) for size in counted) for run in growing]
-        if growing and grown[1] * value.itemsize > _MOST_BYTES and grown[1] > _GROWTH * grown[0]:
+        if growing and grown[1] * value.itemsize > _MOST_BYTES and grown[1] > UNASKED_BATCH * grown[0]:
             raise Malformed(f"'{node.name}' grows faster than the batch")
 
 
