@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class OptimizeError(Exception):
@@ -55,6 +56,22 @@ class Defect(OptimizeError):
     """This package did what it must not do; the model and the command are not to blame (exit code 70)."""
 
     exit_code = 70
+
+
+def as_fields(error: OptimizeError) -> dict[str, str]:
+    """Return an error as plain data that another process makes the same error of."""
+    return {"error": type(error).__name__, "what": error.what, "hint": error.hint}
+
+
+def from_fields(fields: Mapping[str, Any]) -> OptimizeError:
+    """Return the error that another process raised; a defect, and any class that is none of these, is a refusal here.
+
+    >>> from_fields({"error": "UsageError", "what": "No target was given."})
+    UsageError('No target was given.')
+    """
+    kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__() if kind is not Defect}
+    what, hint = (str(fields.get(key, "")) for key in ("what", "hint"))
+    return kinds.get(str(fields.get("error")), Refused)(what, hint=hint)
 
 
 def require(value: object, kind: type, what: str, hint: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from optimize import keeping
 from optimize.errors import Refused, UsageError
 
 #: What the system says of a place that is not ours to write to, whoever tries.
@@ -28,18 +30,22 @@ def whole(path: Path) -> Iterator[Path]:
         Refused: The disk is full, the file cannot be written where it is to lie, or no file lies there now.
     """
     check(path)
+    keeper = keeping.current_for(path)
     with refusing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem[:_REPEATED]}-", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-    temporary = Path(name)
+        beside = path.parent if keeper is None else keeper.folder
+        beside.mkdir(parents=True, exist_ok=True)
+        temporary = beside / f".{path.stem[:_REPEATED]}-{secrets.token_hex(4)}{path.suffix}"
+        # With the permissions that the user's settings give a new file: a confined process cannot change them later.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         with refusing(path, _NO_SPACE | _NOT_WRITABLE):
             yield temporary
         check(path)  # somebody may have put something there since
         with refusing(path):
-            temporary.chmod(0o644)
-            temporary.replace(path)
+            if keeper is not None:
+                keeper.write(temporary, path)
+            else:
+                temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -75,6 +81,23 @@ def check_apart(path: Path, others: Iterable[str | Path]) -> None:
         with suppress(OSError, ValueError):
             if path.resolve() == Path(other).resolve() or os.path.samefile(path, other):
                 raise UsageError(f"'{path}' is named twice: what it holds would be lost.", hint="Choose another name.")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add a text to the end of a file.
+
+    Raises:
+        Refused: The file cannot be written.
+    """
+    keeper = keeping.current_for(path)
+    if keeper is not None:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=keeper.folder) as file:
+            file.write(text)
+            file.flush()
+            keeper.write(Path(file.name), path, append=True)
+        return
+    with refusing(path), path.open("a", encoding="utf-8") as end:
+        end.write(text)
 
 
 def write_text(path: Path, text: str) -> None:

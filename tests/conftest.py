@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from optimize.cli import interrupt, main
+from optimize.cli import interrupt, keeper, main
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def run(*words: object, cwd: Path = ROOT) -> Ended:
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "argv", ["optimize", *map(str, words)])
-        monkeypatch.setattr(interrupt, "install", lambda: None)  # Ctrl-C stays that of pytest
+        for name in ("install", "ignore"):  # Ctrl-C stays that of pytest
+            monkeypatch.setattr(interrupt, name, lambda: None)
+        monkeypatch.setattr(keeper, "confine", lambda context: None)  # and so do its rights
         capsys.readouterr()
         code = 0
         try:

@@ -234,7 +234,7 @@ def test_an_interrupt_leaves_nothing(name: str, small: Path, tmp_path: Path) -> 
     words = [sys.executable, "-m", "optimize", small / "net.pt", *asked]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(tmp_path.glob(".out.*/new/*")):
+    while process.poll() is None and not any(tmp_path.glob(".out.*/foreign/*")):
         time.sleep(0.02)
     process.send_signal(getattr(signal, name))
     _, stderr = process.communicate(timeout=600)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1] / "optimize"
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
     "ground": ("errors", "escaping", "bounds", "texts", "archives", "regular", "files", "named", "processor",
-        "progress", "distances", "records", "wording"),
+        "progress", "distances", "records", "wording", "keeping"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 50_480, 354, 376
+MOST_LINES, MOST_FILES, MOST_CLASSES = 50_980, 356, 381
 
 
 def _modules() -> dict[str, ast.Module]:

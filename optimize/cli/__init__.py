@@ -16,6 +16,7 @@ from optimize.cli import (
     compare,
     failures,
     interrupt,
+    keeper,
     listing,
     options,
     outlets,
@@ -109,6 +110,7 @@ def cli() -> None:
 
 
 for _command in COMMANDS:
+    _command.callback = keeper.guarding(_command.callback)
     cli.add_command(options.debug(_command))
 
 
@@ -126,7 +128,7 @@ def _ended(debug: bool) -> int | str | None:
     """Run the command and return its exit code."""
     try:
         try:
-            cli.main(prog_name="optimize", standalone_mode=False)
+            cli.main(prog_name="optimize", standalone_mode=False, obj=keeper.Guard())
             code: int | str | None = 0
         except SystemExit as stop:
             code = stop.code
@@ -134,6 +136,7 @@ def _ended(debug: bool) -> int | str | None:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
+        interrupt.ignore()
         click.echo("Interrupted: what was there before is there still, or the new result, whole.", err=True)
         return INTERRUPTED
     except Exception as error:

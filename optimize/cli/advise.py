@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from optimize.cli import options
+from optimize.report import ADVICE
 
 
 @click.command()
@@ -15,7 +15,7 @@ from optimize.cli import options
 @click.option("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch
 @options.threads
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for advice.json and advice.html, too.")
+@click.option("--out", type=options.Destination(ADVICE), help="Folder for advice.json and advice.html, too.")
 @options.factory
 @options.trust
 @options.input_shape
@@ -29,13 +29,13 @@ def advise(model: str, **given: Any) -> None:
     from optimize.opening import open_program
     from optimize.profile.artifacts import runtime_of
     from optimize.recipe import parse
-    from optimize.report.advice import FILES, AdviceRecord, tell_advice
+    from optimize.report.advice import AdviceRecord, tell_advice
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], FILES)
+        check(given["out"], ADVICE)
     if runtime_of(model):
         raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
     recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
@@ -49,4 +49,4 @@ def advise(model: str, **given: Any) -> None:
     told = tell_advice(record)
     show(told)
     if given["out"]:
-        options.told("Advice", save_all(given["out"], FILES, told, record))
+        options.told("Advice", save_all(given["out"], ADVICE, told, record))

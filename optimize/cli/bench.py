@@ -11,6 +11,7 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
+from optimize.report import BENCH
 
 if TYPE_CHECKING:
     from optimize.report.bench import BenchReport
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 @options.input_shape
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.Destination(BENCH),
     default=Path("bench"),
     show_default=True,
     help="Folder for bench.json (every sample), bench.md and bench.html.",
@@ -71,16 +72,16 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     Without --runs and --seconds, 130 runs of each are wanted and the time is bounded; one of them alone is the only
     bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
     """
-    from optimize.report.bench import FILES, tell_bench
+    from optimize.report.bench import tell_bench
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
     from optimize.transaction import check
 
-    check(given["out"], FILES)
+    check(given["out"], BENCH)
     with Phases(quiet=given["quiet"]) as phases:
         report = _measured(sources, given, phases.update)
     told = tell_bench(report)
-    page = save_all(given["out"], FILES, told, report)
+    page = save_all(given["out"], BENCH, told, report)
     show(told)
     options.told("Benchmark", page)
     sys.exit(exit_code(report))

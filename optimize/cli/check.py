@@ -12,6 +12,7 @@ import click
 from optimize import bounds
 from optimize.cli import failures, options
 from optimize.errors import Defect, OptimizeError, UsageError
+from optimize.report import STEP_SUMMARY
 
 if TYPE_CHECKING:
     from optimize.gate.limits import Settings
@@ -59,7 +60,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @click.option("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
 @click.option("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
-@click.option("--save-baseline", type=_file, help="Store the candidate as the next base, unless it fails.")
+@click.option(
+    "--save-baseline", type=options.Destination(), help="Store the candidate as the next base, unless it fails."
+)
 @click.option("--self-test", is_flag=True, help="Compare one model with itself 20 times: is this runner fit to gate?")
 @click.option(
     "--on-inconclusive",
@@ -67,8 +70,8 @@ _file = click.Path(path_type=Path, dir_okay=False)
     help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
 )
 @click.option("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
-@click.option("--json", "json_file", type=_file, help="Write everything, every sample kept.")
-@click.option("--junit", type=_file, help="Write JUnit XML.")
+@click.option("--json", "json_file", type=options.Destination(), help="Write everything, every sample kept.")
+@click.option("--junit", type=options.Destination(), help="Write JUnit XML.")
 @click.option("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
 @options.trust
 @options.quiet
@@ -115,6 +118,7 @@ def _self_test(settings: Settings, given: dict[str, Any]) -> Record:
 
 
 def _report(record: Record, given: dict[str, Any]) -> None:
+    from optimize import files
     from optimize.gate import baseline, junit
     from optimize.gate import record as records
     from optimize.report import check as told
@@ -126,13 +130,12 @@ def _report(record: Record, given: dict[str, Any]) -> None:
         records.write(record, given["json_file"])
     if given["junit"]:
         junit.write(record, given["junit"])
-    where = os.environ.get(told.VARIABLE)
+    where = os.environ.get(STEP_SUMMARY)
     if given["github"] or (given["github"] is None and where):
         for line in told.commands(record):
             click.echo(line)
         if where:
-            with Path(where).open("a", encoding="utf-8") as file:
-                file.write(markdown.render(document, level=told.LEVEL))
+            files.append_text(Path(where), markdown.render(document, level=told.LEVEL))
     if given["save_baseline"]:
         try:
             baseline.save(record, given["save_baseline"])

@@ -28,7 +28,7 @@ from optimize.errors import UsageError
 @click.option("--force", is_flag=True, help="Of two reports: state ratios of seconds although the machines differ.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.Destination(),
     help="Write a .html page, an .svg plot or a .json file (reports: .md), too.",
 )
 @click.option("--trust", is_flag=True, help="Run the code that pickles in the files name.")

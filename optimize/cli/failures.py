@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
+from optimize import keeping
 from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory
 from optimize.escaping import plain, plain_lines, shortened
 
@@ -149,7 +150,14 @@ def _os(error: OSError) -> OptimizeError:
         )
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(f"The name{name} is too long for the system.", hint="Give a shorter one.")
-    return Refused(f"The system refused{name}: {error.strerror or described(error)}, while {_step(error)}.")
+    confined = error.errno in (errno.EACCES, errno.EPERM) and keeping.current() is not None
+    return Refused(
+        f"The system refused{name}: {error.strerror or described(error)}, while {_step(error)}.",
+        hint="This command may write nothing but its results while it runs a file that somebody else may have made: "
+        "add --trust if you know who made it."
+        if confined
+        else "",
+    )
 
 
 _KINDS: tuple[tuple[type[BaseException], Callable[..., OptimizeError]], ...] = (

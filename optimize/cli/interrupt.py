@@ -13,6 +13,7 @@ import threading
 from types import FrameType
 
 _AGAIN_S = 0.05
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
 def install() -> None:
@@ -20,10 +21,16 @@ def install() -> None:
 
     What the shell told this process to ignore (Ctrl-C of a job in the background) stays ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+    for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     sys.unraisablehook = _take_up
+
+
+def ignore() -> None:
+    """Let what has been heard be enough: nothing more interrupts this process while it ends."""
+    for number in _NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -53,6 +53,18 @@ class Counts(Count):
         return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
 
 
+class Destination(click.Path):
+    """A place that a command writes to: a file, or a folder of results.
+
+    Args:
+        names: Files that such a folder consists of, as far as they are known; None for a file.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        super().__init__(path_type=Path, dir_okay=names is not None)
+        self.names = names
+
+
 factory = click.option(
     "--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds."
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimize.cli import options
+from optimize.report import PROFILE
 
 if TYPE_CHECKING:
     from optimize.profile.result import Profile
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 @click.option("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
 @click.option("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for profile.json, profile.html and roofline.svg, too."
+    "--out", type=options.Destination(PROFILE), help="Folder for profile.json, profile.html and roofline.svg, too."
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
+@click.option("--trace", type=options.Destination(), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
 @options.factory
 @options.trust
 @options.input_shape
@@ -44,11 +45,11 @@ def profile(model: str, **given: Any) -> None:
     from optimize.profile.trace import write_trace
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
-    from optimize.report.profile import FILES, ProfileRecord, tell_profile
+    from optimize.report.profile import ProfileRecord, tell_profile
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], FILES)
+        check(given["out"], PROFILE)
     with Phases(quiet=given["quiet"]) as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
@@ -59,7 +60,7 @@ def profile(model: str, **given: Any) -> None:
         write_trace(found, source, given["trace"])
         options.told("Trace", given["trace"])
     if given["out"]:
-        options.told("Profile", save_all(given["out"], FILES, told, record))
+        options.told("Profile", save_all(given["out"], PROFILE, told, record))
 
 
 def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:

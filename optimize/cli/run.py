@@ -13,6 +13,7 @@ from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.processor import CPU_NAMES
+from optimize.report import FILES, RECIPE
 
 if TYPE_CHECKING:
     from optimize.recipe import Recipe
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @options.target_option
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.Destination((*FILES, RECIPE)),
     default=Path("optimized"),
     show_default=True,
     help="Folder for artifacts and report.",

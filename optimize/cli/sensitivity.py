@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from optimize.cli import options
+from optimize.report import SENSITIVITY
 
 
 @click.command()
@@ -17,7 +18,7 @@ from optimize.cli import options
 @click.option("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.Destination(SENSITIVITY),
     default=Path("sensitivity"),
     show_default=True,
     help="Folder for sensitivity.json and sensitivity.html.",
@@ -37,11 +38,11 @@ def sensitivity(model: str, **given: Any) -> None:
     from optimize.recipe import parse
     from optimize.report.console import Phases, show
     from optimize.report.files import save_all
-    from optimize.report.sensitivity import FILES, tell_sensitivity
+    from optimize.report.sensitivity import tell_sensitivity
     from optimize.sensitivity import analyse
     from optimize.transaction import check
 
-    check(given["out"], FILES)
+    check(given["out"], SENSITIVITY)
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
@@ -62,4 +63,4 @@ def sensitivity(model: str, **given: Any) -> None:
         found = analyse(job, phases.update)
     told = tell_sensitivity(found)
     show(told)
-    options.told("Sensitivity", save_all(given["out"], FILES, told, found))
+    options.told("Sensitivity", save_all(given["out"], SENSITIVITY, told, found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
 @click.option("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
 @click.option("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")
-@click.option("--out", type=click.Path(path_type=Path), help="Draw the graphs into this .svg or .html file instead.")
+@click.option("--out", type=options.Destination(), help="Draw the graphs into this .svg or .html file instead.")
 @click.option("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
 @click.option("--fuse", is_flag=True, help="With --text: the graph after the passes.")
 def show(model: str, factory: str | None, trust: bool, input_shape: str | None, **given: Any) -> None:

@@ -4,3 +4,10 @@
 FILES = ("report.json", "report.md", "report.html")
 #: What makes the same files again, with what was decided by measuring.
 RECIPE = "recipe.yaml"
+#: What the other commands write to ``--out``, all or none.
+ADVICE = ("advice.json", "advice.html")
+BENCH = ("bench.json", "bench.md", "bench.html")
+PROFILE = ("profile.json", "roofline.svg", "profile.html")
+SENSITIVITY = ("sensitivity.json", "sensitivity.html")
+#: Where GitHub shows Markdown of a step.
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -12,8 +12,6 @@ from optimize.report.model import ModelFindings
 
 #: What ``advice.json`` holds.
 AdviceRecord = ModelFindings[Advised]
-#: What is written to ``--out``, all or none.
-FILES = ("advice.json", "advice.html")
 NOTE = (
     "Estimates are what the formula gives for this machine's measured limits; kernels lose more than that in places. "
     "Measured is time before over time after, both run in turns, with a 95 % interval."

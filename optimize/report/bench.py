@@ -22,8 +22,6 @@ from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis,
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
 
-#: What is written to ``--out``, all or none.
-FILES = ("bench.json", "bench.md", "bench.html")
 #: Columns a narrow terminal does without, in this order; the page has them all.
 FIRST_TO_GO = ("Ran on", "CPU a run", "p90", "Energy a run", "p99", "Peak memory", "Throughput", "p95", "Load", "SQNR")
 NOTE = (

@@ -17,8 +17,8 @@ _TONES: dict[Verdict, Tone] = {
     Verdict.NOT_COMPARABLE: "bad",
     Verdict.WARN: "warn",
 }
-#: Where GitHub wants the summary of a step, which is the document with headings from the second level on.
-VARIABLE, LEVEL = "GITHUB_STEP_SUMMARY", 2
+#: The summary of a step is the document with headings from the second level on.
+LEVEL = 2
 _ANNOTATIONS = {
     Verdict.FAIL: "error",
     Verdict.NOT_COMPARABLE: "error",

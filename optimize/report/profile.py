@@ -17,8 +17,6 @@ from optimize.report.model import ModelFindings
 
 #: What ``profile.json`` holds.
 ProfileRecord = ModelFindings[Profile]
-#: What is written to ``--out``, all or none.
-FILES = ("profile.json", "roofline.svg", "profile.html")
 COLUMNS = ("Layers", "Kernel", "Time", "Share", "MACs", "Moved", "MAC/B", "MAC/s", "Of roof", "Bound by")
 #: Columns a narrow terminal does without.
 FIRST_TO_GO = ("MAC/B", "Moved", "MAC/s", "MACs", "Share")

@@ -12,8 +12,6 @@ from optimize.report.charts import bars
 from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
 from optimize.report.model import SavedRecord
 
-#: What is written to ``--out``, all or none.
-FILES = ("sensitivity.json", "sensitivity.html")
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
 NOTE = (
     "SQNR of the outputs with that layer alone in INT8, simulated; the times are measured, runs of both files "

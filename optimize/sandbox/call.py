@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from optimize.errors import Defect, OptimizeError, Refused, lacks_memory
+from optimize.errors import OptimizeError, Refused, from_fields, lacks_memory
 from optimize.escaping import plain
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.lines import Lines, read_object
@@ -228,15 +228,14 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
 
 def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
     """Return what the child raised; only the errors of ``optimize.errors`` have classes here."""
-    name, what, hint = (str(message.get(key, "")) for key in ("error", "what", "hint"))
+    name, what = (str(message.get(key, "")) for key in ("error", "what"))
     if name == "MemoryError":
         return _out_of_memory(about, what)
     if name == "Unforeseen":
         raised = Unforeseen(about, what)
         raised.add_note(str(message.get("trace", "")))
         return raised
-    kinds = {kind.__name__: kind for kind in OptimizeError.__subclasses__() if kind is not Defect}
-    return kinds.get(name, Refused)(what, hint=hint)
+    return from_fields(message)
 
 
 def _death(code: int, words: bytes, about: str, limits: ChildLimits, used_s: float) -> Refused:

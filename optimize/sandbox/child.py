@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from optimize.errors import OptimizeError, lacks_memory
+from optimize.errors import OptimizeError, as_fields, lacks_memory
 from optimize.sandbox.confine import confine, confine_files, end_with_parent
 from optimize.sandbox.limits import ChildLimits
 
@@ -49,7 +49,7 @@ def _answered(
     try:
         return {"answer": function(folder=folder, tell=tell, **arguments), "missing": missing}
     except OptimizeError as error:
-        return {"error": type(error).__name__, "what": error.what, "hint": error.hint}
+        return as_fields(error)
     except RecursionError:
         return {"error": "Refused", "what": "The file is nested too deeply to be read.", "hint": ""}
     except Exception as error:  # a file that the function did not foresee

@@ -12,7 +12,9 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.system_calls import filter_calls
@@ -21,9 +23,12 @@ from optimize.sandbox.system_calls import filter_calls
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 _READ_DEVICES = ("/dev/random", "/dev/urandom", "/dev/shm", "/dev/cpu")  # noqa: S108
 _GPU_DEVICES = ("nvidia*", "nvidia-caps", "dri", "kfd")
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION, _CAPABILITIES = 24, 0x20080522, 64
 #: CAP_DAC_READ_SEARCH: files that only the superuser may read can be opened as they were.
 _READ_SEARCH = 2
+#: Of 1000: what the system ends first when it runs out of memory.
+_FIRST_TO_GO = "500"
 #: What this system lacked when this process confined itself, in words.
 missing_layers: list[str] = []
 _confined = False
@@ -44,7 +49,7 @@ def confine_files(folder: Path) -> None:
     """Let this process write in one folder and nowhere else; to be called while it has one thread."""
     global _write_protected
     _drop_capabilities()
-    try:
+    with _reported("writing files"):
         import landlock
 
         reading = landlock.FSAccess.READ_FILE
@@ -53,16 +58,29 @@ def confine_files(folder: Path) -> None:
         for found in filter(Path.exists, [*readable, *map(Path, _READ_DEVICES)]):
             rules.allow(str(found), rules=reading)
         rules.allow(str(folder), rules=_plain_files(landlock.FSAccess))
-        devices = [*map(Path, _DEVICES), *(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))]
-        on_device = rules.restrict_rules & landlock.FSAccess.all_file()
-        for device in devices:
-            if device.exists():
-                rules.allow(str(device), rules=rules.restrict_rules if device.is_dir() else on_device)
+        _allow_devices(rules)
         rules.apply()
-    except Exception as error:  # no package, no kernel support, or rights that this container does not give
-        missing_layers.append(f"no protection against writing files ({_reason(error)})")
-        return
-    _write_protected = True
+        _write_protected = True
+
+
+def confine_command(folders: Iterable[Path]) -> None:
+    """Let this process, and whatever it starts, write in some folders alone and reach no network; while it has one
+    thread. It may start processes, which `confine` denies, and has no limits. Under it memory is freed first.
+    """
+    with contextlib.suppress(OSError):  # where there is none, nothing else is ended for it either
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    _drop_capabilities()
+    with _reported("writing files"):
+        import landlock
+
+        access = landlock.FSAccess
+        special = access.MAKE_CHAR | access.MAKE_BLOCK | access.MAKE_SOCK | access.MAKE_FIFO
+        rules = landlock.Ruleset(restrict_rules=_writing(access))
+        for folder in folders:
+            rules.allow(str(folder), rules=rules.restrict_rules & ~special)
+        _allow_devices(rules)
+        rules.apply()
+    missing_layers.extend(filter_calls(starts_processes=True))
 
 
 def confine(limits: ChildLimits) -> list[str]:
@@ -77,6 +95,21 @@ def confine(limits: ChildLimits) -> list[str]:
     return list(missing_layers)
 
 
+def can_confine() -> bool:
+    """Say whether this system lets a process give up writing files, and another one watch over it."""
+    try:
+        import landlock
+
+        return landlock.landlock_abi_version() > 0 and hasattr(os, "pidfd_open")
+    except Exception:  # no package, or no Linux that has it
+        return False
+
+
+def adopt_orphans() -> None:
+    """Let processes that those of this one leave behind become its own (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def end_with_parent() -> None:
     """Let the kernel end this process when its parent is gone, killed included (Linux)."""
     import signal
@@ -85,6 +118,24 @@ def end_with_parent() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _allow_devices(rules: Any) -> None:
+    import landlock
+
+    devices = [*map(Path, _DEVICES), *(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))]
+    on_device = rules.restrict_rules & landlock.FSAccess.all_file()
+    for device in filter(Path.exists, devices):
+        rules.allow(str(device), rules=rules.restrict_rules if device.is_dir() else on_device)
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Note a layer that cannot be had: no package, no kernel support, or rights that this container does not give."""
+    try:
+        yield
+    except Exception as error:
+        missing_layers.append(f"no protection against {what} ({_reason(error)})")
 
 
 def _writing(access: type) -> int:

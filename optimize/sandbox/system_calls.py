@@ -21,6 +21,10 @@ _DENIED = """
     inotify_init1 name_to_handle_at open_by_handle_at personality ioperm iopl modify_ldt vhangup syslog
     lookup_dcookie nfsservctl setsid setpgid
 """
+#: Those among them that compilers and copies ask for: where they may run they are told that it is done, and it is not.
+_PRETENDED = frozenset(["chmod", "fchmod", "fchmodat", "fchmodat2"])
+#: Those among them that whoever starts processes needs, pipes to them and limits for them.
+_STARTING = frozenset(["socketpair", "execve", "execveat", "fork", "vfork", "setsid", "setpgid", "setrlimit"])
 #: The same by number, as all machines have numbered them since 2019: libraries do not know the names of new calls.
 #: fchmodat2, lsm_set_self_attr, and all from setxattrat on, those that nobody has thought of yet included.
 _NUMBERS = (452, 460, *range(463, 700))
@@ -38,8 +42,12 @@ _LOW_16 = 0xFFFF
 _PR_SET_PDEATHSIG = 1
 
 
-def filter_calls() -> list[str]:
-    """Deny them for good; return what is missing for that, nothing where it holds."""
+def filter_calls(*, starts_processes: bool = False) -> list[str]:
+    """Deny them for good; return what is missing for that, nothing where it holds.
+
+    Args:
+        starts_processes: Let this process start others, send them signals, and bind them to processors.
+    """
     try:
         import pyseccomp
 
@@ -47,8 +55,13 @@ def filter_calls() -> list[str]:
         rules.set_attr(pyseccomp.Attr.CTL_TSYNC, 1)
         denied = pyseccomp.ERRNO(errno.EPERM)
         for call in (*_DENIED.split(), *_NUMBERS):
-            _deny(rules, denied, call)
+            if not starts_processes:
+                _deny(rules, denied, call)
+            elif call not in _STARTING:
+                _deny(rules, pyseccomp.ERRNO(0) if call in _PRETENDED else denied, call)
         _deny_with_arguments(pyseccomp, rules, denied)
+        if not starts_processes:
+            _deny_processes(pyseccomp, rules, denied)
         rules.load()
     except Exception as error:  # no package, no library, no kernel support
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
@@ -57,23 +70,29 @@ def filter_calls() -> list[str]:
 
 
 def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
-    """Deny what is harmless in one form: threads stay, processes go; reading limits stays, raising them goes."""
+    """Deny what is harmless in one form."""
     arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
-    _deny(rules, denied, "clone", arg(0, masked, _CLONE_THREAD, 0))
-    # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
-    _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
-    _deny(rules, denied, "prlimit64", arg(2, unequal, 0))
-    for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-        _deny(rules, denied, name, arg(0, unequal, os.getpid()))
-    _deny(rules, denied, "tkill")
-    _deny(rules, denied, "sched_setaffinity", arg(0, unequal, 0))
-    _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG))
+    _deny(rules, denied, "prlimit64", arg(0, unequal, 0), arg(2, unequal, 0))
     for command in _SIGNALLING:
         _deny(rules, denied, "fcntl", arg(1, masked, _LOW_32, command))
     for request in _REQUESTS:
         _deny(rules, denied, "ioctl", arg(1, masked, _LOW_32, request))
     for request in _TERMINAL:
         _deny(rules, denied, "ioctl", arg(1, masked, _LOW_16, request))
+
+
+def _deny_processes(pyseccomp: object, rules: object, denied: int) -> None:
+    """Deny what is about other processes: threads stay; and what sets limits, reading them stays."""
+    arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
+    _deny(rules, denied, "prlimit64", arg(2, unequal, 0))
+    _deny(rules, denied, "clone", arg(0, masked, _CLONE_THREAD, 0))
+    # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
+    _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
+    for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
+        _deny(rules, denied, name, arg(0, unequal, os.getpid()))
+    _deny(rules, denied, "tkill")
+    _deny(rules, denied, "sched_setaffinity", arg(0, unequal, 0))
+    _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG))
 
 
 def _deny(rules: object, denied: int, call: str | int, *arguments: object) -> None:

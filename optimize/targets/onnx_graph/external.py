@@ -47,6 +47,5 @@ def write_split(model: ir.Model, path: Path) -> onnx.ModelProto:
         proto = ir.to_proto(light)
         onnx.save_model(proto, folder / path.name)
         onnx.checker.check_model(str(folder / path.name), full_check=True)
-        weights.chmod(0o644)
         weights.replace(weights_path(path))
     return proto

@@ -1,0 +1,256 @@
+"""A command on somebody else's file, in two processes: one that runs it and may write nowhere, and its keeper.
+
+The keeper is the process that the user started. It opens no file but to write the results that the command line names,
+each whole or not at all, when the other process has made them; it passes on Ctrl-C, and ends the other process where
+that does not hear it. So whatever a model makes of the process that captures, calibrates, exports and measures it, the
+user's files stay as they are. Where the kernel cannot confine a process (no Landlock), the command runs as it is.
+
+What the user names as code (a factory, a callable for data) may write where it likes: then nothing is confined, nor
+with ``--trust``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import click
+
+from optimize import files, keeping
+from optimize.cli.options import Destination
+from optimize.errors import OptimizeError, Refused, as_fields
+from optimize.report import STEP_SUMMARY
+from optimize.sandbox.call import Died, left_in
+from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
+from optimize.sandbox.lines import read_object
+from optimize.transaction.commit import Transaction, begin, check
+
+#: A command that has not ended so long after it was told to is ended.
+_PATIENCE_S = 10.0
+#: How often the keeper looks what has come.
+_LOOK_S = 0.1
+#: Of a request, which holds two names; and of the text that becomes a file (a report, a graph, a baseline).
+_LINE_BYTES, _TEXT_BYTES = 16384, 1 << 30
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class Guard:
+    """What `main` gives a command to say that this process is its own: it may become two."""
+
+
+def guarding(callback: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a command's function that goes on confined where it is to open somebody else's file."""
+    assert callback is not None
+
+    @functools.wraps(callback)
+    def guarded(**given: Any) -> Any:
+        context = click.get_current_context()
+        if isinstance(context.obj, Guard):
+            confine(context)
+        return callback(**given)
+
+    return guarded
+
+
+def confine(context: click.Context) -> None:
+    """Return in a process that may write nothing but this command's results, while this one waits for it.
+
+    Raises:
+        OptimizeError: A result cannot be written, or the model killed the process.
+        SystemExit: The command has ended.
+    """
+    outputs = [
+        (context.params[option.name], option.type)
+        for option in context.command.params
+        if isinstance(option.type, Destination) and option.name and context.params[option.name] is not None
+    ]
+    strangers = [word for word in _words(context) if os.path.exists(word)]
+    if not strangers or _runs_code(context.params) or not can_confine():
+        return
+    written = [path for path, kind in outputs if kind.names is None]
+    if STEP_SUMMARY in os.environ:
+        written.append(Path(os.environ[STEP_SUMMARY]))
+    work = Path(tempfile.mkdtemp(prefix="optimize-"))
+    with contextlib.ExitStack() as closing:
+        closing.callback(shutil.rmtree, work, ignore_errors=True)
+        transactions = {}
+        for path, kind in outputs:
+            if kind.names is not None:
+                place = check(path, kind.names)
+                transactions[place] = transaction = begin(place, kind.names)
+                closing.callback(transaction.close)
+                transaction.foreign.mkdir()
+        requests, replies = os.pipe(), os.pipe()
+        adopt_orphans()
+        sys.stdout.flush()
+        own, child = os.getpid(), os.fork()
+        if not child:
+            closing.pop_all()
+            end_with_parent()
+            if os.getppid() != own:  # it was killed before we could ask for that
+                os._exit(1)
+            _go_on(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), work, transactions)
+            os.close(requests[0])
+            os.close(replies[1])
+            return
+        os.close(requests[1])
+        os.close(replies[0])
+        with os.fdopen(requests[0], "rb", buffering=0) as asked, os.fdopen(replies[1], "wb", buffering=0) as answers:
+            code = _serve(child, asked, answers, _Desk(work, written, transactions))
+    if code < 0:
+        raise Died(f"'{strangers[0]}'", code, b"")
+    raise SystemExit(code)
+
+
+def _words(context: click.Context) -> Iterator[str]:
+    """Yield what stands on the command line without an option: files of models, mostly."""
+    for param in context.command.params:
+        if isinstance(param, click.Argument) and param.name:
+            given = context.params[param.name]
+            yield from given if isinstance(given, tuple) else (given,)
+
+
+def _runs_code(params: Mapping[str, Any]) -> bool:
+    """Say whether the user names code that is to run, which may write and reach what it likes."""
+    texts = [text for value in params.values() for text in (value if isinstance(value, tuple) else (value,))]
+    named = (text for text in texts if isinstance(text, str) and _CODE.fullmatch(text))
+    return bool(params.get("trust")) or any(not os.path.exists(text) for text in named)
+
+
+def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:
+    """Give up this process's rights, and rely on the keeper."""
+    tempfile.tempdir = os.environ["TMPDIR"] = str(work)
+    places = {out: transaction.foreign for out, transaction in transactions.items()}
+    keeping.rely_on(keeping.Keeper(requests, replies, work, places))
+    confine_command([work, *places.values()])
+
+
+class _Desk:
+    """Where the confined process asks for its results to be written.
+
+    Args:
+        work: Its folder for what is on its way.
+        written: Files that the command line names.
+        transactions: Of the folders that it names.
+    """
+
+    def __init__(self, work: Path, written: Sequence[Path], transactions: Mapping[Path, Transaction]) -> None:
+        self._work, self._transactions = work, transactions
+        self._written = {str(path): path for path in written}
+
+    def answer(self, line: bytes) -> dict[str, str]:
+        """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""
+        message = read_object(line) or {}
+        do, path, source = (str(message.get(key)) for key in ("do", "path", "source"))
+        try:
+            if do == "commit" and Path(path) in self._transactions:
+                self._transactions[Path(path)].take()
+                self._transactions[Path(path)].commit()
+            elif do in ("write", "append") and path in self._written:
+                self._copy(source, self._written[path], append=do == "append")
+            else:
+                raise Refused(f"'{path}' was not named on the command line, so it is not written.")
+        except OptimizeError as error:
+            return as_fields(error)
+        except OSError as error:
+            return as_fields(files.refusal(error, Path(path)))
+        return {}
+
+    def _copy(self, source: str, path: Path, *, append: bool) -> None:
+        with left_in(self._work, os.path.basename(source), most_bytes=_TEXT_BYTES) as file:
+            text = file.read().decode()
+        (files.append_text if append else files.write_text)(path, text)
+
+
+def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int:
+    """Do what the other process asks until it has ended; return its exit code, or the negative number of a signal.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted, and did not end by itself.
+    """
+    end, waiting, open_ends = os.pidfd_open(child), b"", [asked.fileno()]
+    with _Signals(child) as signals:
+        while True:
+            ready, _, _ = select.select([*open_ends, end], [], [], _LOOK_S)
+            signals.pass_on()
+            if asked.fileno() in ready:
+                data = os.read(asked.fileno(), _LINE_BYTES)
+                open_ends = open_ends if data else []
+                *lines, waiting = (waiting + data).split(b"\n")
+                for line in lines:
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        answers.write(json.dumps(desk.answer(line)).encode() + b"\n")
+                if len(waiting) > _LINE_BYTES:  # nothing of ours is so long
+                    os.kill(child, signal.SIGKILL)
+            elif end in ready:
+                break
+    os.close(end)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _end_orphans()
+    if code < 0 and signals.until_s is not None:
+        raise KeyboardInterrupt
+    return code
+
+
+class _Signals:
+    """Passes on what asks this process to end, for as long as the context lasts.
+
+    Ctrl-C of a terminal reaches both processes by itself, so it is passed on where the other one has not ended soon.
+
+    Attributes:
+        until_s: When the other process is ended, on the monotonic clock; None before anybody asked.
+    """
+
+    until_s: float | None = None
+
+    def __init__(self, child: int) -> None:
+        self._child, self._waiting = child, list[int]()
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._note) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def pass_on(self) -> None:
+        """Send what came, and end a process that has not heard it; to be called every now and then."""
+        now_s = time.monotonic()
+        if self.until_s is None:
+            return
+        if now_s > self.until_s:
+            os.kill(self._child, signal.SIGKILL)
+        elif now_s > self.until_s - _PATIENCE_S + 2 * _LOOK_S:
+            while self._waiting:
+                os.kill(self._child, self._waiting.pop())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.until_s = self.until_s or time.monotonic() + _PATIENCE_S
+        self._waiting.append(number)
+
+
+def _end_orphans() -> None:
+    """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`)."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(OSError, ChildProcessError):
+        while left := children.read_text(encoding="ascii").split():
+            for number in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+            os.waitpid(-1, 0)

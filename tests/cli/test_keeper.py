@@ -1,0 +1,234 @@
+"""A command on somebody else's file: what a model that has broken into the process that runs it can do from there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from optimize.cli import cli, keeper
+from optimize.sandbox.confine import can_confine
+
+pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
+#: The command, in which the model breaks in as soon as rights are given up, and does what is written on standard input.
+COMMAND = """
+import os, pathlib, signal, subprocess, sys, time
+from optimize import keeping
+from optimize.cli import keeper, main
+go_on, code = keeper._go_on, sys.stdin.read()
+keeper._PATIENCE_S = 1.0
+def broken(*given):
+    go_on(*given)
+    exec(code, {**globals(), "ask": keeping.current()._ask, "outputs": keeping.current().outputs})
+    sys.stdout.flush()
+    os._exit(0)
+keeper._go_on = broken
+main()
+"""
+#: What it tries, and prints where that works.
+TRIES = """
+def attempt(name, function):
+    try:
+        function()
+    except OSError:
+        return
+    print("did", name)
+def shell(text):
+    if subprocess.run(["sh", "-c", text], capture_output=True).returncode:
+        raise OSError
+import socket
+attempt("make", lambda: open("made", "w"))
+attempt("change", lambda: open("net.pt", "r+b"))
+attempt("cut", lambda: os.truncate("net.pt", 0))
+attempt("remove", lambda: os.unlink("net.pt"))
+attempt("move", lambda: os.rename("net.pt", "moved"))
+attempt("make a folder", lambda: os.mkdir("folder"))
+attempt("link", lambda: os.symlink("net.pt", "link"))
+attempt("take over", lambda: os.link("net.pt", os.environ["TMPDIR"] + "/taken"))
+attempt("let another write", lambda: shell("echo x > made"))
+attempt("read its keeper", lambda: open(f"/proc/{os.getppid()}/mem", "r+b"))
+attempt("reach the network", lambda: socket.socket())
+attempt("reach a service", lambda: socket.socket(socket.AF_UNIX))
+attempt("write its own", lambda: open(os.environ["TMPDIR"] + "/own", "w"))
+attempt("let another write there", lambda: shell("echo x > $TMPDIR/other"))
+attempt("make older", lambda: os.utime("net.pt", (0, 0)))
+os.chmod("net.pt", 0)
+"""
+
+
+def started(folder: Path, *words: object) -> subprocess.Popen[str]:
+    """Start the command in a folder that holds a file, which need be no model."""
+    (folder / "net.pt").write_bytes(b"somebody's")
+    command = [sys.executable, "-c", COMMAND, *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+
+
+def broken(folder: Path, code: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command while the model does something from inside."""
+    process = started(folder, *(words or ("show", "net.pt")))
+    printed, errors = process.communicate(code, timeout=100)
+    return subprocess.CompletedProcess(words, process.returncode, printed, errors)
+
+
+def test_nothing_of_the_user_is_written_and_nobody_reached(tmp_path: Path) -> None:
+    done = broken(tmp_path, TRIES)
+    assert done.stdout.splitlines() == ["did write its own", "did let another write there"], done.stderr
+    assert (tmp_path / "net.pt").stat().st_mode & 0o777 and os.listdir(tmp_path) == ["net.pt"]
+
+
+def test_results_are_those_of_the_command_line_alone(tmp_path: Path) -> None:
+    code = """
+pathlib.Path(os.environ["TMPDIR"], "text").write_text("told")
+for do, path, source in (("write", "other.html", "text"), ("append", "net.pt", "text"), ("commit", "/", ""),
+                         ("write", "page.html", "../../../etc/passwd"), ("remove", "page.html", "text")):
+    try:
+        ask(do=do, path=path, source=source)
+        print("did", do, path)
+    except Exception as error:
+        print(type(error).__name__)
+ask(do="write", path="page.html", source="text")
+"""
+    done = broken(tmp_path, code, "show", "net.pt", "--out", "page.html")
+    assert done.stdout.splitlines() == ["Refused"] * 5 and not done.stderr
+    assert (tmp_path / "page.html").read_text() == "told" and sorted(os.listdir(tmp_path)) == ["net.pt", "page.html"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "(new / '.bashrc').touch()",
+        "(new / 'setup.py').touch()",
+        "(new / 'folder.json').mkdir()",
+        "os.symlink('/etc/passwd', new / 'link.json')",
+    ],
+)
+def test_a_folder_gets_plain_results_alone(made: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("kept")
+    code = f"""
+((out, new),) = outputs.items()
+(new / "net.onnx").touch()
+{made}
+for _ in range(2):
+    try:
+        ask(do="commit", path=str(out))
+        print("did it")
+    except Exception as error:
+        print(error.what)
+"""
+    done = broken(tmp_path, code, "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert len(done.stdout.splitlines()) == 2 and done.stdout.count("no result") >= 1, done.stdout + done.stderr
+    assert "did it" not in done.stdout
+    assert sorted(os.listdir(tmp_path)) == ["net.pt", "out"] and os.listdir(tmp_path / "out") == ["kept"]
+
+
+def test_what_was_taken_is_out_of_reach(tmp_path: Path) -> None:
+    code = """
+((out, new),) = outputs.items()
+(new / "net.onnx").write_text("right")
+ask(do="commit", path=str(out))
+for name in ("net.onnx", "more.onnx"):
+    try:
+        (out / name).write_text("wrong")
+        print("did write", name)
+    except PermissionError:
+        pass
+"""
+    done = broken(tmp_path, code, "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert (done.stdout, done.stderr) == ("", "")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("net.onnx", "right")]
+
+
+def test_a_text_is_added_to_the_step_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code = f"from optimize import files; files.append_text(pathlib.Path({str(summary)!r}), 'and after')"
+    done = broken(tmp_path, code)
+    assert not done.stderr and summary.read_text() == "before\nand after"
+
+
+def test_a_crash_is_a_sentence(tmp_path: Path) -> None:
+    done = broken(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    assert done.returncode == 1 and "'net.pt' killed the process that opened it (signal SIGSEGV)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_does_not_hear_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    deaf = f"""
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+os.kill(os.getppid(), {int(number)})
+while True: pass
+"""
+    done = broken(tmp_path, deaf, "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert (
+        done.returncode == 130 and done.stderr.strip().startswith("Interrupted") and os.listdir(tmp_path) == ["net.pt"]
+    )
+
+
+def test_nothing_outlives_the_command(tmp_path: Path) -> None:
+    left = 'print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=2).pid)'
+    for code in (left, f"{left}; sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"):
+        done = broken(tmp_path, code)
+        assert not Path("/proc", done.stdout.strip()).exists()
+
+
+def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None:
+    process = started(tmp_path, "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("print(os.getpid(), flush=True)\nwhile True: pass")
+    process.stdin.close()
+    number = process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 60
+    while Path("/proc", number).exists() and "Z" not in Path("/proc", number, "stat").read_text().split()[2]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert len(os.listdir(tmp_path)) == 2  # the hidden folder of a dead run ...
+    broken(tmp_path, "", "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert os.listdir(tmp_path) == ["net.pt"]  # ... goes with the next
+
+
+@pytest.mark.parametrize(
+    ("words", "confined"),
+    [
+        ("show net.pt", True),
+        ("net.pt --int8=static --calib calib.npz --to onnx", True),
+        ("compare net.pt net.pt", True),
+        ("show net.pt --trust", False),
+        ("show net.pt --model models.repvgg:fashion_repvgg", False),
+        ("net.pt --int8=static --calib package.data:images --to onnx", False),
+        ("bench net.pt package.nets:factory", False),
+        ("show missing.pt", False),
+    ],
+)
+def test_what_is_confined(words: str, confined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    forked = []
+    monkeypatch.setattr(os, "fork", lambda: forked.append(True) or os._exit)
+
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    monkeypatch.setattr(keeper, "adopt_orphans", stop)
+    monkeypatch.setattr(keeper, "confine_command", lambda folders: None)
+    name, *given = words.split()
+    command = cli.commands.get(name) or cli.commands["run"]
+    context = command.make_context(name, given if name in cli.commands else [name, *given])
+    try:
+        keeper.confine(context)
+        found = False
+    except Stop:
+        found = True
+    assert found is confined and not forked
