@@ -5,7 +5,10 @@ random milliseconds from when the last file is written, which is when files move
 that report.json names must have the SHA-256 it states, the Markdown and the page must be of the same run, and the
 user's own file and folder must be there; then the next run into the folder must leave nothing hidden.
 
-    python -m benchmarks.kill_out [--kills 50] [--at-commit 50] [--races 50] [--seed 0]
+With --confined the model is a .pt2 without --trust, so that the command is two processes, and the one that keeps the
+rights is killed alone: it takes the other along.
+
+    python -m benchmarks.kill_out [--confined] [--kills 50] [--at-commit 50] [--races 50] [--seed 0]
 """
 
 import argparse
@@ -22,23 +25,32 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from models.repvgg import fashion_repvgg
 from optimize.registry import find_target
 from optimize.targets.base import file_digest
 from tests.transaction.steps import fail, hidden
 
 ROOT = Path(__file__).parents[1]
-COMMAND = (
-    "models/fashion_repvgg.pt --model models.repvgg:fashion_repvgg --input-shape 1,28,28 --fuse "
-    "--to torchscript,onnx --quiet --out"
-)
+MODEL = ["models/fashion_repvgg.pt", "--model", "models.repvgg:fashion_repvgg"]
+OPTIONS = ["--input-shape", "1,28,28", "--fuse", "--to", "torchscript,onnx", "--quiet", "--out"]
 #: Milliseconds around a commit that are worth a kill.
 COMMIT_MS = 40.0
 _NOTES = "kept by the user\n"
 
 
+def export(path: Path) -> str:
+    """Write the model of the README as a .pt2, and return its name."""
+    model = fashion_repvgg().eval()
+    batch = torch.export.Dim("batch", max=512)
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 1, 28, 28),), dynamic_shapes=({0: batch},)), path)
+    return str(path)
+
+
 def start(out: Path) -> subprocess.Popen[bytes]:
     """Start the command in a process group of its own."""
-    words = [sys.executable, "-m", "optimize", *COMMAND.split(), str(out)]
+    words = [sys.executable, "-m", "optimize", *MODEL, *OPTIONS, str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     nowhere = subprocess.DEVNULL
     return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True)
@@ -48,7 +60,7 @@ def kill(process: subprocess.Popen[bytes]) -> bool:
     """Kill a process group at once; return whether it was still running."""
     was_running = process.poll() is None
     if was_running:
-        os.killpg(process.pid, signal.SIGKILL)
+        (os.kill if len(MODEL) == 1 else os.killpg)(process.pid, signal.SIGKILL)
     process.wait()
     return was_running
 
@@ -90,7 +102,7 @@ def kill_after(seconds: float, out: Path) -> bool:
 def kill_at_commit(milliseconds: float, out: Path) -> bool:
     """Kill a run so many milliseconds after its last file was written."""
     process = start(out)
-    while process.poll() is None and not any(out.parent.glob(f".{out.name}.*/new/report.html")):
+    while process.poll() is None and not any(out.parent.glob(f".{out.name}.*/*/report.html")):
         time.sleep(0.0002)
     time.sleep(milliseconds / 1e3)
     return kill(process)
@@ -138,10 +150,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for option, count in (("--kills", 50), ("--at-commit", 50), ("--races", 50), ("--seed", 0)):
         parser.add_argument(option, type=int, default=count)
+    parser.add_argument("--confined", action="store_true")
     given = parser.parse_args()
     moments = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
+        if given.confined:
+            MODEL[:] = [export(Path(folder) / "net.pt2")]
         full_s = prepare(out)
         print(f"A full run takes {full_s:.1f} s.\n\n{'trial':<16} {'trials':>6} {'broken':>7}  outcomes")
         kinds = [
