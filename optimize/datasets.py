@@ -43,13 +43,18 @@ class Datasets:
         return next((data.prepared for data in (self.evaluation, self.calibration) if data and data.prepared), "")
 
     @property
+    def synthetic(self) -> bool:
+        """Whether there is no data to judge on but noise."""
+        return self.evaluation is None and self.calibration is None
+
+    @property
     def warnings(self) -> list[str]:
         """What the report must say about the data."""
         found = []
         if self.evaluation is None:
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
-        if self.evaluation is None and self.calibration is None:
-            found.append("Agreement was taken on random inputs: give --calib or --eval for real ones.")
+        if self.synthetic:
+            found.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
         if self.unsaid and self.preprocessing:
             found.append(
                 "Pictures were prepared ImageNet's way, because nothing else was said: if the model was trained "

@@ -54,12 +54,18 @@ class Job:
         """Check that what is asked of the answers can be judged.
 
         Raises:
-            UsageError: Points of a metric are bounded, and there are no labels.
+            UsageError: Points of a metric are bounded, and there are no labels; or decibels, and there is no data.
         """
         if self.recipe.max_drop is not None and self.recipe.eval is None and self.evaluate is None:
             raise UsageError(
                 f"--max-drop {self.recipe.max_drop:g} is in points of the metric and needs labelled data (--eval).",
                 hint="Without labels ask for a signal to noise ratio of the outputs: --min-sqnr 30 (dB).",
+            )
+        data = (self.recipe.calib, self.recipe.eval, self.evaluate, self.given_calibration)
+        if self.recipe.min_sqnr is not None and all(given is None for given in data):
+            raise UsageError(
+                f"--min-sqnr {self.recipe.min_sqnr:g} cannot be judged on noise and needs samples (--calib or --eval).",
+                hint="Give some that the model is used on; they need no labels for this.",
             )
 
     @property

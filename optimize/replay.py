@@ -48,7 +48,7 @@ def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str
         "source_sha256": model.sha256 or "",
         "passes": json.dumps([{entry.name: entry.options} for entry in recipe.passes]),
         "preprocess": datasets.preprocessing,
-        "sqnr_db": "" if agreement is None else f"{agreement.sqnr_db:.1f}",
+        "sqnr_db": "" if agreement is None or not agreement.judged else f"{agreement.sqnr_db:.1f}",
         "accuracy": "" if accuracy is None else f"{accuracy.metric} {accuracy.value:.4f} of {accuracy.samples}",
     }
     return {key: text for key, text in said.items() if text}

@@ -2,7 +2,7 @@
 
 Each target has its own search, because each deployed file has its own kernels and its own answers. The first step
 times layers and then whole files, interleaved. The second judges whole files: the number of layers given back doubles,
-best error removed per second lost first, until a file keeps the bound; then bisection finds as few as keep it.
+best error removed per second lost first, until a file no longer misses the bound; then bisection finds as few as do.
 What is found is written into the run's recipe, whose replay measures nothing.
 """
 
@@ -89,7 +89,10 @@ class Search:
         return _noted(self._without(export, reasons, export.made.path.parent), note)
 
     def give_back_for_bound(self, export: Export) -> Export:
-        """Return a file with as few more layers in float as it takes to keep what the user asked of the answers."""
+        """Return a file with as few more layers in float as it takes for what the user asked not to be missed.
+
+        What the samples cannot tell is not missed (``optimize.measure.bound``): no layer is paid for chance.
+        """
         bound = self.job.bound
         if bound is None:
             return export
@@ -144,7 +147,7 @@ class Search:
         assert self.job.bound is not None
         with Fleet([export.made], threads=self.job.recipe.threads) as fleet:
             batches = self.datasets.judged(self.program, UNASKED_BATCH, self.progress)
-            return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met
+            return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met is not False
 
 
 def as_decided(program: Program, layers: Mapping[str, str]) -> Program:

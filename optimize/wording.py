@@ -11,6 +11,8 @@ MISSING = "–"
 #: Metrics that are shares of one: their points are hundredths.
 SHARES = ("top1", "pixel_accuracy")
 EQUAL_DB = 200.0
+#: What is said of a file that rounds where there was no data: noise shows neither what is lost nor that nothing is.
+NOT_JUDGED = "not judged: what rounding loses shows on samples, not on noise: give some"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
@@ -151,19 +153,17 @@ def score(value: float, metric: str) -> str:
 
 
 def change(difference: float, metric: str) -> str:
-    """Return the difference of two values of a metric, with its sign; accuracies in percentage points.
+    """Return how much a metric changed, in points: minus is lost, as everywhere; hundredths of a share.
 
-    >>> change(-0.004, "top1"), change(0.0, "top1"), change(0.25, "loss")
-    ('−0.40 pp', '±0.00 pp', '+0.25')
+    >>> change(-0.004, "top1"), change(0.0, "top1"), change(0.25, "score")
+    ('−0.40 points', '±0.00 points', '+0.25 points')
     """
-    text = f"{100 * difference:+.2f} pp" if is_share(metric) else f"{difference:+.4g}"
-    if text.startswith(("+0.00 pp", "-0.00 pp")):
-        return "±0.00 pp"
-    return text.replace("-", "−", 1)
+    text = f"{100 * difference:+.2f}" if is_share(metric) else f"{difference:+.4g}"
+    return f"{'±' if float(text) == 0 else text[0]}{text[1:]} points".replace("-", "−", 1)
 
 
 def change_interval(low: float | None, high: float | None) -> str:
-    """Return the interval of a difference of accuracies in percentage points, empty where there is none.
+    """Return the interval of a change of accuracies in points, empty where there is none.
 
     >>> change_interval(-0.009, 0.001)
     '[−0.90, +0.10]'
@@ -182,6 +182,16 @@ def error(value: float | None) -> str:
     if value is None:
         return MISSING
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def rounded_up(value: float) -> str:
+    """Return what to ask for at least, with two significant digits.
+
+    >>> rounded_up(486.2), rounded_up(1.855), rounded_up(12.0), rounded_up(1961)
+    ('490', '1.9', '12', '2,000')
+    """
+    step = 10.0 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
+    return f"{math.ceil(value / step - 1e-9) * step:,.10g}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -298,13 +297,14 @@ def _measure(
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
-        qualities = judge(fleet, itertools.chain(batches, _other_sizes(program)))
+        qualities = judge(fleet, batches, noise=datasets.synthetic, more_noise=_other_sizes(program))
     integers = [
         place for place, file in enumerate(runnable, 1) if file.cpu and registry.find_target(file.target).portable
     ]
     if job.recipe.verify_on and integers:
         files = [baseline, *(runnable[place - 1] for place in integers)]
-        found = judge_elsewhere(job.recipe.verify_on, files, datasets.judged(program, 1, silent), progress=tell)
+        batches = datasets.judged(program, 1, silent)
+        found = judge_elsewhere(job.recipe.verify_on, files, batches, noise=datasets.synthetic, progress=tell)
         by_place = dict(zip(integers, found, strict=True))
         qualities = tuple(replace(each, elsewhere=by_place.get(place, {})) for place, each in enumerate(qualities))
     return timings, qualities

@@ -20,18 +20,35 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 def test_a_spoilt_layer_is_named_drawn_and_ends_in_1(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     first, good, spoilt = files
-    done = command("compare", first, spoilt, "--layers", "--threshold", 20, "--out", tmp_path / "c.json")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((32, 3, 32, 32), np.float32))
+    data = ("--data", tmp_path / "x.npy")
+    done = command("compare", first, spoilt, "--layers", "--threshold", 20, *data, "--out", tmp_path / "c.json")
     assert done.returncode == 1, done.stderr
     assert "First to go wrong: blocks.1.first.conv (Conv, value conv2d_3)" in done.stdout
     content = json.loads((tmp_path / "c.json").read_text())
     assert content["first_wrong"] == "conv2d_3" and content["found"]["layer_samples"] == 32
-    done = command("compare", first, spoilt, "--layers", "--worst-first", "--out", tmp_path / "c.html")
+    done = command("compare", first, spoilt, "--layers", "--worst-first", *data, "--out", tmp_path / "c.html")
     assert done.returncode == 0 and str(tmp_path / "c.html") in done.stdout, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("blocks.1.first.conv") and "wrong" in line]
     assert len(rows) == 1 and "blocks.1.first.conv: " in (tmp_path / "c.html").read_text()
-    done = command("compare", first, good, "--layers", "--threshold", 25, "--out", tmp_path / "c.svg")
+    done = command("compare", first, good, "--layers", "--threshold", 25, *data, "--out", tmp_path / "c.svg")
     assert done.returncode == 0 and "Nothing goes wrong" in done.stdout, done.stderr
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
+
+
+def test_noise_judges_no_file_that_rounds(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
+    """Figures are figures there: nothing is wrong, nothing agrees, and no threshold is held against them."""
+    first, _, spoilt = files
+    done = typed("compare", first, spoilt, "--layers", "--out", tmp_path / "c.json")
+    assert done.returncode == 0 and "Not judged" in done.stdout, done.stderr
+    assert not {"wrong", "follows", "Nothing goes wrong"} & set(done.stdout.split())
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert found["first_wrong"] is None and found["found"]["judged"] is False
+    assert {tensor["state"] for tensor in found["found"]["tensors"]} == {"not judged"}
+    done = typed("compare", first, spoilt, "--threshold", 20)
+    assert done.returncode == 2 and "--data" in done.stderr
+    done = typed("compare", first, first, "--threshold", 100)
+    assert done.returncode == 0 and "Not judged" not in done.stdout, done.stderr
 
 
 def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -163,8 +163,9 @@ def _processor(track: Track[Subject], first: Track[Subject]) -> Iterator[Doubt]:
 
 def _outputs(track: Track[Subject], judged: Judged, first: Track[Subject]) -> Iterator[Doubt]:
     seen = judged.differs
-    if judged.agreement is not None and judged.agreement.sqnr_db < _DISAGREES_DB:
-        seen = f"Its outputs are {judged.agreement.sqnr_db:.1f} dB from those of {first.subject.name}."
+    agreement = judged.agreement
+    if agreement is not None and agreement.judged and agreement.sqnr_db < _DISAGREES_DB:
+        seen = f"Its outputs are {agreement.sqnr_db:.1f} dB from those of {first.subject.name}."
     if seen:
         advice = f"Look where they part: optimize compare {first.subject.name} {track.subject.name}."
         yield Doubt("outputs", track.subject.name, seen, advice)

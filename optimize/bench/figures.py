@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from optimize.errors import VerificationFailed
-from optimize.measure.agreement import Agreement, AgreementMeter
+from optimize.measure.agreement import Agreement
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import (
     Block,
@@ -104,7 +103,8 @@ class Judged:
     Attributes:
         status: ``failed`` where it stopped, whatever it did before is kept; ``not_run`` where it cannot run here.
         reason: Why, empty when it was measured.
-        agreement: With the first subject's outputs, on noise; None for that one and where there are none.
+        agreement: With the first subject's outputs; None for that one and where there are none.
+        differs: Why the outputs cannot be compared; empty where they can.
         scenarios: Its figures.
     """
 
@@ -186,11 +186,7 @@ def _energy_j(blocks: Sequence[Block]) -> float | None:
 
 def _agreement(first: Track[Subject], track: Track[Subject]) -> tuple[Agreement | None, str]:
     """Return how near the outputs are to the first subject's, or why they cannot be compared."""
-    if track is first or first.outputs is None or track.outputs is None:
+    found = track.quality
+    if track is first or found is None or first.quality is None or first.quality.failure:
         return None, ""
-    meter = AgreementMeter()
-    try:
-        meter.update(first.outputs, track.outputs)
-    except VerificationFailed as error:
-        return None, error.what
-    return meter.result(), ""
+    return found.agreement, "" if track.failure else found.failure or ""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from optimize.measure import lockstep as engine
 from optimize.measure.energy import EnergyMeter
-from optimize.measure.feed import draw
-from optimize.measure.fleet import Fleet
+from optimize.measure.feed import Asked
+from optimize.measure.fleet import Fleet, Session
 from optimize.measure.lockstep import Plan
+from optimize.measure.quality import judge
 from optimize.measure.runs import Runs, Scenario, Track
 from optimize.measure.subjects import Subject
 from optimize.progress import Progress, silent
@@ -20,6 +23,8 @@ from optimize.progress import Progress, silent
 BASE_S, CELL_S = 10.0, 4.0
 #: The longest one answer may take, seconds, before a worker counts as hung.
 PATIENCE_S = 600.0
+#: The share of the time, and the seconds, after which the answers to no further sample are compared.
+JUDGED_SHARE, JUDGED_S = 0.1, 10.0
 
 
 def sweep(batches: Sequence[int], streams: Sequence[int]) -> tuple[Scenario, ...]:
@@ -53,6 +58,7 @@ def limits(runs: int | None, seconds: float | None, cells: int) -> tuple[int | N
 def run(
     subjects: Sequence[Subject],
     plan: Plan,
+    asked: Asked,
     *,
     meter: EnergyMeter | None = None,
     progress: Progress = silent,
@@ -62,8 +68,12 @@ def run(
     Args:
         subjects: What to run, the one that ratios are quoted against first.
         plan: How; warm-up takes half of the time at most.
+        asked: What is put through them, the same for all.
         meter: What counts energy.
         progress: Told how much of the runs or of the time is used.
+
+    Raises:
+        Refused: The data has fewer samples than a batch.
     """
     cells = plan.restarts * len(subjects) * len(plan.scenarios)
     floor = dict(engine.WARM_UP)
@@ -74,22 +84,54 @@ def run(
         artifacts = [dataclasses.replace(entry.artifact, settings=_settings(entry)) for entry in found]
         return Fleet(artifacts, threads=plan.threads, patience_s=PATIENCE_S, affinity=plan.affinity, order=order)
 
+    @functools.cache
+    def timed(scenario: Scenario) -> list[np.ndarray]:
+        return asked.timed(scenario.batch)
+
+    if not asked.noise:  # too few samples are told before anything is started
+        timed(max(plan.scenarios, key=lambda scenario: scenario.batch))
     return engine.lockstep(
         [_track(subject, plan.scenarios) for subject in subjects],
         dataclasses.replace(plan, warm_up=floor, groups=True),
         start=start,
-        feed=lambda subject, scenario: scenario_inputs(subject, scenario, plan.seed or 0),
+        feed=lambda subject, scenario: subject.arranged(timed(scenario)),
         meter=meter,
-        answers=True,
+        judging=lambda pairs: _judge(pairs, asked, plan),
         progress=progress,
     )
 
 
-def scenario_inputs(subject: Subject, scenario: Scenario, seed: int) -> list[np.ndarray]:
-    """Return what one run of a scenario takes: the same numbers for every subject, in its own order and types."""
-    generator = np.random.default_rng(seed)
-    entries = sorted(zip(subject.places, subject.artifact.inputs, strict=True), key=lambda entry: entry[0])
-    return subject.arranged(draw([spec for _, spec in entries], scenario.batch, generator))
+def put_through(
+    subjects: Sequence[Subject], data: str | None, preprocessing: Mapping[str, str], seed: int = 0
+) -> Asked:
+    """Return what one run takes: the same samples for every subject, which brings them into its own order and types.
+
+    Args:
+        subjects: Brought into agreement; the batch is each scenario's.
+        data: Samples as ``--calib`` takes them; noise where None.
+        preprocessing: Words of ``--preprocess`` for image folders, as text.
+        seed: Of the noise.
+    """
+    able = [subject for subject in subjects if subject.places]
+    own = zip(able[0].places, able[0].artifact.inputs, strict=True) if able else ()
+    entries = sorted(own, key=lambda entry: entry[0])
+    specs = tuple(dataclasses.replace(spec, shape=("batch", *spec.shape[1:])) for _, spec in entries)
+    said = next((subject.artifact.preprocess for subject in able if subject.artifact.preprocess), "")
+    return Asked(specs, data, preprocessing=preprocessing, said=said, seed=seed)
+
+
+def _judge(pairs: Sequence[tuple[Track[Subject], Session]], asked: Asked, plan: Plan) -> None:
+    """Record how the subjects answer beside the first, where their batches are the same."""
+    if not pairs:
+        return
+    batches = [track.subject.fixed_batch for track, _ in pairs]
+    size = batches[0] or next((batch for batch in batches if batch), 1)
+    judged = [pair for pair, batch in zip(pairs, batches, strict=True) if batch in (None, size)]
+    subjects, seconds = [track.subject for track, _ in judged], JUDGED_SHARE * (plan.budget_s or math.inf)
+    samples = asked.judged(seconds=min(seconds, JUDGED_S), batch=size)
+    qualities = judge([session for _, session in judged], samples, subjects=subjects, noise=asked.noise)
+    for (track, _), quality in zip(judged, qualities, strict=True):
+        track.quality = quality
 
 
 def _settings(subject: Subject) -> dict[str, str | bool]:

@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
+@click.option("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
+@options.preprocess
+@options.mean
+@options.std
 @options.factory
 @options.trust
 @options.input_shape
@@ -99,9 +103,10 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
 
     from optimize.bench.doubts import doubts
     from optimize.bench.figures import figures
-    from optimize.bench.rounds import run
+    from optimize.bench.rounds import put_through, run
     from optimize.measure.energy import find_meter
     from optimize.measure.environment import current
+    from optimize.measure.feed import NOISE
     from optimize.measure.openers import Opening
     from optimize.measure.subjects import agreed_inputs
     from optimize.report.bench import BenchReport
@@ -112,12 +117,14 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         opening = Opening(Path(folder), given["factory"], given["trust"], device)
         subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
         plan, machine = _plan(given, subjects), current()
+        asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
         meter, energy = find_meter(device)
-        outcome = run(subjects, plan, meter=meter, progress=progress)
+        outcome = run(subjects, plan, asked, meter=meter, progress=progress)
     judged = figures(outcome, plan)
     found = doubts(outcome, judged, plan, machine, device)
     command = options.command_line()
-    return BenchReport.of(outcome, judged, found, plan, machine, command, device=device, energy=energy)
+    data = given["data"] or NOISE
+    return BenchReport.of(outcome, judged, found, plan, machine, command, data=data, device=device, energy=energy)
 
 
 def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:

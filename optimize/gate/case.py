@@ -15,11 +15,12 @@ from optimize.errors import OptimizeError, TargetUnavailable, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import Asked, open_model, open_pair
+from optimize.gate.models import asked_of, open_model, open_pair
 from optimize.gate.record import CaseRecord, FindingRecord
 from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, start_fleet, to_json
 from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
 from optimize.measure import environment
+from optimize.measure.feed import Asked
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
@@ -87,8 +88,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         return
     state.pair = open_case(case, opening)
     _require_instructions(state.pair)
-    samples = Asked(state.pair, case.batch, case.data, case.eval, case.preprocess)
-    inputs = samples.timed()
+    samples = asked_of(case, state.pair)
+    inputs = samples.timed(case.batch)
     state.input_digest = digest(inputs)
     state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored)]
     plan = plan_for(case)
@@ -98,7 +99,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
-        state.qualities = judge(fleet, batches, subjects=state.pair.models, compare_only=True)
+        state.qualities = judge(fleet, batches, subjects=state.pair.models, compare_only=True, noise=samples.noise)
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         state.findings += findings.of_outputs(case, state.qualities[1])
@@ -123,7 +124,9 @@ def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterato
     batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
     (found,) = judge_elsewhere(case.verify_on, files, batches, subjects=pair.models)
     here = found[HERE].agreement
-    if case.eval and case.min_sqnr is None and here is not None:  # accuracy allowed it what it answers here
+    unjudged = samples.noise and any(file.is_rounded for file in files)
+    # Accuracy allowed it what it answers here; and of noise nothing is asked but the same answers.
+    if here is not None and (unjudged or (case.eval and case.min_sqnr is None)):
         case = case.model_copy(update={"min_sqnr": min(findings.MIN_SQNR_DB, round(here.sqnr_db - APART_DB, 1))})
     for cpu in case.verify_on:
         for entry in findings.of_outputs(case, found[cpu]):
@@ -173,8 +176,7 @@ def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
     stored.require_same_machine(environment.current())
     lone = case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
     state.pair, state.sides = open_case(lone, opening), ("candidate",)
-    samples = Asked(state.pair, case.batch, case.data, case.eval, case.preprocess)
-    inputs = samples.timed()
+    inputs = asked_of(case, state.pair).timed(case.batch)
     state.input_digest = digest(inputs)
     stored.require_same_run(case, state.input_digest)
     state.trace = measure(state.pair, inputs, plan_for(case), lambda trace: True)
@@ -222,7 +224,10 @@ def _warnings_before(case: Case) -> list[str]:
     if told := environment.busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0):
         found.append(f"{told} Ratios hold.")
     if case.data is None and case.eval is None:
-        found.append("Outputs were compared on noise: give samples (--data) or labelled ones (--eval).")
+        found.append(
+            "Outputs were compared on noise, which judges no file that rounds: give samples (--data) or labelled ones "
+            "(--eval)."
+        )
     return found
 
 

@@ -10,6 +10,7 @@ from optimize.gate.limits import Case, Growth
 from optimize.gate.record import FindingRecord
 from optimize.gate.rounds import GateTrace, SideName
 from optimize.gate.verdict import Decision, Demand, Verdict
+from optimize.measure.bound import Bound, BoundCheck
 from optimize.measure.quality import Quality
 from optimize.measure.runs import Clock
 
@@ -22,21 +23,22 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     if found.failure is not None:
         reason = f"wrong outputs: {found.failure.rstrip('.')}"
         return [_finding("outputs", Verdict.FAIL, "the base's outputs", "others", reason)]
-    checks = []
+    asked = []
     least = case.min_sqnr if case.min_sqnr is not None or found.accuracy else MIN_SQNR_DB
     if found.agreement is not None and least is not None:
-        level, limit = found.agreement.sqnr_db, f"at least {least:g} dB"
-        verdict = Verdict.PASS if level >= least else Verdict.FAIL
-        reason = f"the outputs agree to {form.decibels(level)}; {least:g} dB are asked for"
-        checks.append(_finding("outputs", verdict, limit, form.decibels(level), reason))
+        asked.append(("outputs", "the outputs agree to", Bound(min_sqnr_db=least)))
     if found.accuracy is not None:
         most = MAX_DROP if case.max_drop is None else case.max_drop
-        drop = found.accuracy.drop
-        # Shares are quotients: 0.5 points may be 0.50000000001.
-        verdict = Verdict.PASS if drop <= most + 1e-9 else Verdict.FAIL
-        reason = f"{found.accuracy.metric} falls by {drop:.2f} points; {most:g} are allowed"
-        checks.append(_finding("accuracy", verdict, f"at most {most:g} points lost", f"{drop:.2f} points", reason))
-    return checks
+        asked.append(("accuracy", found.accuracy.metric, Bound(max_drop=most)))
+    return [_kept(metric, about, bound.check(found), asked=case.min_sqnr is not None) for metric, about, bound in asked]
+
+
+def _kept(metric: str, about: str, check: BoundCheck, *, asked: bool) -> FindingRecord:
+    """Return what follows from a bound; outputs that cannot be judged, and nobody asked for, only warn."""
+    unjudged = Verdict.INCONCLUSIVE if metric == "accuracy" or asked else Verdict.WARN
+    verdict = {True: Verdict.PASS, False: Verdict.FAIL, None: unjudged}[check.met]
+    reason = f"{about} {check.found}, asked: {check.wanted}{f'; {check.why}' if check.why else ''}"
+    return _finding(metric, verdict, check.wanted, check.found, reason)
 
 
 def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[FindingRecord]:

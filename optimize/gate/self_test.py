@@ -14,7 +14,7 @@ from optimize.gate import suite
 from optimize.gate.case import demand_of, open_case, plan_for
 from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import Asked
+from optimize.gate.models import asked_of
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
 from optimize.gate.rounds import FIRST_LOOK, GateTrace, measure
 from optimize.gate.verdict import Demand, Verdict, choose_clock, decide, is_decided
@@ -77,7 +77,7 @@ def run(
     traces = []
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         pair = open_case(alone, Opening(Path(folder), trust=trust))
-        inputs = Asked(pair, case.batch, case.data, case.eval, case.preprocess).timed()
+        inputs = asked_of(case, pair).timed(case.batch)
         demand = demand_of(alone, settings, [model.artifact for model in pair.models])
         for number in range(decisions):
             traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))

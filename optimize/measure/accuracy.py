@@ -28,6 +28,7 @@ class Accuracy:
         samples: Labelled samples.
         difference_low: Lower end of the 95 % interval of ``value - baseline``; None where the metric allows none.
         difference_high: Upper end.
+        lost: Samples that the original answers better than the artifact; None where that is not known.
     """
 
     metric: str
@@ -36,11 +37,31 @@ class Accuracy:
     samples: int
     difference_low: float | None = None
     difference_high: float | None = None
+    lost: int | None = None
 
     @property
     def drop(self) -> float:
         """What the artifact lost, in points: hundredths of a share, the unit of a user's metric (more is better)."""
         return (100 if is_share(self.metric) else 1) * (self.baseline - self.value)
+
+    def drop_interval(self, times: float = 1.0) -> tuple[float, float] | None:
+        """Return the 95 % interval of the drop in points; None where the metric allows none.
+
+        Args:
+            times: As if there were so many times as many samples, of the same outcomes in the same shares.
+        """
+        if self.difference_low is None or self.difference_high is None:
+            return None
+        if self.metric != "top1" or self.lost is None:  # half of a normal interval shrinks with the root
+            return tuple(  # type: ignore[return-value]
+                self.drop + (-100 * end - self.drop) / math.sqrt(times)
+                for end in (self.difference_high, self.difference_low)
+            )
+        right, lost = round(self.baseline * self.samples), self.lost
+        gained = round(self.value * self.samples) - right + lost
+        outcomes = (right - lost, gained, lost, self.samples - right - gained)
+        low, high = _newcombe(*(times * count for count in outcomes))
+        return -100 * high, -100 * low
 
 
 class AccuracyMeter(Protocol):
@@ -92,9 +113,8 @@ class CorrectMeter:
             return None
         interval = newcombe_interval if self._metric == "top1" else paired_interval
         low, high = interval(expected / np.maximum(counted, 1), found / np.maximum(counted, 1))
-        return Accuracy(
-            self._metric, float(found.sum() / total), float(expected.sum() / total), len(counted), low, high
-        )
+        value, baseline, lost = found.sum() / total, expected.sum() / total, int((found < expected).sum())
+        return Accuracy(self._metric, float(value), float(baseline), len(counted), low, high, lost)
 
 
 @dataclass
@@ -149,10 +169,14 @@ def newcombe_interval(expected: np.ndarray, found: np.ndarray) -> tuple[float, f
     Robert G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
     data", Statistics in Medicine 17, 1998, method 10.
     """
-    n = len(found)
     both = float((found * expected).sum())
     found_only, expected_only = float(found.sum()) - both, float(expected.sum()) - both
-    neither = n - both - found_only - expected_only
+    return _newcombe(both, found_only, expected_only, len(found) - both - found_only - expected_only)
+
+
+def _newcombe(both: float, found_only: float, expected_only: float, neither: float) -> tuple[float, float]:
+    """Return Newcombe's interval from how many samples were right in both, in one alone, and in neither."""
+    n = both + found_only + expected_only + neither
     p, q = (both + found_only) / n, (both + expected_only) / n
     (p_low, p_high), (q_low, q_high) = _wilson(p, n), _wilson(q, n)
     phi = _phi(both, found_only, expected_only, neither)
@@ -170,7 +194,7 @@ def paired_interval(expected: np.ndarray, found: np.ndarray) -> tuple[float | No
     return float(difference.mean()) - half, float(difference.mean()) + half
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
+def _wilson(share: float, n: float) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a proportion."""
     centre = share + _Z**2 / (2 * n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))

@@ -20,11 +20,14 @@ class Agreement:
             within ±200, and 200 for equal outputs.
         max_abs_error: Largest absolute difference of any value.
         top1: Share of samples whose largest logit is the same; None where the first output is not ``[N, C >= 2]``.
+        judged: Whether it says how well the artifact answers. Where a file rounds and there was no data but noise, it
+            does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too.
     """
 
     sqnr_db: float
     max_abs_error: float
     top1: float | None
+    judged: bool = True
 
 
 @dataclass

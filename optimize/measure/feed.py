@@ -1,15 +1,18 @@
-"""The samples that are put through both files of a comparison: the user's data, or noise of the right shapes."""
+"""The samples that are put through files that are compared: the user's data, or noise of the right shapes."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimize import bounds
 from optimize.errors import Refused, UsageError
-from optimize.measure.subjects import FLOATS
+from optimize.measure.subjects import FLOATS, fixed_batch
 from optimize.regular import shown
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
@@ -19,8 +22,14 @@ if TYPE_CHECKING:
 
 #: Letters that are read of what a file says of its pictures.
 _LONGEST_SAID = 4096
+#: What data is called where none was given.
+NOISE = "noise"
 #: Random samples, where no data is given.
 NOISE_SAMPLES = 32
+#: Samples whose outputs are compared: this many of noise, at most that many of data.
+JUDGED_NOISE, DATA_SAMPLES = 8, 256
+#: Labelled samples in one run, where the files leave the batch free; others are run one at a time.
+LABELLED_BATCH = 8
 #: Tokens that an integer input may name where no file gives a limit.
 _TOKENS = 2
 #: Flat inputs of a batch, and its labels where there are some.
@@ -36,6 +45,7 @@ def open_samples(
     said: str = "",
     batch: int = 1,
     count: int = NOISE_SAMPLES,
+    seed: int = 0,
 ) -> Samples:
     """Return the samples a user names, in the shapes that files take, or noise; real numbers are float32.
 
@@ -47,6 +57,7 @@ def open_samples(
         said: What a file says of that itself, followed where the user says nothing; code that it names is not.
         batch: Samples that noise is drawn in at once.
         count: Samples of noise.
+        seed: Of noise.
 
     Raises:
         OptimizeError: The data does not fit.
@@ -57,7 +68,7 @@ def open_samples(
     transform = kept.pop("transform", "")
     image = ImagePreprocessing.read(preprocessing or kept)
     if source is None:
-        return Samples("noise", lambda: _noise(specs, batch, count), synthetic=True)
+        return Samples(NOISE, lambda: _noise(specs, batch, count, seed), synthetic=True)
     wanted = [
         InputSpec(
             spec.name,
@@ -103,12 +114,89 @@ def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Itera
             return
 
 
-def _noise(specs: Sequence[TensorSpec], batch: int, samples: int) -> Iterator[Batch]:
+@dataclass(frozen=True)
+class Asked:
+    """What is put through files that are compared: timed on the first samples, judged on all.
+
+    Attributes:
+        specs: What they take; the batch is a number where a file fixes it.
+        data: Unlabelled data as ``--calib`` takes it; noise where None.
+        labelled: Labelled data, for accuracy.
+        preprocessing: Words of ``--preprocess``, for image folders among them.
+        said: What the files say of that themselves.
+        seed: Of the noise.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    data: str | None = None
+    labelled: str | None = None
+    preprocessing: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    seed: int = 0
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch that the files take; None where it is free."""
+        return fixed_batch(self.specs)
+
+    @property
+    def noise(self) -> bool:
+        """Whether there is nothing to judge on but noise."""
+        return self.data is None and self.labelled is None
+
+    def timed(self, batch: int = 1) -> list[np.ndarray]:
+        """Return the inputs of a timed run, for ``specs``.
+
+        Raises:
+            Refused: The files take another batch, or the data has fewer samples.
+        """
+        fixed = self.fixed_batch
+        if fixed is not None and batch not in (1, fixed):
+            raise Refused(f"The files take a batch of {fixed}, not {batch}.")
+        size = fixed or batch
+        first = next(self._read(self.data or self.labelled, size, labelled=self.data is None), None)
+        if first is None or len(first[0][0]) != size:
+            raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
+        return first[0]
+
+    def judged(self, *, seconds: float, batch: int = 1) -> Iterator[Arrays]:
+        """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
+
+        Args:
+            seconds: After which there is no further unlabelled sample.
+            batch: Unlabelled samples in a run, where the files leave that free.
+        """
+        fixed, end = self.fixed_batch, time.monotonic() + seconds
+        if self.labelled is not None:
+            yield from self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True, most=sys.maxsize)
+            return
+        for arrays, _ in self._read(self.data, fixed or batch):
+            yield arrays, None
+            if time.monotonic() > end:
+                return
+
+    def _read(
+        self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
+    ) -> Iterator[Arrays]:
+        samples = open_samples(
+            self.specs,
+            source,
+            labelled=labelled,
+            preprocessing=self.preprocessing,
+            said=self.said,
+            batch=size,
+            count=JUDGED_NOISE,
+            seed=self.seed,
+        )
+        return read(samples, size, most, whole=self.fixed_batch is not None)
+
+
+def _noise(specs: Sequence[TensorSpec], batch: int, samples: int, seed: int) -> Iterator[Batch]:
     import torch
 
     from optimize.data import Batch
 
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     for _ in range(-(-samples // batch)):
         yield Batch(tuple(map(torch.from_numpy, draw(specs, batch, generator))))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,7 +40,7 @@ _RECOVERED_DB = 10.0
 #: ... which counts as this where it is nearer than INT8 gets anyway.
 _INTEGER_DB = 40.0
 
-State = Literal["ok", "wrong", "follows", "recovers"]
+State = Literal["ok", "wrong", "follows", "recovers", "not judged"]
 _EMULATED = (
     "Values between inputs and outputs were computed operator by operator, with QuantizeLinear and DequantizeLinear as "
     "they stand; deployed, the runtime fuses them into integer kernels. The outputs are those of the unmodified files."
@@ -70,7 +70,8 @@ class Tensor:
             where they are equal.
         state: ``wrong`` (below the threshold, and nothing it is computed from is wrong); ``follows`` (below it, and
             computed from a value that goes wrong or follows); ``recovers`` (far off, and what is computed from it is
-            not: the file expresses this value differently); ``ok``.
+            not: the file expresses this value differently); ``ok``; or ``not judged``, where a file rounds and the
+            samples are noise.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Distances:
         tensors: One a shared value, in order of execution; empty where layers were not compared.
         layer_samples: Samples those were compared on.
         notes: What to know about the figures.
+        judged: Whether anything is said of them: not where a file rounds and the samples are noise.
     """
 
     outputs: tuple[Output, ...]
@@ -109,6 +111,7 @@ class Distances:
     tensors: tuple[Tensor, ...] = ()
     layer_samples: int = 0
     notes: tuple[str, ...] = ()
+    judged: bool = True
 
     @property
     def wrong(self) -> list[Tensor]:
@@ -156,18 +159,21 @@ def compare(
     Raises:
         Refused: The files are not of one model, cannot be run, or ``layers`` is asked of other files than ONNX.
     """
+    judged = not (given.synthetic and any(side.subject.artifact.is_rounded for side in (first, second)))
     values = [_values(side) for side in (first, second)] if layers else []
     outputs, top1, samples = _outputs(first, second, given, progress)
     if not layers:
-        return Distances(outputs, top1, samples, threshold_db)
+        return Distances(outputs, top1, samples, threshold_db, judged=judged)
     pairs, distances, others, seen = _between((first, second), values, given, progress)
     tensors = _tensors(values[1], pairs, distances, threshold_db)
-    notes = [_EMULATED, *_fused_note(outputs, tensors, threshold_db)]
+    notes = [_EMULATED, *(_fused_note(outputs, tensors, threshold_db) if judged else ())]
+    if not judged:
+        tensors = tuple(replace(tensor, state="not judged") for tensor in tensors)
     if others:
         notes.append(f"Not compared, because the shapes differ: {', '.join(others)}.")
     if any(tensor.basis == "position" for tensor in tensors):
         notes.append("No name is the same in both files: layers were matched by their place among the weighted ones.")
-    return Distances(outputs, top1, samples, threshold_db, tensors, seen, tuple(notes))
+    return Distances(outputs, top1, samples, threshold_db, tensors, seen, tuple(notes), judged)
 
 
 def _values(side: Side) -> FileValues:

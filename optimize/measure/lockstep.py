@@ -130,6 +130,8 @@ class _Cell(Generic[S]):
 
 #: Starts the processes of some subjects in an order, and ends them; they are yielded in the order of the subjects.
 Starting = Callable[[Sequence[S], Sequence[int]], AbstractContextManager[Any]]
+#: Judges what subjects answer, in their sessions, and records it.
+Judging = Callable[[Sequence[tuple[Track[S], Session]]], None]
 #: Returns what one run of a subject takes in a scenario.
 Feeding = Callable[[S, Scenario], Sequence[np.ndarray]]
 
@@ -142,7 +144,7 @@ def lockstep(
     feed: Feeding[S],
     decided: Callable[[Runs[S]], bool] = lambda runs: False,
     meter: EnergyMeter | None = None,
-    answers: bool = False,
+    judging: Judging[S] | None = None,
     progress: Progress = silent,
 ) -> Runs[S]:
     """Time every subject in every scenario.
@@ -154,13 +156,13 @@ def lockstep(
         feed: Makes their inputs.
         decided: Told everything measured so far after every round; True ends the measurement.
         meter: What counts energy.
-        answers: Whether to keep what each subject returns for its first scenario, asked when its rounds are over.
+        judging: Looks at what they answer, when the rounds of the first restart are over.
         progress: Told how much of the rounds or of the time is used.
 
     Raises:
         WorkerFailed: A worker crashed, hung or refused, and all stop together.
     """
-    return _Measurement(Runs(list(tracks)), plan, start, feed, decided, meter, answers, progress).run()
+    return _Measurement(Runs(list(tracks)), plan, start, feed, decided, meter, judging, progress).run()
 
 
 @dataclass
@@ -173,7 +175,7 @@ class _Measurement(Generic[S]):
     feed: Feeding[S]
     decided: Callable[[Runs[S]], bool]
     meter: EnergyMeter | None
-    answers: bool
+    judging: Judging[S] | None
     progress: Progress
     uncounted_s: float = 0.0
 
@@ -206,7 +208,12 @@ class _Measurement(Generic[S]):
             share_s = left_s / max((self.plan.shares or self.plan.restarts) - number, 1)
             found = self._rounds(cells, number, begin, share_s, left_s)
             for track, session in pairs:
-                self._finish(track, session)
+                peak = session.peak_memory_bytes() if session.failure is None else None
+                track.starts[-1] = replace(track.starts[-1], peak_memory_bytes=peak)
+            if self.judging and not number:
+                self.judging(pairs)
+            for track, session in pairs:
+                track.failure = session.failure
         return found
 
     def _warm_up(self, track: Track[S], session: Session, number: int) -> list[_Cell[S]]:
@@ -287,16 +294,6 @@ class _Measurement(Generic[S]):
                     place=place,
                 )
             )
-
-    def _finish(self, track: Track[S], session: Session) -> None:
-        """Record how a process ended, and what it answers."""
-        peak = session.peak_memory_bytes() if session.failure is None else None
-        track.starts[-1] = replace(track.starts[-1], peak_memory_bytes=peak)
-        scenario = next(iter(self._scenarios(track)), None)
-        if self.answers and track.outputs is None and scenario is not None and session.failure is None:
-            with self._recorded():
-                track.outputs = session.outputs(self.feed(track.subject, scenario))
-        track.failure = session.failure
 
     def _recorded(self) -> AbstractContextManager[None]:
         """Let the others go on where one fails: its session says why, which is recorded when the restart ends."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from optimize.distances import CAP_DB
 from optimize.errors import Refused, VerificationFailed
 from optimize.measure.accuracy import Accuracy, AccuracyMeter, Metric, accuracy_meter
 from optimize.measure.agreement import Agreement, AgreementMeter
@@ -54,28 +55,34 @@ class _Judge:
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
     failure: str | None = None
     digest: str | None = None
+    rounded: bool = False
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = self.session.outputs(self.subject.arranged(inputs) if self.subject else inputs)
         self.digest = self.digest or digest(found)
         return found
 
-    def update(self, expected: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: np.ndarray | None) -> None:
+    def update(
+        self, expected: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: np.ndarray | None, *, counted: bool
+    ) -> None:
         if self.failure is not None:
             return
         try:
             found = self.outputs(inputs)
-            self.agreement.update(expected, found)
+            (self.agreement if counted else AgreementMeter()).update(expected, found)
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
             return
         if labels is not None:
             self.accuracy.update(expected, found, labels)
 
-    def result(self) -> Quality:
+    def result(self, *, judged: bool = True) -> Quality:
         if self.failure is not None:
             return Quality(failure=self.failure, digest=self.digest)
-        return Quality(self.agreement.result(), self.accuracy.result(), digest=self.digest)
+        agreement = self.agreement.result()
+        if agreement is not None:
+            agreement = replace(agreement, judged=judged or agreement.sqnr_db >= CAP_DB)
+        return Quality(agreement, self.accuracy.result(), digest=self.digest)
 
 
 def judge(
@@ -85,8 +92,13 @@ def judge(
     subjects: Sequence[Subject] = (),
     metric: Metric | None = None,
     compare_only: bool = False,
+    noise: bool = False,
+    more_noise: Iterable[Batch] = (),
 ) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
+
+    What a file that rounds answers to noise is no judgement of it (``Agreement.judged``): where there is data it does
+    not count, where there is none it is marked.
 
     Args:
         fleet: The sessions of the loaded artifacts, the baseline first.
@@ -94,24 +106,37 @@ def judge(
         subjects: What takes the inputs in an order and types of its own, one a session; none where all take them alike.
         metric: The user's own metric in place of accuracy.
         compare_only: Read no further once nobody is left to compare with the first.
+        noise: Whether the batches are made up.
+        more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
     """
     pairs = itertools.zip_longest(fleet, subjects)
-    baseline, *others = (_Judge(*pair, accuracy_meter(metric), failure=pair[0].failure) for pair in pairs)
-    for inputs, labels in batches:
+    baseline, *others = (
+        _Judge(session, subject, accuracy_meter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
+        for session, subject in pairs
+    )
+    rounded = [entry.rounded or baseline.rounded for entry in others]
+    for made_up, (inputs, labels) in _marked(batches, more_noise, noise=noise):
         try:
             expected = baseline.outputs(inputs)
         except WorkerFailed as error:
             return _without_baseline(str(error), len(others))
         if labels is not None:
             baseline.accuracy.update(expected, expected, labels)
-        for entry in others:
-            entry.update(expected, inputs, labels)
+        for entry, rounds in zip(others, rounded, strict=True):
+            entry.update(expected, inputs, labels, counted=noise or not (made_up and rounds))
         if compare_only and all(entry.failure for entry in others):
             break
-    return (baseline.result(), *(entry.result() for entry in others))
+    judged = (not (noise and rounds) for rounds in rounded)
+    return (baseline.result(), *(entry.result(judged=told) for entry, told in zip(others, judged, strict=True)))
+
+
+def _marked(batches: Iterable[Batch], more: Iterable[Batch], *, noise: bool) -> Iterator[tuple[bool, Batch]]:
+    """Yield the batches, each with whether it is made up."""
+    yield from ((noise, batch) for batch in batches)
+    yield from ((True, batch) for batch in more)
 
 
 def judge_elsewhere(
@@ -120,6 +145,7 @@ def judge_elsewhere(
     batches: Iterable[Batch],
     *,
     subjects: Sequence[Subject] = (),
+    noise: bool = False,
     progress: Progress | None = None,
 ) -> list[dict[str, Quality]]:
     """Compare artifacts on emulated processors with what the first of them answers on this one, on a few samples.
@@ -129,6 +155,7 @@ def judge_elsewhere(
         artifacts: The original first.
         batches: As for :func:`judge`, which reads them; small ones, of which `MOST_EMULATED` samples are taken.
         subjects: As for :func:`judge`, one an artifact.
+        noise: As for :func:`judge`.
         progress: Told how many are loaded.
 
     Returns:
@@ -142,7 +169,7 @@ def judge_elsewhere(
     order, where = [0, *(place for place, _ in places)], ["", *("" if cpu == HERE else cpu for _, cpu in places)]
     with Fleet([artifacts[place] for place in order], emulated=where, progress=progress) as fleet:
         alike = [subjects[place] for place in order] if subjects else ()
-        original, *found = judge(fleet, _few(batches), subjects=alike, compare_only=True)
+        original, *found = judge(fleet, _few(batches), subjects=alike, compare_only=True, noise=noise)
     if original.failure:
         raise Refused(f"What emulated processors are compared with does not run here: {original.failure}.")
     told: list[dict[str, Quality]] = [{} for _ in artifacts[1:]]

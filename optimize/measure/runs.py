@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from optimize.measure.statistics import nested_interval
+
+if TYPE_CHECKING:
+    from optimize.measure.quality import Quality
 
 #: Of fields that one record holds and the benchmark's JSON leaves out.
 UNWRITTEN = Field(exclude=True)
@@ -131,7 +134,7 @@ class Track(Generic[S]):
         refusals: Why a scenario could not be run, by scenario.
         ran_on: Providers or devices its runtime says it uses.
         failure: Why it stopped; None when it did not.
-        outputs: Of one run of its first scenario; None where it could not be run or nobody asked.
+        quality: How it answers beside the first; None where it could not be run or nobody asked.
         missing: Protection against an untrusted file that this system lacks, in words.
     """
 
@@ -141,7 +144,7 @@ class Track(Generic[S]):
     refusals: dict[Scenario, str] = field(default_factory=dict)
     ran_on: tuple[str, ...] = ()
     failure: str | None = None
-    outputs: list[np.ndarray] | None = None
+    quality: Quality | None = None
     missing: tuple[str, ...] = ()
 
 

@@ -49,7 +49,7 @@ class Subject:
     @property
     def fixed_batch(self) -> int | None:
         """The only batch it takes; None where the batch is free."""
-        return _fixed(self.artifact.inputs)
+        return fixed_batch(self.artifact.inputs)
 
     def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return arrays that were made for the agreed inputs in this file's own order and types."""
@@ -84,7 +84,7 @@ class AgreedPair:
     @property
     def fixed_batch(self) -> int | None:
         """The only batch that both take; None where it is free."""
-        return _fixed(self.specs)
+        return fixed_batch(self.specs)
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def alike(one: TensorSpec, other: TensorSpec) -> bool:
     return all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(one.shape, other.shape, strict=True))
 
 
-def _fixed(specs: Sequence[TensorSpec]) -> int | None:
+def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     """Return the first batch that is a number."""
     return next((spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)), None)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimize import wording as form
+from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup
 from optimize.report.charts import Mark, Plot, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
@@ -35,8 +37,8 @@ def fastest(report: Report) -> Row | None:
 
 
 def agrees(row: Row) -> bool:
-    """Say whether a row's outputs are near the original's; one that was not compared counts as near."""
-    return row.agreement is None or row.agreement.sqnr_db >= DISAGREES_DB
+    """Say whether a row's outputs are near the original's; one that was not judged counts as near."""
+    return row.agreement is None or not row.agreement.judged or row.agreement.sqnr_db >= DISAGREES_DB
 
 
 def is_timed(row: Row) -> bool:
@@ -76,8 +78,8 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
         else seconds_cell(row.latency),
         "vs eager": ratio_cell(row.speedup),
         "vs best fp32": Cell(form.ratio(over_best_float32(report, row))),
-        "SQNR": Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
-        "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement else None)),
+        "SQNR": agreement_cell(row.agreement),
+        "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement and row.agreement.judged else None)),
         "Accuracy": _accuracy(row, baseline=row is report.baseline),
         "Peak memory": Cell(form.size(row.peak_memory_bytes)),
     }
@@ -112,12 +114,20 @@ def ratio_cell(found: Speedup | None) -> Cell:
     return Cell(form.ratio(found.ratio), form.interval(found.ratio, found.ci_low, found.ci_high)) if found else Cell()
 
 
+def agreement_cell(found: Agreement | None) -> Cell:
+    """Return how near outputs are; of noise that judges nothing the figure stands below that."""
+    if found is None or found.judged:
+        return Cell(form.decibels(found.sqnr_db if found else None))
+    return Cell("not judged", f"{form.decibels(found.sqnr_db)} on noise")
+
+
 def _accuracy(row: Row, *, baseline: bool) -> Cell:
     if row.accuracy is None:
         return Cell()
     found = row.accuracy
-    detail = "" if baseline else form.change(found.value - found.baseline, found.metric)
-    return Cell(form.score(found.value, found.metric), detail)
+    between = form.change_interval(found.difference_low, found.difference_high)
+    change = (form.change(found.value - found.baseline, found.metric), *(("\n", between) if between else ()))
+    return Cell(form.score(found.value, found.metric), "" if baseline else change)
 
 
 def _median_s(row: Row) -> float:
@@ -145,10 +155,10 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
         between = form.change_interval(found.difference_low, found.difference_high)
         detail = f"{between} at {form.score(found.value, found.metric)}, {form.plural(found.samples, 'sample')}".strip()
         return "Accuracy change", Cell(form.change(found.value - found.baseline, found.metric), detail)
-    detail = "accuracy was not measured" if row.agreement else "not measured"
+    cell, detail = agreement_cell(row.agreement), "accuracy was not measured" if row.agreement else "not measured"
     if row.agreement and row.agreement.top1 is not None:
         detail = f"top-1 agreement {form.share(row.agreement.top1)}"
-    return "Agreement with the original", Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None), detail)
+    return "Agreement with the original", cell if cell.detail else replace(cell, detail=detail)
 
 
 def timed(report: Report) -> list[tuple[int, Row, Latency]]:
@@ -198,7 +208,7 @@ def _quality(row: Row, *, scored: bool) -> float | None:
     """Return accuracy in percent where every row has it, else the agreement."""
     if scored:
         return 100 * row.accuracy.value if row.accuracy else None
-    return min(row.agreement.sqnr_db, _CEILING_DB) if row.agreement else None
+    return min(row.agreement.sqnr_db, _CEILING_DB) if row.agreement and row.agreement.judged else None
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:

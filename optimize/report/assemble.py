@@ -158,8 +158,10 @@ def _about_processors(row: Row) -> Iterator[str]:
 def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
     """Say which artifacts miss what was asked, are slower than their own target's float one, or disagree."""
     for row in rows:
-        if row.bound is not None and not row.bound.met:
+        if row.bound is not None and row.bound.met is False:
             yield f"{row.name} does not keep what was asked: {row.bound.wanted}; found {row.bound.found}."
+        elif row.bound is not None and row.bound.met is None:
+            yield f"{row.name}, {row.bound.wanted}: {row.bound.why}; found {row.bound.found}."
     for row in rows:
         yield from _about_processors(row)
     floats = {row.target: row for row in rows if row.precision == "float32" and row.latency}
@@ -172,5 +174,5 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
     for row in rows:
         least = FLOAT_DISAGREES_DB if row.precision == "float32" else DISAGREES_DB
-        if row.agreement is not None and row.agreement.sqnr_db < least:
+        if row.agreement is not None and row.agreement.judged and row.agreement.sqnr_db < least:
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."

@@ -12,22 +12,23 @@ from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
+from optimize.measure.feed import NOISE
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.measure.subjects import Subject
 from optimize.report import document as doc
-from optimize.report.artifacts import LOOK_HINT, ratio_cell, seconds_cell, short_status, status_text
+from optimize.report.artifacts import LOOK_HINT, agreement_cell, ratio_cell, seconds_cell, short_status, status_text
 from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis, short_count
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
 
 #: Columns a narrow terminal does without, in this order; the page has them all.
 FIRST_TO_GO = ("Ran on", "CPU a run", "p90", "Energy a run", "p99", "Peak memory", "Throughput", "p95", "Load", "SQNR")
-NOTE = (
+_NOTE = (
     "Median of all runs with its 95 % interval by a bootstrap over processes and rounds; 'vs first' is how many times "
     "faster, the median of the rounds' ratios, because files ran in turn. First call and load are medians over fresh "
-    "processes; SQNR is on noise."
+    "processes. "
 )
 _PERCENTILES = (90, 95, 99)
 #: Names that a title holds.
@@ -50,7 +51,7 @@ class BenchRow(StrictRecord):
         load_s: Importing the runtime and loading the file, median over processes.
         first_call_s: The first run of a process, median over processes.
         peak_memory_bytes: Largest resident memory of a process, runtime included.
-        agreement: With the first file's outputs on noise; None for that one.
+        agreement: With the first file's outputs; None for that one.
         scenarios: The figures and every sample.
         starts: Every process: its load time and warm-up runs.
     """
@@ -103,6 +104,7 @@ class BenchReport(SavedRecord):
         restarts: Sets of processes that were run.
         seconds: It took.
         inputs: What one run of the first scenario took, as text.
+        data: Where the samples came from; ``noise`` where none were given.
         device: What torch modules ran on.
         device_timing: Whether runs were timed by events on a device, or why not.
         energy: What counted energy, or why nothing did.
@@ -117,6 +119,7 @@ class BenchReport(SavedRecord):
     restarts: int
     seconds: float
     inputs: tuple[str, ...]
+    data: str = NOISE
     device: str
     device_timing: str
     energy: str
@@ -134,6 +137,7 @@ class BenchReport(SavedRecord):
         machine: Environment,
         command: str,
         *,
+        data: str = NOISE,
         device: str,
         energy: str,
     ) -> BenchReport:
@@ -148,6 +152,7 @@ class BenchReport(SavedRecord):
             restarts=outcome.restarts,
             seconds=round(outcome.seconds, 3),
             inputs=inputs,
+            data=data,
             device=device,
             device_timing=_device_timing(judged, device),
             energy=energy,
@@ -167,16 +172,16 @@ def tell_bench(report: BenchReport) -> doc.Document:
     """Return what a benchmark came to."""
     doubts = (doc.Item(doubt.about, (doubt.seen, " ", doc.Span(doubt.advice, "dim"))) for doubt in report.warnings)
     warnings = doc.Items(tuple(doubts), title="Warnings", tone="warn")
-    names = [row.name for row in report.rows]
+    names, note = [row.name for row in report.rows], _NOTE + _about_answers(report)
     events, energy = f"Device events: {report.device_timing}.", f"Energy: {report.energy}."
     sections = (
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
         *_scenarios(report),
-        doc.Text(NOTE, "dim", on=doc.PAGES),
+        doc.Text(note, "dim", on=doc.PAGES),
         doc.Charts(tuple(_sweeps(report)), tuple(names), title="Throughput"),
         files(report),
-        doc.Text(NOTE, "dim", on=("console",)),
+        doc.Text(note, "dim", on=("console",)),
         doc.Facts(tuple(left_out(report)), " – ", "warn", title="Left out, and why"),
         doc.Text(f"{events} {energy}", "dim", on=("console",)),
         doc.only(warnings, "console"),
@@ -192,6 +197,13 @@ def tell_bench(report: BenchReport) -> doc.Document:
         heading=f"Benchmark of {title}",
         record=("bench.json", report.model_dump_json()),
     )
+
+
+def _about_answers(report: BenchReport) -> str:
+    """Return what the SQNR is worth."""
+    if report.data != NOISE:
+        return f"SQNR is on {report.data}."
+    return "SQNR is on noise, on which a file that rounds is not judged: give --data."
 
 
 def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
@@ -302,7 +314,7 @@ def facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
     limit = [f"{plan.runs} runs" if plan.runs else "", form.seconds(plan.budget_s) if plan.budget_s else ""]
     steps = [start.clock_step_s for row in report.rows for start in row.starts if start.clock_step_s]
     own = (
-        ("Inputs", ", ".join(report.inputs)),
+        ("Inputs", f"{', '.join(report.inputs)}, {report.data}"),
         ("Restarts", f"{report.restarts} of {plan.restarts}"),
         ("Asked for", " or ".join(filter(None, limit))),
         ("Took", form.seconds(report.seconds)),
@@ -345,7 +357,7 @@ def _file_cells(row: BenchRow) -> dict[str, doc.Cell]:
         "Load": doc.Cell(form.seconds(row.load_s)),
         "First call": doc.Cell(form.seconds(row.first_call_s)),
         "Peak memory": doc.Cell(form.size(row.peak_memory_bytes)),
-        "SQNR": doc.Cell(form.decibels(row.agreement.sqnr_db if row.agreement else None)),
+        "SQNR": agreement_cell(row.agreement),
         "Ran on": doc.Cell(", ".join(row.ran_on) or form.MISSING),
     }
 

@@ -13,7 +13,7 @@ from optimize import wording as form
 from optimize.errors import Refused, UsageError
 from optimize.measure import layers as measured
 from optimize.measure.feed import open_samples
-from optimize.measure.layers import Distance, Distances, State, Tensor
+from optimize.measure.layers import Distance, Distances, Output, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair
 from optimize.progress import Progress
@@ -36,6 +36,7 @@ _LOOKS: dict[State, tuple[doc.Tone, int, str]] = {
     "wrong": ("bad", 5, "goes wrong"),
     "follows": ("warn", 3, "follows"),
     "recovers": ("dim", 0, "recovers"),
+    "not judged": ("", 0, "not judged"),
 }
 
 
@@ -109,6 +110,7 @@ def compare_here(
     input_shape: str | None,
     preprocessing: dict[str, str],
     threshold_db: float,
+    asked: bool,
     trust: bool,
     command: str,
 ) -> dict[str, Any]:
@@ -124,6 +126,7 @@ def compare_here(
         input_shape: Sizes of one sample, where neither file says them.
         preprocessing: Words of ``--preprocess`` for image folders, as text.
         threshold_db: SQNR below which a value is marked.
+        asked: Whether the user asks for that, so that something must be judged.
         trust: Run whatever code the files hold.
         command: The command line, for the record.
     """
@@ -134,6 +137,8 @@ def compare_here(
     samples = open_samples(pair.specs, data, preprocessing=preprocessing, said=pair.preprocess, batch=size)
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
+    if asked and samples.synthetic and any(entry.artifact.is_rounded for entry in pair.models):
+        raise UsageError(f"--threshold {threshold_db:g}: {form.NOT_JUDGED}.", hint="Add --data.")
     found = measured.compare(*sides, samples, layers=layers, threshold_db=threshold_db, progress=tell)
     files = [
         ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
@@ -182,14 +187,15 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
 
 
 def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
-    judged = doc.Text(verdict(found), "bad" if found.first_wrong else "good") if found.tensors else None
+    tone: doc.Tone = ("bad" if found.first_wrong else "good") if found.judged else "warn"
+    judged = doc.Text(verdict(found), tone) if found.tensors or not found.judged else None
     yield doc.only(judged, "html") if judged else None
     outputs = [
         (
             output.name,
-            doc.Cell(_level(output.distance), tone="bad" if output.distance.sqnr_db < found.threshold_db else "good"),
+            doc.Cell(_level(output.distance), tone=_tone(output, found)),
             form.error(output.distance.max_abs_error),
-            form.share(found.top1) if output is found.outputs[0] else "",
+            form.share(found.top1 if found.judged else None) if output is found.outputs[0] else "",
         )
         for output in found.outputs
     ]
@@ -209,6 +215,12 @@ def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | Non
         yield doc.Text(note, "dim")
 
 
+def _tone(output: Output, found: Distances) -> doc.Tone:
+    if not found.judged:
+        return ""
+    return "bad" if output.distance.sqnr_db < found.threshold_db else "good"
+
+
 def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
     """Return a line a compared value; a page says of each what it is and its largest error, too."""
     columns = ("Layer", "SQNR", "", "Inputs", *(("Max error",) if paged else ()), " ", "First", "Second")
@@ -220,7 +232,7 @@ def _values(tensors: Sequence[Tensor], *, paged: bool = False) -> doc.Grid:
 
 
 def _cells(tensor: Tensor, *, paged: bool) -> Iterator[doc.Cell | None]:
-    distance, plain = tensor.distance, tensor.state == "ok"
+    distance, plain = tensor.distance, tensor.state in ("ok", "not judged")
     about = f"{tensor.op}, value {tensor.name}{', stored as integers' if tensor.stored else ''}"
     yield doc.Cell(tensor.layer, about if paged else "", "strong" if plain else "")
     yield doc.Cell(_level(tensor.distance))
@@ -242,6 +254,8 @@ def _basis(record: FileComparison) -> str:
 
 def verdict(found: Distances) -> str:
     """Return where it goes wrong, in one paragraph."""
+    if not found.judged:
+        return f"{form.NOT_JUDGED[:1].upper()}{form.NOT_JUDGED[1:]} (--data)."
     wrong, limit = found.first_wrong, form.decibels(found.threshold_db)
     recovering = _counted(found, "recovers", ": the second file expresses {} differently")
     if wrong is None:
@@ -279,8 +293,8 @@ def plot(found: Distances) -> Plot | None:
     limit = Mark(
         "limit", ((0.0, threshold), (across.high, threshold)), label=f"threshold {form.decibels(found.threshold_db)}"
     )
-    marks = (limit, Mark("curve", tuple(places)), *dots)
-    legend = tuple((hue, name) for _, hue, name in _LOOKS.values())
+    marks = (*((limit,) if found.judged else ()), Mark("curve", tuple(places)), *dots)
+    legend = tuple((hue, name) for state, (_, hue, name) in _LOOKS.items() if found.judged == (state != "not judged"))
     upwards = linear_axis(low, high, title="dB, filled: stored as integers")
     return Plot("SQNR of every value in order of execution", across, upwards, marks, 340.0, legend, is_large=True)
 

@@ -309,6 +309,7 @@ class Report(SavedRecord):
         for row in self.rows:
             faster = f"{row.speedup.ratio:.2f} x as fast as eager" if row.speedup else ""
             level = f"{row.agreement.sqnr_db:.1f} dB" if row.agreement else ""
+            level = level if row.agreement is None or row.agreement.judged else f"not judged ({level} on noise)"
             right = f"{row.accuracy.metric} {row.accuracy.value:.4f}" if row.accuracy else ""
             told = [faster, level, right] if row.status == "measured" else [f"{row.status}: {row.reason}"]
             lines.append(f"  {row.name}: {', '.join(filter(None, told))}")

@@ -234,8 +234,12 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
         peak_memory_bytes=both(lambda entry: entry.row.peak_memory_bytes),
         accuracy=(left.value if left and metric else None, right.value if right and metric else None),
         metric=metric,
-        sqnr_db=both(lambda entry: entry.row.agreement and entry.row.agreement.sqnr_db),
+        sqnr_db=both(lambda entry: _judged_db(entry.row)),
     )
+
+
+def _judged_db(row: Row | BenchRow) -> float | None:
+    return row.agreement.sqnr_db if row.agreement and row.agreement.judged else None
 
 
 def _ratio(one: Entry, other: Entry) -> Speedup | None:

@@ -22,7 +22,8 @@ NOTE = (
     "Each artifact was loaded in its own process and run in turn with the others. Latency is the median of all runs "
     "with its 95 % interval; speed-up is the median of the paired rounds' ratios. The intervals hold for these "
     "processes; a restart moves a ratio by about half a percent. SQNR and top-1 agreement compare its outputs with the "
-    "original's."
+    "original's. An accuracy's change is in points, minus where something was lost, with the 95 % interval for paired "
+    "samples."
 )
 LAYER_NOTE = (
     "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
@@ -223,7 +224,7 @@ def coverage_summary(row: Row) -> str:
         return ""
     left = form.plural(len(row.coverage.left_float), "operator")
     placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
-    bound = f"; {row.bound.wanted} {'kept' if row.bound.met else 'MISSED'}: {row.bound.found}" if row.bound else ""
+    bound = f"; {row.bound.wanted}: {row.bound.verdict}: {row.bound.found}" if row.bound else ""
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
 
 

@@ -199,6 +199,11 @@ class Artifact:
     cpu: str = ""
     preprocess: str = ""
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it computes with fewer bits than float32, as far as the file tells."""
+        return bool(self.cpu) or self.precision not in ("", "float32", "float64")
+
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimize.measure.agreement import AgreementMeter
 from optimize.measure.lockstep import Plan
+from optimize.measure.quality import Quality
 from optimize.measure.runs import Block, Runs, Scenario, Start, Track, WarmUp
 from optimize.measure.subjects import Subject
 from optimize.targets.base import Artifact
@@ -43,10 +45,17 @@ def track(name: str, found: dict[Scenario, list[Block]], output: float | None = 
         Subject(name, "ONNX", artifact, places=(0,)),
         found,
         [Start(number, 0.05, warm_ups, 5e-8, 50_000_000) for number in numbers],
-        outputs=None if output is None else [np.full((1, 4), output, np.float32)],
+        quality=None if output is None else answering(output),
         ran_on=("CPUExecutionProvider",),
         **fields,
     )
+
+
+def answering(output: float) -> Quality:
+    """Returns how outputs of one value are beside outputs of one."""
+    meter = AgreementMeter()
+    meter.update([np.ones((1, 4), np.float32)], [np.full((1, 4), output, np.float32)])
+    return Quality(meter.result())
 
 
 def noisy(median_s: float, rounds: int, runs: int = 5, seed: int = 0) -> list[list[float]]:

@@ -8,11 +8,13 @@ import pytest
 from optimize import processor
 from optimize.bench.doubts import Doubt, doubts
 from optimize.bench.figures import figures
+from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
+from optimize.measure.quality import Quality
 from optimize.measure.runs import Runs, Scenario
 from optimize.processor import described
-from tests.bench.conftest import blocks, noisy, track
+from tests.bench.conftest import answering, blocks, noisy, track
 
 QUIET = Environment(cpu="c", cores=8, memory_bytes=1, system="s", python="3", load_average=(0.1, 0.1, 0.1))
 
@@ -83,9 +85,14 @@ def test_another_provider_than_asked(outcome: Runs, plan: Plan) -> None:
 
 @pytest.mark.parametrize("output", [2.0, -1.0])
 def test_outputs_of_another_model(outcome: Runs, plan: Plan, output: float) -> None:
-    outcome.tracks[1].outputs = [np.full((1, 4), output, np.float32)]
+    outcome.tracks[1].quality = answering(output)
     (entry,) = found(outcome, plan)
     assert entry.kind == "outputs" and "optimize compare slow.onnx fast.onnx" in entry.advice
+
+
+def test_noise_that_judges_nothing_raises_no_doubt(outcome: Runs, plan: Plan) -> None:
+    outcome.tracks[1].quality = Quality(Agreement(0.5, 1.0, None, judged=False))
+    assert kinds(outcome, plan) == []
 
 
 def test_drift(outcome: Runs, plan: Plan) -> None:

@@ -2,22 +2,31 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from optimize.bench.figures import figures
-from optimize.bench.rounds import limits, run, scenario_inputs, sweep
+from optimize.bench.rounds import limits, put_through, sweep
+from optimize.bench.rounds import run as run_asked
+from optimize.errors import Refused
 from optimize.measure import lockstep
 from optimize.measure.energy import EnergyMeter
 from optimize.measure.lockstep import RUNS, Plan, samples_in_a_run
-from optimize.measure.runs import Scenario
+from optimize.measure.runs import Runs, Scenario
 from optimize.measure.subjects import Subject
 from optimize.measure.worker import WARM_UP_KEPT
 from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Subject]
 pytestmark = pytest.mark.usefixtures("short_warm_up")
+
+
+def run(subjects: list[Subject], plan: Plan, data: str | None = None, **more: Any) -> Runs:
+    return run_asked(subjects, plan, put_through(subjects, data, {}), **more)
 
 
 class Counter(EnergyMeter):
@@ -39,7 +48,7 @@ def test_every_run_is_kept(subject: Make, monkeypatch: pytest.MonkeyPatch) -> No
     outcome = run([subject("a"), subject("b", sleep_s=0.001)], plan, meter=Counter())
     assert outcome.restarts == 2
     for track in outcome.tracks:
-        assert track.failure is None and len(track.starts) == 2 and track.outputs is not None
+        assert track.failure is None and len(track.starts) == 2 and track.quality is not None
         for scenario in plan.scenarios:
             found = track.blocks[scenario]
             assert {block.restart for block in found} == {0, 1}
@@ -123,11 +132,34 @@ def test_everybody_gets_the_same_numbers_in_its_own_order_and_type() -> None:
     x, half = TensorSpec("x", ("n", 4), "float32"), TensorSpec("x", ("n", 4), "float16")
     ids = TensorSpec("ids", ("n", 6), "int64", tokens=30)
     one, other = taking((0, 1), x, ids), taking((1, 0), ids, half)
-    (a, tokens), (same, b) = (scenario_inputs(entry, Scenario(3), seed=5) for entry in (one, other))
+    (a, tokens), (same, b) = (
+        entry.arranged(put_through([one, other], None, {}, seed=5).timed(3)) for entry in (one, other)
+    )
     assert a.shape == (3, 4) and b.dtype == np.float16
     np.testing.assert_array_equal(tokens, same)
     np.testing.assert_array_equal(a.astype(np.float16), b)
     assert tokens.max() > 1 and tokens.max() < 30
+
+
+def test_what_is_run_and_compared_is_the_users_data(subject: Make, tmp_path: Path) -> None:
+    """A file that rounds is judged on it, and not on noise."""
+    first, rounded = subject("a"), subject("b", factor=0.9)
+    rounded = replace(rounded, artifact=replace(rounded.artifact, precision="int8"))
+    x = np.arange(60, dtype=np.float32).reshape(20, 3)
+    np.save(tmp_path / "x.npy", x)
+    data, plan = str(tmp_path / "x.npy"), Plan((Scenario(), Scenario(8)), restarts=1, runs=3)
+    asked = put_through([first, rounded], data, {})
+    np.testing.assert_array_equal(asked.timed(8)[0], x[:8])
+    found = run([first, rounded], plan, data).tracks[1].quality
+    assert found and found.agreement and found.agreement.judged and found.agreement.top1 == 1.0
+    assert round(found.agreement.sqnr_db, 2) == 20.0
+    found = run([first, rounded], plan).tracks[1].quality
+    assert found and found.agreement and not found.agreement.judged and round(found.agreement.sqnr_db, 2) == 20.0
+    equal = replace(first, artifact=replace(first.artifact, precision="int8"))
+    found = run([first, equal], plan).tracks[1].quality
+    assert found and found.agreement and found.agreement.judged  # equal answers are a proof on noise too
+    with pytest.raises(Refused, match="fewer samples than a batch of 32"):
+        run([first, rounded], Plan((Scenario(32),), restarts=1, runs=3), data)
 
 
 def test_a_sweep_varies_one_thing_at_a_time() -> None:

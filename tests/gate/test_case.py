@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from optimize import processor
 from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
-from optimize.gate.models import NOISE_SAMPLES
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
+from optimize.measure.accuracy import accuracy_meter
+from optimize.measure.feed import JUDGED_NOISE
 from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
 from optimize.measure.quality import Batch
@@ -75,7 +77,7 @@ def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(
     models(base={}, candidate={"factor": 1.5})
     found = check(tmp_path)
     assert found.verdict is Verdict.FAIL and found.time is None
-    assert found.reason == "the outputs agree to 6.0 dB; 20 dB are asked for"
+    assert found.reason == "the outputs agree to 6.0 dB, asked: at least 20 dB"
     assert check(tmp_path, min_sqnr=30).findings[0].limit == "at least 30 dB"
 
 
@@ -93,8 +95,46 @@ def test_accuracy_decides_where_there_are_labels(tmp_path: Path, models: Models,
     found = check(tmp_path, eval=str(tmp_path / "eval.npz"))
     assert found.verdict is Verdict.PASS and found.accuracy and found.accuracy.drop == 0.0  # far apart, equally right
     found = check(tmp_path, "wrong", eval=str(tmp_path / "eval.npz"), max_drop=2.0)
-    assert found.verdict is Verdict.FAIL and found.reason == "top1 falls by 100.00 points; 2 are allowed"
+    assert found.verdict is Verdict.FAIL and found.reason.startswith("top1 −100.00 points [−100.00, ")
+    assert found.reason.endswith("], asked: at most 2 points lost")
     assert found.time is None
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(2, "inconclusive"), (30, "fail"), (0, "pass")])
+def test_points_that_few_labels_cannot_tell_are_inconclusive(
+    wrong: int, verdict: str, tmp_path: Path, models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 180 pictures is half a point: two of them fail no build, and pass none."""
+    real = cases.judge
+
+    def judge(*given: Any, **asked: Any) -> object:
+        base, found = real(*given, **asked)
+        meter, labels = accuracy_meter(), np.zeros(180, np.int64)
+        answers = np.eye(2)[(np.arange(180) < wrong).astype(int)]
+        meter.update([np.eye(2)[labels]], [answers], labels)
+        return base, replace(found, accuracy=meter.result())
+
+    monkeypatch.setattr(cases, "judge", judge)
+    np.savez(tmp_path / "eval.npz", x=np.eye(3, dtype=np.float32), y=np.arange(3))
+    measured(1.0)
+    models(base={}, candidate={})
+    found = check(tmp_path, eval=str(tmp_path / "eval.npz"))
+    (accuracy,) = [entry for entry in found.findings if entry.metric == "accuracy"]
+    assert found.verdict is accuracy.verdict is Verdict(verdict) and "points [" in accuracy.found
+    if verdict == "inconclusive":
+        assert "cannot be told with 180 labels: give about" in found.reason
+        assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 3
+
+
+def test_noise_judges_no_file_that_rounds(tmp_path: Path, models: Models, measured: Models, made_for: Models) -> None:
+    measured(1.0)
+    models(base={}, candidate={"factor": 2.0})
+    made_for(candidate="any")
+    found = check(tmp_path)
+    assert found.verdict is Verdict.WARN and "not judged" in found.reason and found.time is not None
+    assert check(tmp_path, min_sqnr=10).verdict is Verdict.INCONCLUSIVE
+    np.save(tmp_path / "x.npy", np.ones((9, 3), np.float32))
+    assert check(tmp_path, data=str(tmp_path / "x.npy")).verdict is Verdict.FAIL
 
 
 def test_slower_fails_and_says_by_how_much(tmp_path: Path, models: Models, measured: Models) -> None:
@@ -131,7 +171,7 @@ def test_latency_and_throughput(tmp_path: Path, models: Models, measured: Models
 
 
 def test_a_candidate_that_crashes_fails(tmp_path: Path, models: Models) -> None:
-    models(base={}, candidate={"dies_at": NOISE_SAMPLES + 1})
+    models(base={}, candidate={"dies_at": JUDGED_NOISE + 1})
     found = check(tmp_path)
     assert found.verdict is Verdict.FAIL
     assert found.reason.startswith("the candidate does not run: ") and found.reason.endswith("killed by SIGABRT")
@@ -164,10 +204,10 @@ def test_the_other_cases_of_a_suite_are_judged(
     measured(1.0)
     real = cases.judge
 
-    def judge(fleet: Fleet, batches: Iterable[Batch], *, subjects: Sequence[Subject], compare_only: bool) -> object:
+    def judge(fleet: Fleet, batches: Iterable[Batch], *, subjects: Sequence[Subject], **asked: Any) -> object:
         if subjects[1].kind == "arithmetic" and "1.json" in str(subjects[1].artifact.path):
             raise WorkerFailed("block: the worker was killed by SIGSEGV", place=1)
-        return real(fleet, batches, subjects=subjects, compare_only=compare_only)
+        return real(fleet, batches, subjects=subjects, **asked)
 
     monkeypatch.setattr(cases, "judge", judge)
     pairs = tuple(Case(base="base", candidate=name) for name in ("good", "bad"))
@@ -219,5 +259,5 @@ def test_the_candidate_answers_on_other_processors_too(tmp_path: Path, models: M
     labelled = check(tmp_path, verify_on=("avx2",), eval=str(tmp_path / "eval.npz"))
     assert labelled.verdict is Verdict.PASS and labelled.findings[1].limit == "at least -7 dB"
     assert found.verdict is Verdict.FAIL and found.reason.endswith(
-        "on avx2 the outputs agree to 20.0 dB; 21 dB are asked for"
+        "on avx2 the outputs agree to 20.0 dB, asked: at least 21 dB"
     )

@@ -1,6 +1,7 @@
 """Files to compare: a reference network in float and INT8, and ways to spoil or disguise one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,12 +75,11 @@ def compared_sides(
     first: Side, second: Side, *, layers: bool = False, threshold_db: float = 20.0, input_shape: str | None = None,
     data: str | None = None,
 ) -> Distances:  # fmt: skip
-    """Compares two opened files."""
+    """Compares two opened files, on noise that stands for data where none is given."""
     pair = agreed_pair(first.subject, second.subject, input_shape)
     sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
-    return compare(
-        *sides, open_samples(pair.specs, data, batch=pair.fixed_batch or 1), layers=layers, threshold_db=threshold_db
-    )
+    samples = replace(open_samples(pair.specs, data, batch=pair.fixed_batch or 1), synthetic=False)
+    return compare(*sides, samples, layers=layers, threshold_db=threshold_db)
 
 
 def save_onnx(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> Path:

@@ -1,8 +1,9 @@
 """What is asked of a deployed file, and whether it keeps that."""
 
+import numpy as np
 import pytest
 
-from optimize.measure.accuracy import Accuracy
+from optimize.measure.accuracy import Accuracy, accuracy_meter
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import Bound
 from optimize.measure.quality import Quality
@@ -24,7 +25,7 @@ def test_points_of_a_users_metric_are_its_own_unit() -> None:
 
 def test_decibels_and_both_together() -> None:
     found = Bound(max_drop=0.5, min_sqnr_db=35).check(quality(0.9))
-    assert (found.wanted, found.found) == ("at most 0.5 points lost, at least 35 dB", "0.00 points, 30.0 dB")
+    assert (found.wanted, found.found) == ("at most 0.5 points lost, at least 35 dB", "±0.00 points, 30.0 dB")
     assert not found.met and Bound(min_sqnr_db=30).check(quality(0.1)).met
 
 
@@ -35,3 +36,81 @@ def test_what_was_not_judged_does_not_keep_a_bound() -> None:
 
 def test_the_bound_reads_like_the_command_line() -> None:
     assert Bound(0.5, 30).option == "--max-drop 0.5 --min-sqnr 30" and Bound().option == ""
+
+
+def judged(lost: int, gained: int, samples: int, right: float = 0.9) -> Quality:
+    """What a file does that answers so many labels otherwise than the original, which is right on a share of them."""
+    expected, labels = np.zeros(samples, np.int64), np.zeros(samples, np.int64)
+    expected[: samples - round(right * samples)] = 1
+    found = expected.copy()
+    found[:gained], found[samples - lost :] = 0, 1
+    meter = accuracy_meter()
+    meter.update([np.eye(2)[expected]], [np.eye(2)[found]], labels)
+    return Quality(Agreement(30.0, 0.1, None), meter.result())
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "samples", "most", "met"),
+    [
+        (1, 0, 180, 0.5, None),  # one picture of 180 is 0.56 points and tells nothing of half a point
+        (2, 0, 180, 1.0, None),
+        (1, 1, 180, 1.0, None),
+        (0, 0, 180, 0.5, True),  # nothing was lost
+        (0, 0, 16, 0.0, True),
+        (2, 1, 180, 2.0, True),  # surely less than twice of it
+        (12, 0, 180, 0.5, False),
+        (8, 0, 180, 1.0, False),
+        (100, 20, 10_000, 0.5, False),
+        (60, 20, 10_000, 0.5, True),
+        (400, 340, 10_000, 0.5, False),
+        (400, 380, 10_000, 0.5, True),
+        (4, 0, 10_000, 0.0, None),
+    ],
+)
+def test_a_bound_is_told_where_the_samples_can_tell_it(
+    lost: int, gained: int, samples: int, most: float, met: bool | None
+) -> None:
+    assert Bound(max_drop=most).check(judged(lost, gained, samples)).met is met
+
+
+def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> None:
+    bound = Bound(max_drop=0.5)
+    found = bound.check(judged(2, 0, 180))
+    assert found.found == "−1.11 points [−3.71, +1.25]"
+    assert found.verdict == found.why == "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
+    assert Bound(max_drop=1.9).check(judged(2, 0, 180)).met is True
+    assert Bound(max_drop=1.8).check(judged(2, 0, 180)).met is None
+    assert bound.check(judged(6, 0, 540)).met is False and bound.check(judged(4, 0, 360)).met is None
+    few = bound.check(judged(1, 1, 180))
+    assert few.why == "cannot be told with 180 labels: give about 640 or ask for 1.3 points"
+    assert bound.check(judged(4, 4, 720)).met is True and bound.check(judged(3, 3, 540)).met is None
+    nothing = Bound(max_drop=0).check(judged(1, 1, 180))  # no number of labels shows that nothing is lost
+    assert nothing.why == "cannot be told with 180 labels: ask for 1.3 points"
+
+
+def test_a_file_that_is_worse_by_twice_the_bound_hardly_ever_keeps_it() -> None:
+    """And one that loses nothing is hardly ever said to miss it: over draws of samples, whatever their number."""
+    draws = np.random.default_rng(0)
+    for samples, most in ((400, 2.0), (2000, 1.0)):
+        tables = {
+            lost: draws.multinomial(samples, [lost + 0.01, 0.01, 0.98 - lost], size=400)[:, :2]
+            for lost in (0.0, 2 * most / 100)
+        }
+        said = {
+            lost: [Bound(max_drop=most).check(judged(*map(int, row), samples)).met for row in rows]
+            for lost, rows in tables.items()
+        }
+        assert said[2 * most / 100].count(True) <= 0.05 * 400
+        assert said[0.0].count(False) <= 0.05 * 400
+
+
+def test_pixels_are_told_by_the_interval_over_pictures() -> None:
+    found = Accuracy("pixel_accuracy", 0.89, 0.9, 50, -0.02, 0.0, lost=30)
+    assert Bound(max_drop=0.5).check(Quality(None, found)).met is None
+    assert Bound(max_drop=1).check(Quality(None, found)).met is True
+    assert Bound(max_drop=0.5).check(Quality(None, found)).why.endswith("give about 51 or ask for 1 points")
+
+
+def test_noise_keeps_no_decibels() -> None:
+    found = Bound(min_sqnr_db=20).check(Quality(Agreement(30.0, 0.1, None, judged=False)))
+    assert found.met is None and found.verdict.startswith("not judged") and found.found == "30.0 dB"

@@ -34,6 +34,24 @@ def test_without_labels_there_is_no_accuracy(make: Make) -> None:
     assert other.agreement is not None and other.agreement.max_abs_error == 1.0
 
 
+def test_noise_does_not_count_for_a_file_that_rounds(make: Make) -> None:
+    rounded = replace(make(factor=0.9), precision="int8")
+    with Fleet([make(), rounded, make(factor=0.9), replace(make(), precision="int8")]) as fleet:
+        _, noisy, plain, equal = judge(fleet, [([X], None)], noise=True)
+        assert noisy.agreement is not None and not noisy.agreement.judged
+        assert all(found.agreement is not None and found.agreement.judged for found in (plain, equal))
+    with Fleet([make(), rounded, make(factor=0.9)]) as fleet:
+        _, once, both = judge(fleet, [([X], LABELS)], more_noise=[([100 * X], None)])
+    assert once.agreement is not None and once.agreement.judged and round(once.agreement.max_abs_error, 2) == 0.1
+    assert both.agreement is not None and round(both.agreement.max_abs_error, 2) == 10.0
+
+
+def test_every_file_must_answer_to_more_noise(make: Make) -> None:
+    with Fleet([make(), replace(make(dies_at=2), precision="int8")]) as fleet:
+        _, other = judge(fleet, [([X], LABELS)], more_noise=[([X], None)])
+    assert other.failure is not None and "SIGABRT" in other.failure
+
+
 def test_outputs_that_are_not_finite_fail_the_artifact_only(make: Make) -> None:
     with Fleet([make(), make(factor=float("nan")), make()]) as fleet:
         _, broken, sound = judge(fleet, [([X], LABELS), ([X], LABELS)])

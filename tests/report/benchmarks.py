@@ -7,8 +7,10 @@ import numpy as np
 from optimize.bench.doubts import doubts
 from optimize.bench.figures import figures
 from optimize.bench.rounds import sweep
+from optimize.measure.agreement import AgreementMeter
 from optimize.measure.environment import Environment
 from optimize.measure.lockstep import Plan
+from optimize.measure.quality import Quality
 from optimize.measure.runs import Block, Runs, Scenario, Start, Track, WarmUp
 from optimize.measure.subjects import Subject
 from optimize.report.bench import BenchReport
@@ -44,8 +46,9 @@ def subject(name: str, kind: str, target: str = "onnx", missing: str = "") -> Su
 def track(made: Subject, found: dict[Scenario, list[Block]], output: float, failure: str | None = None) -> Track:
     warm_ups = {scenario.name: WarmUp(40, (0.0081, 0.0033, 0.0022)) for scenario in found}
     starts = [Start(restart, 0.0512 + 0.01 * restart, warm_ups, 5e-8, 61_000_000) for restart in (0, 1)]
-    outputs = [np.linspace(0, 1, 10, dtype=np.float32).reshape(1, 10) + np.float32(output)]
-    return Track(made, found, starts, {}, ("CPUExecutionProvider",), failure, outputs)
+    outputs, meter = np.linspace(0, 1, 10, dtype=np.float32).reshape(1, 10), AgreementMeter()
+    meter.update([outputs], [outputs + np.float32(output)])
+    return Track(made, found, starts, {}, ("CPUExecutionProvider",), failure, Quality(meter.result()))
 
 
 def benchmark(load: float = 0.2, scale: float = 1.0) -> BenchReport:

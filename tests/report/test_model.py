@@ -51,7 +51,7 @@ def test_contract(report: Report) -> None:
         "median_s", "p95_s", "ci_low_s", "ci_high_s", "samples_s", "first_call_s", "load_s", "threads", "batch",
     }  # fmt: skip
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
-    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1"}
+    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged"}
     assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
     assert set(row["coverage"]) == {"quantized", "left_float", "kernels"}
     assert set(row["coverage"]["left_float"][0]) == {"name", "op", "reason"}

@@ -25,7 +25,7 @@ def test_headline(report: Report) -> None:
         "Fastest artifact": ("onnx int8", "model.int8.onnx"),
         "Speed-up over eager": ("7.67×", "3.42× over best fp32"),
         "Smaller file": ("3.84×", "11.2 MB → 2.91 MB"),
-        "Accuracy change": ("−0.25 pp", "[−0.46, −0.04] at 90.98 %, 10,000 samples"),
+        "Accuracy change": ("−0.25 points", "[−0.46, −0.04] at 90.98 %, 10,000 samples"),
     }
 
 

@@ -10,10 +10,9 @@ from onnx import TensorProto, helper
 
 import optimize
 from models import REFERENCES
-from optimize.bench.rounds import scenario_inputs
+from optimize.bench.rounds import put_through
 from optimize.measure.fleet import Fleet
 from optimize.measure.openers import Opening, open_side
-from optimize.measure.runs import Scenario
 from optimize.measure.subjects import agreed_inputs
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type
@@ -82,7 +81,7 @@ def test_compare_and_bench_feed_bfloat16(negation: Artifact, tmp_path: Path) -> 
     y, _ = side.run([np.ones((2, 3), np.float32)])
     np.testing.assert_array_equal(y.astype(np.float32), -np.ones((2, 3)))
     (subject,) = agreed_inputs([Opening(tmp_path).open(str(negation.path))], None)
-    (array,) = scenario_inputs(subject, Scenario(batch=2), seed=0)
+    (array,) = subject.arranged(put_through([subject], None, {}).timed(2))
     assert array.dtype == element_type("bfloat16") and array.shape == (2, 3)
 
 

@@ -16,6 +16,7 @@ Two files share a value
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,9 @@ from optimize.targets.values import Basis, FileValues, Shared
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+#: Operators that quantize or compute in integers, of the standard and of ONNX Runtime; types of weights in half.
+_INTEGER = re.compile("Quantize|^QLinear|Integer$|NBits|^QMoE|^QAttention|^QGemm")
+_HALVES = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT16: "float16"}
 _FAMILIES = {"Conv": "convolution", "ConvTranspose": "transposed convolution", "Gemm": "linear", "MatMul": "linear"}
 _BEHIND = frozenset({"Relu", "Clip", "QuantizeLinear", "DequantizeLinear"})
 _REALS = frozenset({"float16", "float32", "float64", "bfloat16"})
@@ -134,6 +138,14 @@ def inputs_of(model: onnx.ModelProto, path: Path) -> tuple[TensorSpec, ...]:
 def outputs_of(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     """Return what a file gives; the type of what is no tensor of numbers is empty."""
     return tuple(_spec(entry) for entry in model.graph.output)
+
+
+def precision_of(model: onnx.ModelProto) -> str:
+    """Return ``int8`` of a file that quantizes, the half type of one whose weights are in half; else empty."""
+    if any(_INTEGER.search(node.op_type) for node in model.graph.node):
+        return "int8"
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    return next((name for kind, name in _HALVES.items() if kind in types), "")
 
 
 def _spec(entry: onnx.ValueInfoProto) -> TensorSpec:

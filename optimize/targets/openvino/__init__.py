@@ -128,7 +128,7 @@ class OpenVINO(Target):
 
         said = check_ir(path, trust=trust)
         found = describe_file(self.name, path, self.files(path), trust=trust)
-        found = replace(found, cpu=said.cpu, preprocess=said.preprocess)
+        found = replace(found, cpu=said.cpu, preprocess=said.preprocess, precision=said.precision)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))
         except OptimizeError as error:

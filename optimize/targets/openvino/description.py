@@ -19,6 +19,8 @@ MOST_LAYERS, MOST_DEPTH = 1_000_000, 192
 _BODIES = frozenset({"net", "body", "then_body", "else_body"})
 #: Sections of a graph, and what a layer has one of: OpenVINO reads the first in its place, and none elsewhere.
 _SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"})
+#: Types of stored weights that are rounded.
+_INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
 _HINT = "Write it again with openvino.save_model."
 
 
@@ -58,6 +60,15 @@ class Body:
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
     cpu: str = ""
     preprocess: str = ""
+
+    @property
+    def precision(self) -> str:
+        """``int8`` where it quantizes, the half type that it stores weights in; else empty."""
+        layers = self.layers.values()
+        stored = {layer.data.get("element_type", "") for layer in layers if layer.kind == "Const"}
+        if any(layer.kind in ("FakeQuantize", "FakeConvert") for layer in layers) or stored & _INTEGERS:
+            return "int8"
+        return next((name for kind, name in _HALVES.items() if kind in stored), "")
 
     def source(self, layer: IrLayer, place: int) -> IrLayer | None:
         """Return the layer that feeds an input, counted from 0."""
