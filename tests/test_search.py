@@ -1,6 +1,7 @@
 """Layers go back to float until the deployed file keeps what was asked."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import torch
 from click.testing import CliRunner
 
 import optimize
+from optimize import search, workflow
 from optimize.cli import cli
 from optimize.cli.run import exit_code
 from optimize.errors import UsageError
 from optimize.job import Job
+from optimize.measure import quality
+from optimize.measure.quality import Quality
 from optimize.quantization.simulation import simulated_db
 from optimize.recipe import Recipe, parse
 from optimize.report.model import Report, Row
+from tests.measure.test_bound import judged
 from tests.quantization.test_sensitivity import fragile, images, quantized
 
 
@@ -75,10 +80,27 @@ def test_a_bound_no_choice_meets_is_said_first_and_ends_with_code_1(tmp_path: Pa
     assert "MISSED" in (tmp_path / "report.md").read_text()
 
 
+def test_no_layer_is_paid_for_what_the_labels_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pictures of 180 are more than a point, and no evidence that half a point is lost."""
+
+    def judge(*given: Any, **asked: Any) -> tuple[Quality, ...]:
+        original, *found = quality.judge(*given, **asked)
+        return original, *(replace(entry, accuracy=judged(2, 0, 180).accuracy) for entry in found)
+
+    monkeypatch.setattr(search, "judge", judge)
+    monkeypatch.setattr(workflow, "judge", judge)
+    report = run(tmp_path, max_drop=0.5)
+    (row,) = int8(report)
+    assert given_back(row) == [] and row.bound is not None and row.bound.met is None
+    told = "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
+    assert report.warnings[0] == f"onnx int8, at most 0.5 points lost: {told}; found −1.11 points [−3.71, +1.25]."
+    assert exit_code(report) == 3 and told in (tmp_path / "report.md").read_text()
+
+
 def test_points_of_accuracy_are_judged_on_the_deployed_file(tmp_path: Path) -> None:
     (row,) = int8(run(tmp_path, max_drop=0.0))
     assert row.bound is not None and row.accuracy is not None
-    assert row.bound.met == (row.accuracy.value >= 1.0)
+    assert row.bound.met is (True if row.accuracy.lost == 0 else None) and row.accuracy.lost is not None
     assert row.bound.wanted == "at most 0 points lost"
 
 
@@ -96,6 +118,12 @@ def test_points_need_labels_and_the_hint_names_the_other_option() -> None:
         Job("model.pt", Recipe(max_drop=0.5))
     assert "--min-sqnr" in caught.value.hint
     assert Job("model.pt", Recipe(max_drop=0.5), evaluate=[]).bound is not None
+
+
+def test_decibels_need_samples() -> None:
+    with pytest.raises(UsageError, match="cannot be judged on noise"):
+        Job("model.pt", Recipe(min_sqnr=30))
+    assert Job("model.pt", Recipe(min_sqnr=30, calib="data.npz")).bound is not None
 
 
 def test_decibels_may_be_written_either_way() -> None:

@@ -235,6 +235,17 @@ def test_labels_of_calibration_data_are_not_looked_at(tmp_path: Path) -> None:
     assert all(row.accuracy is None for row in (report.baseline, *report.rows))
 
 
+def test_int8_without_data_is_not_judged_and_float32_is(tmp_path: Path) -> None:
+    recipe = parse({"passes": ["QuantizeStatic"], "targets": ["onnx"], "layer_timing": False})
+    report = run_job(Job(net(), recipe, inputs=(torch.rand(2, 3, 8, 8),), out=tmp_path))
+    plain, integers = report.rows
+    assert plain.agreement is not None and plain.agreement.judged and plain.agreement.sqnr_db > 80
+    assert integers.agreement is not None and not integers.agreement.judged
+    assert any("not judged" in warning for warning in report.warnings)
+    assert not any("answers differently" in warning for warning in report.warnings)
+    assert "not judged" in (tmp_path / "report.md").read_text()
+
+
 def test_a_file_that_does_not_run_is_not_kept(tmp_path: Path) -> None:
     report = optimize.optimize(
         net(), torch.rand(2, 3, 8, 8), passes=[optimize.CastBF16()], targets="onnx", out=tmp_path

@@ -47,8 +47,8 @@ class BoundCheck:
 
     @property
     def verdict(self) -> str:
-        """What is said of it in a word or a clause."""
-        return self.why if self.met is None else "kept" if self.met else "MISSED"
+        """What is said of it in a word or three."""
+        return "cannot be told" if self.met is None else "kept" if self.met else "MISSED"
 
 
 @dataclass(frozen=True)

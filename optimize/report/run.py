@@ -224,7 +224,7 @@ def coverage_summary(row: Row) -> str:
         return ""
     left = form.plural(len(row.coverage.left_float), "operator")
     placed = "in INT8" if row.status == "measured" else "placed in INT8 (not run)"
-    bound = f"; {row.bound.wanted}: {row.bound.verdict}: {row.bound.found}" if row.bound else ""
+    bound = f"; {row.bound.wanted} {row.bound.verdict}: {row.bound.found}" if row.bound else ""
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
 
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> No
     bound = Bound(max_drop=0.5)
     found = bound.check(judged(2, 0, 180))
     assert found.found == "−1.11 points [−3.71, +1.25]"
-    assert found.verdict == found.why == "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
+    assert found.why == "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
     assert Bound(max_drop=1.9).check(judged(2, 0, 180)).met is True
     assert Bound(max_drop=1.8).check(judged(2, 0, 180)).met is None
     assert bound.check(judged(6, 0, 540)).met is False and bound.check(judged(4, 0, 360)).met is None
@@ -113,4 +113,4 @@ def test_pixels_are_told_by_the_interval_over_pictures() -> None:
 
 def test_noise_keeps_no_decibels() -> None:
     found = Bound(min_sqnr_db=20).check(Quality(Agreement(30.0, 0.1, None, judged=False)))
-    assert found.met is None and found.verdict.startswith("not judged") and found.found == "30.0 dB"
+    assert found.met is None and found.why.startswith("not judged") and found.found == "30.0 dB"

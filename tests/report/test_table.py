@@ -1,6 +1,9 @@
 """What is derived from a report: best rows, headline, columns."""
 
+from dataclasses import replace
+
 from optimize.report import artifacts
+from optimize.report.assemble import _about_rows
 from optimize.report.changes import grouped_skips
 from optimize.report.model import Report
 
@@ -33,6 +36,23 @@ def test_headline_without_accuracy_speaks_of_agreement_and_without_rows_says_not
     row = report.rows[1].model_copy(update={"accuracy": None})
     assert artifacts.cards(report.model_copy(update={"rows": (row,)}))[-1][1].text == "34.6 dB"
     assert artifacts.cards(report.model_copy(update={"rows": report.rows[3:]})) == ()
+
+
+def test_what_noise_does_not_judge_is_a_figure_and_no_verdict(report: Report) -> None:
+    """INT8 that loses nothing stands at 0.5 dB on noise: it is called neither wrong nor near."""
+    unjudged = replace(report.rows[1].agreement, sqnr_db=0.5, judged=False)  # type: ignore[type-var]
+    row = report.rows[1].model_copy(update={"accuracy": None, "agreement": unjudged, "elsewhere": {}})
+    found = report.model_copy(update={"rows": (report.rows[0], row)})
+    cells = artifacts.figures(found, row)
+    assert (cells["SQNR"].text, cells["SQNR"].detail, cells["SQNR"].tone) == ("not judged", "0.5 dB on noise", "")
+    assert cells["Top-1 agreement"].is_missing and artifacts.fastest(found) is row
+    assert artifacts.cards(found)[-1][1].text == "not judged" and artifacts.tradeoff(found) is None
+    assert "not judged (0.5 dB on noise)" in repr(found) and not list(_about_rows((row,)))
+    wrong = row.model_copy(update={"agreement": replace(unjudged, judged=True)})
+    assert (
+        "0.5 dB" in next(_about_rows((wrong,)))
+        and artifacts.fastest(found.model_copy(update={"rows": (wrong,)})) is None
+    )
 
 
 def test_columns_without_a_figure_are_left_out(report: Report) -> None:

@@ -50,7 +50,10 @@ def test_a_file_says_it_to_whoever_opens_it(target: str, cpu: str, plain: Progra
     promise = processor.promise(cpu, find_target(target).integers_on, room_bits=math.log2(127 / 64))
     assert found.artifact.sha256 == written.sha256 and promise in written.notes
     floats = optimize.export(plain, target, written.path)
-    assert floats.cpu == Opening(tmp_path).open(str(written.path)).artifact.cpu == ""
+    opened = Opening(tmp_path).open(str(written.path)).artifact
+    assert floats.cpu == opened.cpu == "" and found.artifact.is_rounded and not opened.is_rounded
+    if target != "torchscript":  # a graph tells it, too, whoever wrote it
+        assert found.artifact.precision == "int8"
 
 
 def test_torch_reads_it_as_an_extra_file(plain: Program, tmp_path: Path) -> None:

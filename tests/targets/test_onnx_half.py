@@ -81,6 +81,7 @@ def test_compare_and_bench_feed_bfloat16(negation: Artifact, tmp_path: Path) -> 
     y, _ = side.run([np.ones((2, 3), np.float32)])
     np.testing.assert_array_equal(y.astype(np.float32), -np.ones((2, 3)))
     (subject,) = agreed_inputs([Opening(tmp_path).open(str(negation.path))], None)
+    assert subject.artifact.precision == "bfloat16" and subject.artifact.is_rounded
     (array,) = subject.arranged(put_through([subject], None, {}).timed(2))
     assert array.dtype == element_type("bfloat16") and array.shape == (2, 3)
 

@@ -141,10 +141,11 @@ def outputs_of(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def precision_of(model: onnx.ModelProto) -> str:
-    """Return ``int8`` of a file that quantizes, the half type of one whose weights are in half; else empty."""
+    """Return ``int8`` of a file that quantizes, the half type that weights or inputs of another are in; else empty."""
     if any(_INTEGER.search(node.op_type) for node in model.graph.node):
         return "int8"
     types = {tensor.data_type for tensor in model.graph.initializer}
+    types |= {entry.type.tensor_type.elem_type for entry in model.graph.input}
     return next((name for kind, name in _HALVES.items() if kind in types), "")
 
 
