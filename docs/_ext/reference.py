@@ -14,6 +14,7 @@ from docstrings import body, entries, summary
 import optimize
 from optimize import errors, registry
 from optimize.cli import COMMANDS, INTERRUPTED
+from optimize.cli.options import grouped
 from optimize.passes.base import Exactness, Pass, Stage
 from optimize.recipe import Recipe
 from optimize.report.model import Report
@@ -106,9 +107,10 @@ def _command(command: click.Command) -> str:
     usage = command.get_usage(context).removeprefix("Usage: ")
     # A paragraph of help is wrapped as the writer of its docstring did.
     text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(command.help or "").split("\n\n"))
-    rows = [_option(parameter) for parameter in command.params if isinstance(parameter, click.Option)]
     parts = [f"## optimize {command.name}", f"```text\n{usage}\n```", text]
-    return "\n\n".join([*parts, table(("Option", "What it does", "Default"), rows)])
+    for group, found in grouped(command.params):
+        parts.append(table((group, "What it does", "Default"), [_option(entry) for entry in found]))
+    return "\n\n".join(parts)
 
 
 def _option(option: click.Option) -> tuple[str, str, str]:

@@ -10,12 +10,12 @@ from optimize.cli import options
 from optimize.report import ADVICE
 
 
-@click.command()
+@options.command()
 @click.argument("model")
-@click.option("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
+@options.judgement("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch
 @options.threads
-@click.option("--out", type=options.Destination(ADVICE), help="Folder for advice.json and advice.html, too.")
+@options.output("--out", type=click.Path(path_type=Path), help="Folder for advice.json and advice.html, too.")
 @options.factory
 @options.trust
 @options.input_shape

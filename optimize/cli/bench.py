@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from optimize.report.bench import BenchReport
 
 
-@click.command()
+@options.command()
 @click.argument("sources", nargs=-1, required=True, metavar="A [B ...]")
-@click.option(
+@options.timing(
     "--batch", "batches", type=options.Counts(bounds.BATCH), help="Samples in one run; several sweep.  [default: 1]"
 )
-@click.option(
+@options.timing(
     "--streams",
     type=options.Counts(bounds.STREAMS),
     default="1",
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     help="Callers at the same time; several sweep.",
 )
 @options.threads
-@click.option(
+@options.timing(
     "--affinity",
     type=options.Counts(bounds.PROCESSOR),
     default=(),
     help="Processors that the processes may run on, such as 2,3.",
 )
-@click.option("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
-@click.option(
+@options.timing("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
+@options.timing(
     "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
 )
-@click.option(
+@options.timing(
     "--restarts",
     type=options.Count(bounds.RESTARTS),
     default=3,
     show_default=True,
     help="Fresh processes of each file.",
 )
-@click.option(
+@options.targets(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of torch modules."
 )
-@click.option(
+@options.timing(
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
 @click.option("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @options.factory
 @options.trust
 @options.input_shape
-@click.option(
+@options.output(
     "--out",
     type=options.Destination(BENCH),
     default=Path("bench"),

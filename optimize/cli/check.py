@@ -41,38 +41,42 @@ _OWN = (UsageError.exit_code, Defect.exit_code)
 _file = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command()
+@options.command()
 @click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
-@click.option("--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]")
-@click.option("--max-seconds", type=float, metavar="S", help="Time of one comparison.  [default: 120]")
-@click.option("--max-memory", metavar="SIZE", help="More memory than the base, such as 10%, or at most, such as 500MB.")
-@click.option("--max-size", metavar="SIZE", help="The same of the file.")
-@click.option("--eval", "evaluate", metavar="DATA", help="Labelled data: accuracy is compared before any timing.")
-@click.option("--max-drop", type=float, metavar="POINTS", help="Accuracy that may be lost.  [default: 1]")
-@click.option("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
-@click.option("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
+@options.judgement(
+    "--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]"
+)
+@options.judgement("--max-seconds", type=float, metavar="S", help="Time of one comparison.  [default: 120]")
+@options.judgement(
+    "--max-memory", metavar="SIZE", help="More memory than the base, such as 10%, or at most, such as 500MB."
+)
+@options.judgement("--max-size", metavar="SIZE", help="The same of the file.")
+@options.data("--eval", "evaluate", metavar="DATA", help="Labelled data: accuracy is compared before any timing.")
+@options.judgement("--max-drop", type=float, metavar="POINTS", help="Accuracy that may be lost.  [default: 1]")
+@options.data("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
+@options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.preprocess
 @options.input_shape
-@click.option("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
-@click.option("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
-@click.option("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
+@options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
+@options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
+@options.timing("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
 @options.verify_on
-@click.option("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
-@click.option("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
-@click.option("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
-@click.option(
-    "--save-baseline", type=options.Destination(), help="Store the candidate as the next base, unless it fails."
+@options.targets("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
+@options.targets("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
+@options.model("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
+@options.output("--save-baseline", type=_file, help="Store the candidate as the next base, unless it fails.")
+@options.judgement(
+    "--self-test", is_flag=True, help="Compare one model with itself 20 times: is this runner fit to gate?"
 )
-@click.option("--self-test", is_flag=True, help="Compare one model with itself 20 times: is this runner fit to gate?")
-@click.option(
+@options.judgement(
     "--on-inconclusive",
     type=click.Choice(["pass", "fail", "keep"]),
     help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
 )
-@click.option("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
-@click.option("--json", "json_file", type=options.Destination(), help="Write everything, every sample kept.")
-@click.option("--junit", type=options.Destination(), help="Write JUnit XML.")
-@click.option("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
+@options.model("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
+@options.output("--json", "json_file", type=_file, help="Write everything, every sample kept.")
+@options.output("--junit", type=_file, help="Write JUnit XML.")
+@options.output("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
 @options.trust
 @options.quiet
 def check(models: tuple[str, ...], **given: Any) -> None:

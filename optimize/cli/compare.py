@@ -12,26 +12,30 @@ from optimize.cli import options
 from optimize.errors import UsageError
 
 
-@click.command()
+@options.command()
 @click.argument("first")
 @click.argument("second")
-@click.option(
+@options.judgement(
     "--layers", is_flag=True, help="Compare every value both ONNX files compute, and find where it goes wrong."
 )
-@click.option("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
-@click.option("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
+@options.data("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
+@options.model("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
 @options.preprocess
 @options.mean
 @options.std
-@click.option("--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]")
-@click.option("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
-@click.option("--force", is_flag=True, help="Of two reports: state ratios of seconds although the machines differ.")
-@click.option(
+@options.judgement(
+    "--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]"
+)
+@options.output("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
+@options.judgement(
+    "--force", is_flag=True, help="Of two reports: state ratios of seconds although the machines differ."
+)
+@options.output(
     "--out",
     type=options.Destination(),
     help="Write a .html page, an .svg plot or a .json file (reports: .md), too.",
 )
-@click.option("--trust", is_flag=True, help="Run the code that pickles in the files name.")
+@options.model("--trust", is_flag=True, help="Run the code that pickles in the files name.")
 @options.quiet
 def compare(first: str, second: str, **given: Any) -> None:
     """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples.

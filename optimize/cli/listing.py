@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import click
+from optimize.cli import options
 
 
-@click.command("passes")
+@options.command("passes")
 def list_passes() -> None:
     """List the passes and what each does."""
     from optimize import registry

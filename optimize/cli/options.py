@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -21,8 +22,42 @@ from optimize.regular import shown
 if TYPE_CHECKING:
     from optimize.load.opening import CapturedModel
 
+#: Sections of the help, in its order; each option says which it stands in.
+Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
 #: What INT8 may cost to make, from seconds to minutes.
 EFFORTS = ("quick", "default", "best")
+
+
+class Option(click.Option):
+    """An option with the section of the help that it stands in."""
+
+    def __init__(self, *declared: Any, group: Group, **attributes: Any) -> None:
+        super().__init__(*declared, **attributes)
+        self.group = group
+
+
+class Command(click.Command):
+    """A command whose help lists its options in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section a group."""
+        for group, found in grouped(self.get_params(ctx)):
+            with formatter.section(group):
+                formatter.write_dl([record for entry in found if (record := entry.get_help_record(ctx))])
+
+
+def grouped(parameters: Sequence[click.Parameter]) -> Iterator[tuple[str, list[click.Option]]]:
+    """Yield the sections with their options; click's own belong to the output."""
+    entries = [entry for entry in parameters if isinstance(entry, click.Option)]
+    for group in get_args(Group):
+        if found := [entry for entry in entries if getattr(entry, "group", "Output") == group]:
+            yield group, found
+
+
+command = partial(click.command, cls=Command)
+model, data, passes, targets, judgement, timing, output = (
+    partial(click.option, cls=Option, group=group) for group in get_args(Group)
+)
 
 
 class Count(click.ParamType):
@@ -53,61 +88,45 @@ class Counts(Count):
         return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
 
 
-class Destination(click.Path):
-    """A place that a command writes to: a file, or a folder of results.
-
-    Args:
-        names: Files that such a folder consists of, as far as they are known; None for a file.
-    """
-
-    def __init__(self, names: Sequence[str] | None = None) -> None:
-        super().__init__(path_type=Path, dir_okay=names is not None)
-        self.names = names
-
-
-factory = click.option(
-    "--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds."
-)
-trust = click.option("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
-debug = click.option(failures.DEBUG, is_flag=True, expose_value=False, help="When it fails: print the traceback, too.")
-threads = click.option(
+factory = model("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
+trust = model("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
+debug = output(failures.DEBUG, is_flag=True, expose_value=False, help="When it fails: print the traceback, too.")
+threads = timing(
     "--threads", type=Count(bounds.THREADS), default=1, show_default=True, help="Compute threads of the runtime."
 )
-batch = click.option("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
-quiet = click.option("--quiet", "-q", is_flag=True, help="No progress bars.")
-preprocess = click.option(
+batch = timing("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
+quiet = output("--quiet", "-q", is_flag=True, help="No progress bars.")
+preprocess = data(
     "--preprocess",
     metavar="SPEC",
     help="How image folders become inputs: 'resize=256 size=224 interpolation=bilinear mean=0.5,0.5,0.5 "
     "std=0.5,0.5,0.5 order=rgb', or package.module:transform.  [default: ImageNet's]",
 )
-mean = click.option("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1]; as in --preprocess.")
-std = click.option("--std", metavar="R,G,B", help="Their standard deviation, likewise.")
-verify_on = click.option(
+mean = data("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1]; as in --preprocess.")
+std = data("--std", metavar="R,G,B", help="Their standard deviation, likewise.")
+verify_on = targets(
     "--verify-on",
     metavar="CPU[,CPU...]",
     help=f"Run INT8 files on emulated processors too, on a few samples ({', '.join(EMULATED)}; needs qemu-user).",
 )
-input_shape = click.option(
+input_shape = model(
     "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
 )
-target_option = click.option(
+target_option = targets(
     "--target-option",
     "target_options",
     metavar="TARGET.OPTION=VALUE",
     multiple=True,
     help="Option of a target, such as tensorrt.max_batch=16; 'optimize targets' lists them. May be given again.",
 )
-half_policy = click.option(
+half_policy = passes(
     "--half-policy",
     metavar="measured|O0|O1|O2|O3",
     type=click.Choice(["measured", "O0", "O1", "O2", "O3"]),
     help="What --fp16, --bf16 and --mixed keep in float32: what data shows to need it, or by Apex's lists.  "
     "[default: measured]",
 )
-half_io = click.option(
-    "--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too."
-)
+half_io = passes("--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too.")
 
 
 def half(given: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from optimize.progress import Progress
 
 
-@click.command()
+@options.command()
 @click.argument("model")
-@click.option(
+@options.targets(
     "--to",
     "target",
     metavar="TARGET",
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 )
 @options.batch
 @options.threads
-@click.option("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
-@click.option("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
-@click.option(
-    "--out", type=options.Destination(PROFILE), help="Folder for profile.json, profile.html and roofline.svg, too."
+@options.passes("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
+@options.output("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
+@options.output(
+    "--out", type=click.Path(path_type=Path), help="Folder for profile.json, profile.html and roofline.svg, too."
 )
-@click.option("--trace", type=options.Destination(), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
+@options.output("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
 @options.factory
 @options.trust
 @options.input_shape

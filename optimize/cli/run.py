@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from optimize.report.model import Report
 
 
-@click.command()
+@options.command()
 @click.argument("model")
-@click.option(
+@options.targets(
     "--to", "targets", metavar="TARGET[,...]", multiple=True, help="Where it shall run; see 'optimize targets'."
 )
 @options.target_option
-@click.option(
+@options.output(
     "--out",
     type=options.Destination((*FILES, RECIPE)),
     default=Path("optimized"),
@@ -36,39 +36,39 @@ if TYPE_CHECKING:
 @options.factory
 @options.trust
 @options.input_shape
-@click.option("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
-@click.option(
+@options.data("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
+@options.data(
     "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
 )
 @options.preprocess
 @options.mean
 @options.std
-@click.option("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
-@click.option(
+@options.passes("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
+@options.passes(
     "--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse."
 )
-@click.option(
+@options.passes(
     "--prune",
     metavar="RATIO",
     type=click.FloatRange(0, 1, max_open=True),
     help="Cut this share of every layer's channels.",
 )
-@click.option(
+@options.passes(
     "--int8",
     metavar="[=static|dynamic|weights]",
     type=click.Choice(["static", "dynamic", "weights"]),
     help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU, weights for large Linear and Embedding.",
 )
-@click.option(
+@options.passes(
     "--effort",
     metavar="|".join(options.EFFORTS),
     type=click.Choice(options.EFFORTS),
     help="With --int8: seconds for fewer decibels, or minutes where channels can gain by shifts and scales.",
 )
-@click.option("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
-@click.option("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
-@click.option("--bf16", is_flag=True, help="Cast to bfloat16.")
-@click.option(
+@options.passes("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
+@options.passes("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
+@options.passes("--bf16", is_flag=True, help="Cast to bfloat16.")
+@options.passes(
     "--mixed",
     metavar="FLOAT16|BFLOAT16",
     type=click.Choice(["float16", "bfloat16"]),
@@ -76,32 +76,38 @@ if TYPE_CHECKING:
 )
 @options.half_policy
 @options.half_io
-@click.option("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
-@click.option(
+@options.passes("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
+@options.passes(
     "--keep",
     metavar="NAME[,NAME...]",
     help="Modules that stay in float, whatever is quantized or cast: paths such as head,stages.0,*.gate.",
 )
-@click.option(
+@options.targets(
     "--cpu",
     metavar="|".join(CPU_NAMES),
     type=click.Choice(CPU_NAMES),
     help="Processors that INT8 files are right on; 'any' x86 and ARM if not given, 'host' is this one.",
 )
 @options.verify_on
-@click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags.")
-@click.option(
+@options.passes(
+    "--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags."
+)
+@options.timing(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
 )
-@click.option("--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free.")
-@click.option("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
-@click.option(
+@options.model(
+    "--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
+)
+@options.model("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
+@options.judgement(
     "--max-drop",
     metavar="POINTS",
     help="Points of the metric (needs --eval) that INT8 may cost: layers go back to float until the file keeps that.",
 )
-@click.option("--min-sqnr", metavar="DB", type=float, help="The same without labels: dB that the outputs must keep.")
-@click.option(
+@options.judgement(
+    "--min-sqnr", metavar="DB", type=float, help="The same without labels: dB that the outputs must keep."
+)
+@options.judgement(
     "--layer-timing/--no-layer-timing",
     default=True,
     help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",

@@ -11,12 +11,12 @@ from optimize.cli import options
 from optimize.report import SENSITIVITY
 
 
-@click.command()
+@options.command()
 @click.argument("model")
-@click.option("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
-@click.option("--calib", metavar="DATA", help="Calibration data, as for INT8; synthesised where none is given.")
-@click.option("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
-@click.option(
+@options.targets("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
+@options.data("--calib", metavar="DATA", help="Calibration data, as for INT8; synthesised where none is given.")
+@options.data("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
+@options.output(
     "--out",
     type=options.Destination(SENSITIVITY),
     default=Path("sensitivity"),
@@ -29,7 +29,7 @@ from optimize.report import SENSITIVITY
 @options.preprocess
 @options.mean
 @options.std
-@click.option("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
+@options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
 @options.threads
 @options.quiet
 def sensitivity(model: str, **given: Any) -> None:

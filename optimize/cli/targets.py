@@ -6,9 +6,11 @@ import json
 
 import click
 
+from optimize.cli import options
 
-@click.command("targets")
-@click.option("--json", "as_json", is_flag=True, help="Print records instead of the table.")
+
+@options.command("targets")
+@options.output("--json", "as_json", is_flag=True, help="Print records instead of the table.")
 def list_targets(as_json: bool) -> None:
     """List the targets: whether each can be used here, its version, what it supports, and what to install."""
     from optimize import registry

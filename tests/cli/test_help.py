@@ -1,0 +1,38 @@
+"""What ``--help`` shows of each command: every option once, in the section that it belongs to."""
+
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from optimize.cli import COMMANDS, cli
+
+
+def _help(command: click.Command) -> str:
+    return CliRunner().invoke(cli, [str(command.name), "--help"], env={"COLUMNS": "80"}, catch_exceptions=False).output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_option_stands_once_in_a_section_and_nothing_is_wider_than_the_terminal(command: click.Command) -> None:
+    text = _help(command)
+    sections = re.split(r"^(\w+):\n", text, flags=re.MULTILINE)
+    assert "Options" not in sections[1::2] and sections[-2] == "Output"
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", "".join(sections[2::2]), re.MULTILINE)
+    assert sorted(listed) == sorted(set(listed)) and "--help" in listed
+    shown = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    assert len(listed) == len(shown) + 1  # and --help
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_belongs_together_stands_together() -> None:
+    (run,) = (command for command in COMMANDS if command.name == "run")
+    sections = re.findall(r"^(\w+):\n((?:  .*\n?)+)", _help(run), flags=re.MULTILINE)
+    assert [name for name, _ in sections] == ["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
+    told = dict(sections)
+    for name, members in {
+        "Data": "--calib --eval --mean",
+        "Passes": "--int8 --keep",
+        "Judgement": "--max-drop",
+    }.items():
+        assert all(f"  {member} " in told[name] for member in members.split())
