@@ -1,6 +1,6 @@
 """Profiling a file that a runtime takes as it is (.onnx, .xml), whose program is not at hand.
 
-Layers are called as the file calls its nodes.
+Layers are called as the file calls its nodes, without the operators that exporters append.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from optimize.profile.result import Profile
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
+from optimize.targets.probe import module_of
 
 #: For the repetitions of one file.
 _PROFILING_S = 3600.0
@@ -97,7 +98,8 @@ def profile_here(
     found, inputs = artifact_from(artifact), read_arrays(folder / _INPUTS)
     probe = find_target(found.target).probe(Probing(found, inputs, folder, threads))
     machine, times = TypeAdapter(MachineLimits).validate_python(limits), take_times(probe, progress=tell)
-    profile = join(times, probe.costs(), {}, machine, target=found.target, batch=len(inputs[0]))
+    layers = {node: module_of(node) for kernel in times.kernels for node in kernel.nodes}
+    profile = join(times, probe.costs(), layers, machine, target=found.target, batch=len(inputs[0]))
     dumped: dict[str, Any] = TypeAdapter(Profile).dump_python(profile, mode="json")
     return dumped
 

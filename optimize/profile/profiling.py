@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from optimize.targets.base import Artifact, Probing
 from optimize.targets.probe import TimedKernel
 
 _FRESH_BUDGET_S = 1.0
+#: What a runtime calls an operator that no file names, such as ``Subtract_46``.
+_NUMBERED = re.compile(r"[A-Z][A-Za-z]*_\d+")
 #: What runtimes call the types that ``MachineLimits`` knows.
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 
@@ -164,6 +167,12 @@ def _served(kernels: Sequence[TimedKernel]) -> Iterator[tuple[str, ...]]:
         yield () if kernel.nodes else next(behind, ()) or next(before, ())
 
 
+def _paths(nodes: Sequence[str], layers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the modules of some calls, each once; what a runtime numbered itself only where there is no other."""
+    found = dict.fromkeys(layers.get(name, name) for name in nodes)
+    return tuple(path for path in found if not _NUMBERED.fullmatch(path)) or tuple(found)
+
+
 def _row(
     kernel: TimedKernel, seconds: float, start_s: float, costs: Costs, layers: Mapping[str, str], serves: Sequence[str]
 ) -> KernelProfile:
@@ -172,8 +181,8 @@ def _row(
     return KernelProfile(
         name=kernel.name,
         op=kernel.op,
-        layers=tuple(dict.fromkeys(layers.get(name, name) for name in kernel.nodes)),
-        serves=tuple(dict.fromkeys(layers.get(name, name) for name in serves)),
+        layers=_paths(kernel.nodes, layers),
+        serves=_paths(serves, layers),
         nodes=kernel.nodes,
         seconds=seconds,
         start_s=start_s,

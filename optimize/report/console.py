@@ -31,8 +31,9 @@ _STYLES = {
     "": "",
 }
 _BAR, _EIGHTHS = 12, " ▏▎▍▌▋▊▉"
-#: What is left of a name that a narrow terminal has no room for, and of prose.
-_NARROWEST, _NARROWEST_PROSE = 16, 24
+#: What is left of a name that a narrow terminal has no room for, and of prose; columns go before names are shorter
+#: than is comfortable, and however narrow it is, so many stay.
+_NARROWEST, _NARROWEST_PROSE, _COMFORTABLE, _FEWEST = 16, 24, 28, 2
 
 
 def show(document: Document, *, console: Console | None = None) -> None:
@@ -136,24 +137,29 @@ def _text(line: Line, style: str = "") -> Text:
 
 
 def _grid(section: Grid, width: int) -> Table:
-    """Return lines of figures; where the terminal is too narrow, columns go instead of being squeezed."""
+    """Return lines of figures; where the terminal is too narrow, columns go and names give, but no number is cut."""
     names = list(section.columns)
     cells = [[_cell(line.cells[at], line.tone, is_name=not at) for line in section.lines] for at in range(len(names))]
-    widths = {
-        at: max(_width(cells[at]), _heading_width(name) if at else cell_len(name)) for at, name in enumerate(names)
-    }
+    headings = [_heading_width(name) if at else cell_len(name) for at, name in enumerate(names)]
+    widths = {at: max(_width(cells[at]), headings[at]) for at in range(len(names))}
     for name in section.first_to_go:
-        if name in names and _total(widths) > width:
+        if name in names and _total(widths) - max(widths[0] - _COMFORTABLE, 0) > width:
             del widths[names.index(name)]
-    giving, least = (names.index(section.flowing), _NARROWEST_PROSE) if section.flowing else (0, _NARROWEST)
-    widths[giving] = max(widths[giving] - max(_total(widths) - width, 0), min(least, widths[giving]))
+    least = {at: max(_NARROWEST, headings[at]) for at in widths if names[at] in section.left} | {0: _NARROWEST}
+    if section.flowing:
+        least = {names.index(section.flowing): _NARROWEST_PROSE} | least
+    for at, room in least.items():
+        widths[at] = max(widths[at] - max(_total(widths) - width, 0), min(room, widths[at]))
+    while _total(widths) > width and len(widths) > _FEWEST:
+        widths.popitem()
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     grid.leading = int(section.apart)
     for at in widths:
         is_left = not at or names[at] in section.left
         grid.add_column(names[at].strip(), justify="left" if is_left else "right", width=widths[at])
     for line in range(len(section.lines)):
-        grid.add_row(_fit(cells[0][line], widths[0]), *(cells[at][line] for at in list(widths)[1:]))
+        fits = (cells[at][line] if names[at] == section.flowing else _fit(cells[at][line], widths[at]) for at in widths)
+        grid.add_row(*fits)
     return grid
 
 
@@ -162,9 +168,11 @@ def _total(widths: dict[int, int]) -> int:
 
 
 def _fit(text: Text, width: int) -> Text:
-    """Return a name no wider than this: its end is kept, which tells paths from one another."""
+    """Return a name no wider than this: its middle gives, because its end tells paths from one another."""
     return Text("\n").join(
-        Text("…") + line[len(line) - width + 1 :] if cell_len(line.plain) > width else line
+        line[: (width - 1) // 3] + Text("…") + line[len(line) - width + 1 + (width - 1) // 3 :]
+        if cell_len(line.plain) > width
+        else line
         for line in text.split("\n", allow_blank=True)
     )
 
@@ -199,10 +207,13 @@ def _bar(share: float) -> str:
     return f"{'█' * whole + (_EIGHTHS[rest] if rest else ''):<{_BAR}}"
 
 
-def _cards(section: Cards) -> Iterator[Text]:
+def _cards(section: Cards) -> Iterator[Table]:
+    cards = Table.grid(padding=(0, 2, 0, 0))
+    for place, style in enumerate(("", "bold", "dim")):
+        cards.add_column(style=style, justify="right" if place == 1 else "left", min_width=(14, 12, 0)[place])
     for title, cell in section.cards:
-        figure = "".join(plain(part.text) for part in parts(cell.text))
-        yield Text.assemble(f"{title:<16}", (f"{figure:>12}", "bold"), (f"  {_text(cell.detail).plain}", "dim"))
+        cards.add_row(title, "".join(plain(part.text) for part in parts(cell.text)), _text(cell.detail))
+    yield cards
 
 
 def _items(section: Items) -> Iterator[RenderableType]:
@@ -218,7 +229,7 @@ def _items(section: Items) -> Iterator[RenderableType]:
         head = Text(style=_STYLES[section.tone])
         if name and section.tone:
             head.append(f"{name}: ")
-        elif widest or name:
+        elif name:
             head.append(name, "bold" if section.apart else "cyan")
             head.append(" " * (max(widest - cell_len(name), 0) + 2))
         head += text

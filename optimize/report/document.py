@@ -102,7 +102,7 @@ class Cell:
     @property
     def is_missing(self) -> bool:
         """Whether it holds no figure."""
-        return self.text == MISSING
+        return self.text in (MISSING, "") and self.bar is None
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
 def kernel_grid(kernels: Sequence[KernelProfile], found: Profile) -> Grid:
     """Return a row a kernel."""
     rows = [_cells(kernel, found) for kernel in kernels]
-    return grid(COLUMNS, rows, left=("Kernel", "Bound by"), first_to_go=FIRST_TO_GO)
+    return grid(COLUMNS, rows, left=("Kernel", "Bound by"), first_to_go=FIRST_TO_GO).without_empty()
 
 
 def _foremost(found: Profile, whole: bool) -> Iterator[Section]:

@@ -15,6 +15,7 @@ So every call of the graph belongs to exactly one kernel.
 from __future__ import annotations
 
 import difflib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,15 @@ def attribute(calls: Calls, claims: Sequence[Collection[str]]) -> list[tuple[str
         if name in owners:
             places[owners[name]].append(name)
     return [tuple(place) for place in places]
+
+
+def module_of(name: str) -> str:
+    """Return the module in the name of a node; exporters write ``path/Operator``, and converters append their own.
+
+    >>> module_of("stages.0/Relu_1"), module_of("stages.0"), module_of("stages.0/DequantizeLinear/Subtract_4")
+    ('stages.0', 'stages.0', 'stages.0')
+    """
+    return re.sub(r"(?<=.)(/[A-Z]\w*)+$", "", name)
 
 
 def align(seen: Sequence[str], known: Sequence[str]) -> list[int | None]:

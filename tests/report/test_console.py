@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 import optimize
 from optimize.report import console
+from optimize.report.document import Cards, Cell, Document, grid
 from optimize.report.listings import tell_passes
 from optimize.report.model import Report, Row
 from optimize.report.run import tell_run
@@ -38,3 +40,24 @@ def test_phases_are_silent_off_a_terminal_and_when_quiet() -> None:
 def test_passes_are_listed_with_their_promise() -> None:
     row = on_console(tell_passes({"FuseConvBN": optimize.FuseConvBN}), 200).splitlines()[2]
     assert row.split()[:3] == ["FuseConvBN", "graph", "exact"] and optimize.FuseConvBN.summary() in row
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_narrow_terminal_cuts_no_number_and_no_heading(width: int) -> None:
+    """Columns go, names give in their middle; what is shown of a figure is the whole of it."""
+    rows = [(f"stages.{at}.blocks.3.attention.query_key_value", "MatMulIntegerToFloat", "174.5 µs") for at in range(2)]
+    columns = ("Layers", "Kernel", "Time", "Share", "Of roof")
+    table = grid(columns, [(*row, "12.80 %", "107 %") for row in rows], left=("Kernel",), first_to_go=("Share",))
+    text = on_console(Document("", "", (table,)), width)
+    heading, below = text.split("─" * 20)[0], text.splitlines()[-2:]
+    assert max(map(len, text.splitlines())) <= width and set(heading.split()) <= set(" ".join(columns).split())
+    for line in below:
+        for figure in ("174.5 µs", "12.80 %", "107 %"):
+            line = line.replace(figure, "")
+        assert not {"%", "µs"} & set(line.split()) and line.startswith("stage") and line.count("…") <= 2
+
+
+def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:
+    long = Cards((("Activations", Cell("25.9 MB", "alive at once, in blocks.1.conv1x1.bn; weights 2.12 MB")),))
+    lines = on_console(Document("", "", (long,)), 60).splitlines()
+    assert len(lines) > 1 and lines[1].startswith(" " * 28)

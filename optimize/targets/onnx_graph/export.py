@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from optimize.normal_form import is_settled
 from optimize.program import Program
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
-from optimize.targets.onnx_graph.nodes import used_names
+from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.tracing import Names, exported_calls, trace_names
 from optimize.targets.onnx_graph.transposed_keys import transpose_keys
+from optimize.targets.probe import module_of
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
 #: released since 2024 reads it (ONNX Runtime 1.17, TensorRT 10, OpenVINO 2024.0). Newer ones add nothing used here.
@@ -36,6 +37,7 @@ OPSET_BFLOAT16 = 22
 ORIGIN = "optimize.node"
 
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
+_ROUNDINGS = {"QuantizeLinear", "DequantizeLinear"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 
 
@@ -74,9 +76,13 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
 def save(model: ir.Model, path: Path) -> None:
     """Check a model (types, shapes, operators) and write it; weights that one file cannot hold go into a second one.
 
+    Every node is named after its module, so that whatever shows a file names the layers of the model: those that
+    targets added (quantizing, casts, padding) go by the layer that computes what they read, or that reads them.
+
     Raises:
         Refused: ``onnx.checker`` rejects it.
     """
+    _name_added(model.graph)
     weights_path(path).unlink(missing_ok=True)
     try:
         if weight_bytes(model) > external.LARGEST_BYTES:
@@ -210,10 +216,11 @@ def _name_nodes(program: Program, model: ir.Model, names: Names) -> None:
     That metadata holds stack traces with the paths of the user's source files.
     """
     nodes = {node.name: node for node in program.graph.nodes}
+    made = {value: nodes[node] for node, value in names.values.items() if node in nodes}
     taken: set[str] = set()
     for entry in sorted(model.graph, key=lambda entry: not _is_layer(entry)):
         traced = re.match(r"%(\w+)", entry.metadata_props.get("pkg.torch.onnx.fx_node", ""))
-        source = nodes.get(names.sources.get(traced[1], "") if traced else "")
+        source = nodes.get(names.sources.get(traced[1], "") if traced else "") or _made_for(entry, made)
         entry.metadata_props.clear()
         if source is not None:
             source = _before_norm(source) if _is_layer(entry) else source
@@ -223,6 +230,30 @@ def _name_nodes(program: Program, model: ir.Model, names: Names) -> None:
         for value in entry.outputs:
             value.metadata_props.clear()
     model.graph.metadata_props.clear()
+
+
+def _made_for(entry: ir.Node, made: Mapping[str, torch.fx.Node]) -> torch.fx.Node | None:
+    """Return the program node whose value an operator computes, or computes a step of; None where there is none."""
+    behind = [value for reader in readers(entry.outputs[0]) for value in reader.outputs]
+    names = (str(value.name) for value in (*entry.outputs, *behind))
+    return next((made[name] for name in names if name in made), None)
+
+
+def _name_added(whole: ir.Graph) -> None:
+    """Name what nobody named, ``path/Operator``: roundings by what they round, others by who reads them."""
+    order = list(whole)
+    taken = {str(node.name) for node in order if not re.fullmatch(r"node_\w+_\d+", str(node.name))}
+    told = {node: str(node.meta.get(REPLACED) or (node.name if node.name in taken else "")) for node in order}
+    paths = {node: module_of(name) for node, name in told.items()}
+    ahead: dict[ir.Node, str] = {}
+    for node in reversed(order):
+        ahead[node] = paths[node] or next((ahead[one] for one in readers(node.outputs[0]) if ahead.get(one)), "")
+    for node in order:
+        makers = [value.producer() for value in node.inputs if value is not None]
+        before = next((paths[maker] for maker in makers if maker is not None and paths.get(maker)), "")
+        paths[node] = (paths[node] or before if node.op_type in _ROUNDINGS else ahead[node]) or ahead[node] or before
+        if node.name not in taken and paths[node]:
+            node.name = _free(f"{paths[node]}/{node.op_type}", taken)
 
 
 def _is_layer(entry: ir.Node) -> bool:

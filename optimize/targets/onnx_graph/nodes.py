@@ -20,6 +20,8 @@ _HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 FLOOR = "optimize.floor"
 #: Kept beside a weight in half: the float32 array it was rounded from.
 FULL = "optimize.full"
+#: Kept beside a node: the name of the one whose value it computes in its place.
+REPLACED = "optimize.replaced"
 
 
 def moves(node: ir.Node) -> bool:
@@ -105,8 +107,10 @@ def add(
 
 def replace(old: ir.Value, new: ir.Value) -> None:
     """Let every reader of a value, and the graph's outputs, take another one instead, under the old one's name."""
-    name = name_of(old)
+    name, before, after = name_of(old), old.producer(), new.producer()
     old.name, new.name = f"{name}_before", name
+    if before is not None and after is not None:
+        after.meta.setdefault(REPLACED, before.meta.get(REPLACED) or before.name)
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 

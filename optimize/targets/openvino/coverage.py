@@ -125,6 +125,10 @@ def _kernel_of(layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str
     return next((kernel for kernel in weighted if names.intersection(kernel.origins)), None)
 
 
+def _operator(origin: str) -> str:
+    return origin.rpartition("/")[2].rstrip("_0123456789")
+
+
 def _undecorated(origin: str) -> str:
     """Return a node's name before OpenVINO split a dequantization off it."""
     return origin.partition("/Dequantization")[0]
@@ -152,6 +156,7 @@ def _between(kernels: Sequence[ExecutedNode]) -> Iterator[ExecutedNode]:
 
 
 def _float_layer(kernel: ExecutedNode) -> FloatLayer:
-    name = next((origin for origin in kernel.origins if "/" in origin), kernel.origins[0])
+    # What computes names it, before what only moves values; min takes the first of equals.
+    name = min(kernel.origins, key=lambda origin: ("/" not in origin, _operator(origin) in _CONVERSIONS))
     reason = f"only operands of weighted layers are stored as integers; OpenVINO executes it in {kernel.precision}"
     return FloatLayer(name, kernel.op, reason)
