@@ -48,6 +48,7 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     times = _times(plain, quantized[-1], target, job.recipe.threads, progress)
     return Sensitivity(
         command=job.command,
+        files=(str(job.source),),
         source=model.source,
         target=target,
         data=source,

@@ -195,7 +195,7 @@ def _samples(about: str, figures: Figures, first: Sequence[Block]) -> Iterator[D
             "spread",
             about,
             f"The middle half of the runs spreads over {100 * spread:.0f} % of the median.",
-            "Stop other work, or keep it to processors of its own with --affinity.",
+            "Stop other work, or keep it to processors of its own with --cpus.",
         )
     yield from _levels(about, figures)
     yield from _between_restarts(about, figures, first)

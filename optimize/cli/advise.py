@@ -19,7 +19,6 @@ from optimize.report import ADVICE
 @options.factory
 @options.trust
 @options.input_shape
-@options.quiet
 def advise(model: str, **given: Any) -> None:
     """Read MODEL and say what would make it faster: the estimated gain of each remedy with its formula, the measured
     one where it can be tried, and what to do."""
@@ -29,8 +28,7 @@ def advise(model: str, **given: Any) -> None:
     from optimize.opening import open_program
     from optimize.profile.artifacts import runtime_of
     from optimize.recipe import parse
-    from optimize.report.advice import AdviceRecord, tell_advice
-    from optimize.report.console import Phases, show
+    from optimize.report.advice import FILES, AdviceRecord, tell_advice
     from optimize.report.files import save_all
     from optimize.transaction import check
 
@@ -40,13 +38,15 @@ def advise(model: str, **given: Any) -> None:
         raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
     recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
     job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
-    with Phases(quiet=given["quiet"]) as phases:
+    with options.phases() as phases:
         machine, captured = environment.current(), open_program(job, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
         found = advise_on(captured.program, **settings, progress=phases.update)
     options.warn(captured)
-    record = AdviceRecord(command=options.command_line(), source=captured.source, environment=machine, found=found)
+    record = AdviceRecord(
+        command=options.command_line(), files=(model,), source=captured.source, environment=machine, found=found
+    )
     told = tell_advice(record)
-    show(told)
+    options.tell(told, lambda: record)
     if given["out"]:
         options.told("Advice", save_all(given["out"], ADVICE, told, record))

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
     help="Callers at the same time; several sweep.",
 )
 @options.threads
-@options.timing(
-    "--affinity",
-    type=options.Counts(bounds.PROCESSOR),
-    default=(),
-    help="Processors that the processes may run on, such as 2,3.",
-)
+@options.cpus
 @options.timing("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @options.timing(
     "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
@@ -67,7 +62,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for bench.json (every sample), bench.md and bench.html.",
 )
-@options.quiet
 def bench(sources: tuple[str, ...], **given: Any) -> None:
     """Time A, B, ... against each other: .onnx, OpenVINO .xml, TensorRT .engine, TorchScript, .pt2, a torch module's
     file or package.module:factory.
@@ -76,17 +70,16 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     Without --runs and --seconds, 130 runs of each are wanted and the time is bounded; one of them alone is the only
     bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
     """
-    from optimize.report.bench import tell_bench
-    from optimize.report.console import Phases, show
+    from optimize.report.bench import FILES, tell_bench
     from optimize.report.files import save_all
     from optimize.transaction import check
 
-    check(given["out"], BENCH)
-    with Phases(quiet=given["quiet"]) as phases:
+    check(given["out"], FILES)
+    with options.phases() as phases:
         report = _measured(sources, given, phases.update)
     told = tell_bench(report)
-    page = save_all(given["out"], BENCH, told, report)
-    show(told)
+    page = save_all(given["out"], FILES, told, report)
+    options.tell(told, lambda: report)
     options.told("Benchmark", page)
     sys.exit(exit_code(report))
 
@@ -111,7 +104,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.measure.subjects import agreed_inputs
     from optimize.report.bench import BenchReport
 
-    _check_affinity(given["affinity"])
+    _check_cpus(given["cpus"])
     device = given["device"]
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         opening = Opening(Path(folder), given["factory"], given["trust"], device)
@@ -136,17 +129,17 @@ def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
     only = fixed.pop() if len(fixed) == 1 else None
     scenarios = sweep(given["batches"] or (only or 1,), given["streams"])
     runs, budget_s = limits(given["runs"], given["seconds"], len(subjects) * len(scenarios))
-    return Plan(scenarios, given["threads"], given["affinity"], given["restarts"], runs, budget_s, given["seed"])
+    return Plan(scenarios, given["threads"], given["cpus"], given["restarts"], runs, budget_s, given["seed"])
 
 
-def _check_affinity(wanted: tuple[int, ...]) -> None:
+def _check_cpus(wanted: tuple[int, ...]) -> None:
     import os
 
     if not wanted:
         return
     if not hasattr(os, "sched_getaffinity"):
-        raise UsageError("This system cannot keep a process to some processors.", hint="Leave out --affinity.")
+        raise UsageError("This system cannot keep a process to some processors.", hint="Leave out --cpus.")
     missing = set(wanted) - os.sched_getaffinity(0)
     if missing:
         there = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise UsageError(f"There is no processor {min(missing)} here.", hint=f"Choose from --affinity {there}.")
+        raise UsageError(f"There is no processor {min(missing)} here.", hint=f"Choose from --cpus {there}.")

@@ -59,7 +59,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.input_shape
 @options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
-@options.timing("--cpus", metavar="LIST", help="Processors both sides are bound to, such as 0-3 or 0,2.")
+@options.cpus
 @options.verify_on
 @options.targets("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @options.targets("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
@@ -74,11 +74,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
     help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
 )
 @options.model("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
-@options.output("--json", "json_file", type=_file, help="Write everything, every sample kept.")
 @options.output("--junit", type=_file, help="Write JUnit XML.")
 @options.output("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
 @options.trust
-@options.quiet
 def check(models: tuple[str, ...], **given: Any) -> None:
     """Compare CANDIDATE with BASE: outputs and accuracy first, then time, in fresh processes, side by side.
 
@@ -89,7 +87,7 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     from optimize import files
 
     settings = _settings(models, given)
-    written = [given[option] for option in ("json_file", "junit", "save_baseline") if given[option]]
+    written = [path for path in (options.json_path(), given["junit"], given["save_baseline"]) if path]
     inputs = [given[option] for option in ("config", "data", "evaluate")]
     for number, path in enumerate(written):  # the next baseline may replace the one that is compared with
         files.check(path)
@@ -107,37 +105,32 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
     from optimize.gate import suite
-    from optimize.report.console import Phases
 
-    with Phases(quiet=given["quiet"]) as phases:
+    with options.phases() as phases:
         return suite.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 
 
 def _self_test(settings: Settings, given: dict[str, Any]) -> Record:
     from optimize.gate import self_test
-    from optimize.report.console import Phases
 
-    with Phases(quiet=given["quiet"]) as phases:
+    with options.phases() as phases:
         return self_test.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 
 
 def _report(record: Record, given: dict[str, Any]) -> None:
     from optimize import files
     from optimize.gate import baseline, junit
-    from optimize.gate import record as records
     from optimize.report import check as told
-    from optimize.report import console, markdown
+    from optimize.report import markdown
 
     document = told.tell_check(record)
-    console.show(document)
-    if given["json_file"]:
-        records.write(record, given["json_file"])
+    options.tell(document, lambda: record)
     if given["junit"]:
         junit.write(record, given["junit"])
     where = os.environ.get(STEP_SUMMARY)
     if given["github"] or (given["github"] is None and where):
         for line in told.commands(record):
-            click.echo(line)
+            click.echo(line, err=options.is_printed())
         if where:
             files.append_text(Path(where), markdown.render(document, level=told.LEVEL))
     if given["save_baseline"]:
@@ -165,7 +158,7 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     if given["verify_on"]:
         asked["verify_on"] = given["verify_on"].split(",")
     if given["cpus"]:
-        asked["cpus"] = limits.cpus(given["cpus"])
+        asked["cpus"] = given["cpus"]
     case = _case(models, given)
     if case:
         asked["cases"] = [case]

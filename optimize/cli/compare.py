@@ -24,7 +24,11 @@ from optimize.errors import UsageError
 @options.mean
 @options.std
 @options.judgement(
-    "--threshold", metavar="DB", type=float, help="End with code 1 when something is below.  [marked: 20]"
+    "--min-sqnr",
+    was="--threshold",
+    metavar="DB",
+    type=float,
+    help="How well values agree: end with code 1 when one is below.  [marked: 20]",
 )
 @options.output("--worst-first", is_flag=True, help="Sort the values by their SQNR.")
 @options.judgement(
@@ -36,7 +40,6 @@ from optimize.errors import UsageError
     help="Write a .html page, an .svg plot or a .json file (reports: .md), too.",
 )
 @options.model("--trust", is_flag=True, help="Run the code that pickles in the files name.")
-@options.quiet
 def compare(first: str, second: str, **given: Any) -> None:
     """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples.
 
@@ -51,7 +54,6 @@ def compare(first: str, second: str, **given: Any) -> None:
 
 
 def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
-    from optimize.report.console import show
     from optimize.report.files import check_ending, save
     from optimize.report.report_comparison import compare_reports, tell_reports
 
@@ -59,8 +61,8 @@ def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
         raise UsageError(f"'{reports[0]}' is a report, the other one is not.", hint="Name two .json files, or none.")
     if given["out"]:
         check_ending(given["out"], ".json", ".md", example="comparison.md")
-    found = compare_reports(*reports, force=given["force"])
-    show(tell_reports(found))
+    found = compare_reports(*reports, force=given["force"], command=options.command_line())
+    options.tell(tell_reports(found), lambda: found)
     if given["out"]:
         save(given["out"], tell_reports(found), found)
         options.told("Comparison", given["out"])
@@ -69,14 +71,13 @@ def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
 
 def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     from optimize.measure.layers import THRESHOLD_DB
-    from optimize.report.console import Phases, show
     from optimize.report.files import save
     from optimize.report.layers import check_name, compare_files, tell_layers
 
     if given["out"]:
         check_name(given["out"], layers=given["layers"])
-    limit = THRESHOLD_DB if given["threshold"] is None else given["threshold"]
-    with Phases(quiet=given["quiet"]) as phases:
+    limit = THRESHOLD_DB if given["min_sqnr"] is None else given["min_sqnr"]
+    with options.phases() as phases:
         record = compare_files(
             first,
             second,
@@ -88,8 +89,8 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
             **{name: given[name] for name in ("layers", "data", "input_shape", "trust")},
         )
     told = tell_layers(record, worst_first=given["worst_first"])
-    show(told)
+    options.tell(told, lambda: record)
     if given["out"]:
         save(given["out"], told, record)
         options.told("Comparison", given["out"])
-    sys.exit(1 if given["threshold"] is not None and record.found.is_below else 0)
+    sys.exit(1 if given["min_sqnr"] is not None and record.found.is_below else 0)

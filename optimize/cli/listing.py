@@ -9,7 +9,8 @@ from optimize.cli import options
 def list_passes() -> None:
     """List the passes and what each does."""
     from optimize import registry
-    from optimize.report.console import show
-    from optimize.report.listings import tell_passes
+    from optimize.report.listings import listed, pass_record, tell_passes
 
-    show(tell_passes(registry.passes()))
+    passes = registry.passes()
+    records = (pass_record(name, entry) for name, entry in passes.items())
+    options.tell(tell_passes(passes), lambda: listed(records, options.command_line()))

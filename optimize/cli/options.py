@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,7 +20,11 @@ from optimize.processor import EMULATED, adds_pairs, named
 from optimize.regular import shown
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from optimize.load.opening import CapturedModel
+    from optimize.report.console import Phases
+    from optimize.report.document import Document
 
 #: Sections of the help, in its order; each option says which it stands in.
 Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
@@ -29,15 +33,37 @@ EFFORTS = ("quick", "default", "best")
 
 
 class Option(click.Option):
-    """An option with the section of the help that it stands in."""
+    """An option with the section of the help that it stands in, and a name of old that still works and is not shown."""
 
-    def __init__(self, *declared: Any, group: Group, **attributes: Any) -> None:
+    def __init__(self, *declared: Any, group: Group, was: str = "", **attributes: Any) -> None:
         super().__init__(*declared, **attributes)
-        self.group = group
+        self.group, self._was = group, was
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know all names."""
+        shown, self.opts = self.opts, [*self.opts, *filter(None, [self._was])]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
 
 class Command(click.Command):
-    """A command whose help lists its options in sections."""
+    """A command whose help lists its options in sections, with those that every command has."""
+
+    def __init__(self, *named: Any, **attributes: Any) -> None:
+        super().__init__(*named, **attributes)
+        for add in (json_file, quiet, debug):
+            add(self)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a record does not take the place of what it is made from."""
+        written, arguments = json_path(ctx), [entry for entry in self.params if isinstance(entry, click.Argument)]
+        if written:
+            from optimize.files import check, check_apart
+
+            read = (ctx.params[entry.name or ""] for entry in arguments)
+            check(written)
+            check_apart(written, [word for words in read for word in ((words,) if isinstance(words, str) else words)])
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a section a group."""
@@ -88,14 +114,46 @@ class Counts(Count):
         return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
 
 
+class Cpus(click.ParamType):
+    """Processors, such as ``0-3`` or ``0,2``."""
+
+    name = "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return their numbers, each once."""
+        from optimize.gate.limits import cpus
+
+        return cpus(value) if value else ()
+
+
 factory = model("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
 trust = model("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
+
+
+def _kept(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    """Keep what is asked of every command where ``phases`` and ``tell`` find it."""
+    ctx.meta[str(option.name)] = value
+
+
 debug = output(failures.DEBUG, is_flag=True, expose_value=False, help="When it fails: print the traceback, too.")
+quiet = output("--quiet", "-q", is_flag=True, expose_value=False, callback=_kept, help="No progress bars.")
+json_file = output(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    is_flag=False,
+    flag_value="-",
+    expose_value=False,
+    callback=_kept,
+    help="Write all that was found to this file; '-' prints it in place of tables.",
+)
 threads = timing(
     "--threads", type=Count(bounds.THREADS), default=1, show_default=True, help="Compute threads of the runtime."
 )
 batch = timing("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
-quiet = output("--quiet", "-q", is_flag=True, help="No progress bars.")
+cpus = timing(
+    "--cpus", was="--affinity", type=Cpus(), default="", help="Processors that everything runs on, such as 0-3 or 0,2."
+)
 preprocess = data(
     "--preprocess",
     metavar="SPEC",
@@ -191,9 +249,40 @@ def warn(model: CapturedModel) -> None:
         click.echo(f"optimize: {plain(note)}", err=True)
 
 
+def phases() -> Phases:
+    """Return what shows a bar a phase while a command goes on, where its user wants one."""
+    from optimize.report.console import Phases
+
+    return Phases(quiet=click.get_current_context().meta["quiet"])
+
+
+def json_path(ctx: click.Context | None = None) -> Path | None:
+    """Return the file that the record is written to; None where there is none."""
+    path: Path | None = (ctx or click.get_current_context()).meta["json_file"]
+    return None if is_printed(ctx) else path
+
+
+def is_printed(ctx: click.Context | None = None) -> bool:
+    """Say whether standard output is for the record alone."""
+    return str((ctx or click.get_current_context()).meta["json_file"]) == "-"
+
+
+def tell(document: Document, record: Callable[[], BaseModel]) -> None:
+    """Print what a command found: as a document, or as the record where that is asked for; write the record, too."""
+    from optimize.files import write_text
+    from optimize.report.console import show
+
+    if is_printed():
+        click.echo(record().model_dump_json(indent=1))
+    else:
+        show(document)
+    if path := json_path():
+        write_text(path, record().model_dump_json(indent=1) + "\n")
+
+
 def told(what: str, path: Path | str) -> None:
     """Say where something was written."""
-    click.echo(f"\n{what} {plain(str(path))}")
+    click.echo(f"\n{what} {plain(str(path))}", err=is_printed())
 
 
 def command_line() -> str:

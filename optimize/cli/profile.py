@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 @options.factory
 @options.trust
 @options.input_shape
-@options.quiet
 def profile(model: str, **given: Any) -> None:
     """Show where one run of MODEL spends its time: every kernel of the runtime with the layers it computes, their
     multiply-accumulates and bytes, and how near they come to what this machine can do.
@@ -43,19 +42,20 @@ def profile(model: str, **given: Any) -> None:
     """
     from optimize.measure import environment
     from optimize.profile.trace import write_trace
-    from optimize.report.console import Phases, show
     from optimize.report.files import save_all
     from optimize.report.profile import ProfileRecord, tell_profile
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], PROFILE)
-    with Phases(quiet=given["quiet"]) as phases:
+        check(given["out"], FILES)
+    with options.phases() as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
-    record = ProfileRecord(command=options.command_line(), source=source, environment=machine, found=found)
+    record = ProfileRecord(
+        command=options.command_line(), files=(model,), source=source, environment=machine, found=found
+    )
     told = tell_profile(record, whole=given["whole"])
-    show(told)
+    options.tell(told, lambda: record)
     if given["trace"]:
         write_trace(found, source, given["trace"])
         options.told("Trace", given["trace"])

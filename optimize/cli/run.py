@@ -112,16 +112,14 @@ if TYPE_CHECKING:
     default=True,
     help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",
 )
-@options.quiet
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
     recipe = _recipe(given)
     from optimize.job import Job
-    from optimize.report.console import Phases, show
     from optimize.report.run import tell_run
     from optimize.workflow import run_job
 
-    with Phases(quiet=given["quiet"]) as phases:
+    with options.phases() as phases:
         report = run_job(
             Job(
                 source=model,
@@ -133,7 +131,7 @@ def run(model: str, **given: Any) -> None:
             ),
             progress=phases.update,
         )
-    show(tell_run(report))
+    options.tell(tell_run(report), lambda: report)
     options.told("Report", given["out"] / "report.html")
     if any(row.status == "not_run" and row.path and row.notes for row in report.rows):
         options.told("How to rebuild and run elsewhere what did not run here: its notes in", given["out"] / "report.md")

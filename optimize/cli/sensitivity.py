@@ -31,12 +31,10 @@ from optimize.report import SENSITIVITY
 @options.std
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
 @options.threads
-@options.quiet
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
     from optimize.job import Job
     from optimize.recipe import parse
-    from optimize.report.console import Phases, show
     from optimize.report.files import save_all
     from optimize.report.sensitivity import tell_sensitivity
     from optimize.sensitivity import analyse
@@ -59,8 +57,8 @@ def sensitivity(model: str, **given: Any) -> None:
         trust=given["trust"],
         command=options.command_line(),
     )
-    with Phases(quiet=given["quiet"]) as phases:
+    with options.phases() as phases:
         found = analyse(job, phases.update)
     told = tell_sensitivity(found)
-    show(told)
-    options.told("Sensitivity", save_all(given["out"], SENSITIVITY, told, found))
+    options.tell(told, lambda: found)
+    options.told("Sensitivity", save_all(given["out"], FILES, told, found))

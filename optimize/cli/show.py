@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimize.cli import options
+from optimize.errors import UsageError
 
 if TYPE_CHECKING:
     from optimize.job import Variant
@@ -32,12 +33,15 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
     from optimize.report.files import check_ending
     from optimize.workflow import transform
 
+    if given["text"] and (options.json_path() or options.is_printed()):
+        raise UsageError("--text prints the graph, --json what the passes made of it.", hint="Leave one out.")
     if given["out"]:
         check_ending(given["out"], ".svg", ".html", example="graph.svg, for example")
     entries = options.fusing(fuse=True, reparameterize=given["reparam"])
     content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
     job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
-    captured = open_program(job)
+    with options.phases() as phases:
+        captured = open_program(job, phases.update)
     options.warn(captured)
     program = captured.program
     if given["text"] and not given["fuse"]:
@@ -47,22 +51,31 @@ def show(model: str, factory: str | None, trust: bool, input_shape: str | None, 
     if given["text"]:
         click.echo(variant.program.text(), nl=False)
     else:
-        _show_change(program, variant, model, given)
+        _show_change(program, variant, model, captured.source, given)
 
 
-def _show_change(program: Program, variant: Variant, title: str, given: dict[str, Any]) -> None:
+def _show_change(program: Program, variant: Variant, title: str, source: str, given: dict[str, Any]) -> None:
     """Print or draw what the passes made of a program."""
+    from optimize.measure import environment
     from optimize.report import operations
     from optimize.report.changes import tell_change
-    from optimize.report.console import show
     from optimize.report.files import save
-    from optimize.report.model import TraceStep
+    from optimize.report.model import Comparison, ModelFindings, TraceStep
 
     change, out = operations.compare(program, variant.program), given["out"]
     why = ([TraceStep.of(step) for step in variant.steps], variant.merges) if given["why"] else None
     told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
     if out:
         save(out, told)
-    show(told)
+    options.tell(
+        told,
+        lambda: ModelFindings[Comparison](
+            command=options.command_line(),
+            files=(title,),
+            source=source,
+            environment=environment.current(),
+            found=change,
+        ),
+    )
     if out:
         options.told("Graph", out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,6 +211,7 @@ class Record(_Record):
         self_test: Of the runner; None where it was not asked for.
         environment: The machine.
         command: How to do it again.
+        files: The models, as the command or the configuration names them.
         created: When, in UTC.
     """
 
@@ -225,6 +225,7 @@ class Record(_Record):
     self_test: SelfTestRecord | None = None
     environment: Mapping[str, Any]
     command: str
+    files: tuple[str, ...] = ()
     created: str
 
 
@@ -304,10 +305,3 @@ def time_record(trace: GateTrace, decision: Decision, demand: Demand) -> TimeRec
         bimodal=decision.bimodal,
         seconds=trace.seconds,
     )
-
-
-def write(record: Record, path: Path) -> None:
-    """Write the record as JSON, whole or not at all."""
-    from optimize.files import write_text
-
-    write_text(path, record.model_dump_json(indent=1) + "\n")

@@ -58,5 +58,6 @@ def of(
         self_test=self_test,
         environment=dataclasses.asdict(machine),
         command=command,
+        files=tuple(dict.fromkeys(path for case in settings.cases for path in (case.base, case.candidate))),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize import registry
@@ -72,6 +73,7 @@ def assemble(
     about = (*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants)))
     return Report(
         command=job.command or "optimize.optimize(...)",
+        files=(str(job.source),) if isinstance(job.source, str | Path) else (),
         recipe=recipe.yaml() if recipe.passes else None,
         model=ModelRecord(
             source=model.source,

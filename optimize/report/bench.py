@@ -99,7 +99,6 @@ class BenchReport(SavedRecord):
 
     Attributes:
         kind: Tells it from the report of a run.
-        environment: The machine, read before measuring.
         plan: How it was measured.
         restarts: Sets of processes that were run.
         seconds: It took.
@@ -114,7 +113,6 @@ class BenchReport(SavedRecord):
     """
 
     kind: Literal["bench"] = "bench"
-    environment: Environment
     plan: Plan
     restarts: int
     seconds: float
@@ -147,6 +145,7 @@ class BenchReport(SavedRecord):
         inputs = tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, (batch, *spec.shape[1:])))}]" for spec in specs)
         return cls(
             command=command,
+            files=tuple(str(track.subject.artifact.path) for track in outcome.tracks),
             environment=machine,
             plan=plan,
             restarts=outcome.restarts,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from optimize import sandbox
 from optimize import wording as form
 from optimize.errors import Refused, UsageError
+from optimize.measure import environment
 from optimize.measure import layers as measured
 from optimize.measure.feed import open_samples
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor
@@ -84,7 +85,7 @@ def compare_files(first: str, second: str, progress: Progress, *, trust: bool, *
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         answer = sandbox.call(
             "optimize.report.layers:compare_here",
-            {"first": first, "second": second, "trust": trust, **asked},
+            {"first": first, "second": second, "trust": trust, "machine": asdict(environment.current()), **asked},
             Path(folder),
             about=f"'{first}' or '{second}'",
             limits=ChildLimits.of([Path(first), Path(second)], seconds=_COMPARING_S),
@@ -113,6 +114,7 @@ def compare_here(
     asked: bool,
     trust: bool,
     command: str,
+    machine: dict[str, Any],
 ) -> dict[str, Any]:
     """Compare two files in this process; return the record as JSON holds it.
 
@@ -129,6 +131,7 @@ def compare_here(
         asked: Whether the user asks for that, so that something must be judged.
         trust: Run whatever code the files hold.
         command: The command line, for the record.
+        machine: What it runs on, for the record.
     """
     opened = [open_side(source, trust=trust) for source in (first, second)]
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
@@ -146,6 +149,8 @@ def compare_here(
     ]
     record = FileComparison(
         command=command,
+        files=(first, second),
+        environment=environment.Environment(**machine),
         first=files[0],
         second=files[1],
         data=samples.name,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from optimize.measure import environment
 from optimize.report.document import Cell, Document, Span, grid
+from optimize.report.model import ModelFindings
 
 if TYPE_CHECKING:
     from optimize.passes.base import Pass
     from optimize.targets.base import Availability, Target
+
+#: What ``--json`` gives of a list.
+Listed = ModelFindings[tuple[dict[str, Any], ...]]
 
 
 def tell_passes(passes: Mapping[str, type[Pass]]) -> Document:
@@ -18,6 +23,18 @@ def tell_passes(passes: Mapping[str, type[Pass]]) -> Document:
     rows = [(name, entry.stage.name.lower(), entry.exactness.value, entry.summary()) for name, entry in passes.items()]
     columns = ("Pass", "Stage", "Promise", "What it does")
     return Document("", "", (grid(columns, rows, left=columns[1:], flowing="What it does"),))
+
+
+def listed(records: Iterable[dict[str, Any]], command: str) -> Listed:
+    """Return what ``--json`` gives of a list, with the head that every record has."""
+    return Listed(command=command, source="", environment=environment.current(), found=tuple(records))
+
+
+def pass_record(name: str, entry: type[Pass]) -> dict[str, Any]:
+    """Return what there is to know about a pass, as JSON holds it."""
+    fields = [field.name for field in dataclasses.fields(entry)]
+    told = {"stage": entry.stage.name.lower(), "promise": entry.exactness.value, "summary": entry.summary()}
+    return {"name": name, **told, "options": fields}
 
 
 def tell_targets(targets: Mapping[str, Target]) -> Document:

@@ -247,30 +247,32 @@ class CalibrationRecord(StrictRecord):
 
 
 class SavedRecord(StrictRecord):
-    """What a command writes as a JSON file: in which version, when, and how to make it again.
+    """The head of what a command writes as JSON: in which version, when, where, of what, and how to make it again.
 
     Attributes:
         schema_version: Version of this format.
         created: UTC time, ISO 8601.
         command: The command line, or the Python call, that makes it again.
+        files: What it was made from, as the command named it.
+        environment: The machine, and the versions on it.
     """
 
     schema_version: Literal[1] = 1
     created: str = Field(default_factory=now)
     command: str
+    files: tuple[str, ...] = ()
+    environment: Environment
 
 
 class ModelFindings(SavedRecord, Generic[_Found]):
-    """What a command found of one model.
+    """What a command found of one model, or of what is installed.
 
     Attributes:
-        source: The model.
-        environment: The machine.
+        source: The model; empty where there is none.
         found: Every figure.
     """
 
     source: str
-    environment: Environment
     found: _Found
 
 
@@ -281,7 +283,6 @@ class Report(SavedRecord):
         recipe: The recipe as YAML text, None where there was none.
         model: What was optimized.
         calibration: None without static quantization.
-        environment: The machine.
         baseline: The original model, run like an artifact.
         rows: One an artifact.
         trace: One step a pass.
@@ -292,7 +293,6 @@ class Report(SavedRecord):
     """
 
     model: ModelRecord
-    environment: Environment
     baseline: Row
     rows: tuple[Row, ...]
     trace: tuple[TraceStep, ...] = ()

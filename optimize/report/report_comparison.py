@@ -19,14 +19,14 @@ import numpy as np
 
 from optimize import wording as form
 from optimize.errors import UsageError
-from optimize.measure.environment import Environment
+from optimize.measure.environment import Environment, current
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report.artifacts import ratio_cell
 from optimize.report.bench import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some
 from optimize.report.files import checked, read
-from optimize.report.model import Report, Row, StrictRecord, file_name
+from optimize.report.model import Report, Row, SavedRecord, StrictRecord, file_name
 from optimize.texts import read_json
 
 COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")
@@ -100,23 +100,22 @@ class RowPair(StrictRecord):
     sqnr_db: tuple[float | None, float | None]
 
 
-class ReportComparison(StrictRecord):
+class ReportComparison(SavedRecord):
     """Two reports side by side.
 
     Attributes:
         first: Path of the first report.
         second: Path of the second one.
-        created: When each was measured.
+        measured: When each was.
         pairs: The artifacts.
         differences: What differs between the machines, versions and settings, as (what, first, second).
         refusal: Why ratios of seconds are not stated; empty where they are.
     """
 
     kind: Literal["report comparison"] = "report comparison"
-    schema_version: Literal[1] = 1
     first: str
     second: str
-    created: tuple[str, str]
+    measured: tuple[str, str]
     pairs: tuple[RowPair, ...]
     differences: tuple[tuple[str, str, str], ...]
     refusal: str
@@ -137,13 +136,14 @@ def read_any(path: Path) -> AnyReport:
     return read(path)
 
 
-def compare_reports(first: Path, second: Path, *, force: bool = False) -> ReportComparison:
+def compare_reports(first: Path, second: Path, *, force: bool = False, command: str = "") -> ReportComparison:
     """Join two reports by target, precision, file and scenario.
 
     Args:
         first: A ``report.json`` or ``bench.json``.
         second: Another one.
         force: State ratios of seconds although the machines or settings differ.
+        command: The command line, for the record.
 
     Raises:
         UsageError: One cannot be read.
@@ -158,9 +158,12 @@ def compare_reports(first: Path, second: Path, *, force: bool = False) -> Report
     several = "differs" if len(barring) == 1 else "differ"
     refusal = _REFUSAL.format(", ".join(name for name, *_ in barring), several) if barring and not force else ""
     return ReportComparison(
+        command=command,
+        files=(str(first), str(second)),
+        environment=current(),
         first=str(first),
         second=str(second),
-        created=(reports[0].created, reports[1].created),
+        measured=(reports[0].created, reports[1].created),
         pairs=tuple(_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)),
         differences=(*barring, *_differing(*map(_systems, machines)), *sorted(versions)),
         refusal=refusal,

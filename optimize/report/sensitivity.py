@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimize import wording as form
-from optimize.measure.environment import Environment
 from optimize.records import LayerCost
 from optimize.report.charts import bars
 from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
 from optimize.report.model import SavedRecord
 
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
+#: Columns a narrow terminal does without.
+FIRST_TO_GO = ("Operator", "Error per µs", "Of the error", "Float", "INT8")
 NOTE = (
     "SQNR of the outputs with that layer alone in INT8, simulated; the times are measured, runs of both files "
     "interleaved. Conversions around a layer and what follows it up to the next layer count to it. Sorted by error "
@@ -45,7 +46,6 @@ class Sensitivity(SavedRecord):
         target: The target whose runtime told the times.
         data: Where the samples came from that errors were taken on.
         threads: Compute threads of the runtime.
-        environment: The machine the times hold for.
         layers: Every layer, in execution order.
     """
 
@@ -53,7 +53,6 @@ class Sensitivity(SavedRecord):
     target: str
     data: str
     threads: int
-    environment: Environment
     layers: tuple[LayerSensitivity, ...]
 
 
@@ -68,7 +67,9 @@ def tell_sensitivity(found: Sensitivity) -> Document:
         f"{form.plural(len(found.layers), 'layer')}; {basis}",
         (
             layer_bars("In order of execution", names, levels, [layer.saved_s for layer in found.layers]),
-            Grid(COLUMNS, tuple(map(_line, ranked)), ("Operator",), title="What to give back to float first"),
+            Grid(
+                COLUMNS, tuple(map(_line, ranked)), ("Operator",), FIRST_TO_GO, title="What to give back to float first"
+            ),
             Text(NOTE, "dim"),
         ),
         footer=f"{found.command} · {found.created}",

@@ -100,7 +100,7 @@ def test_a_target_of_another_package_is_listed_with_what_is_known_of_it(monkeypa
         support = Target.support
 
     done = [CliRunner().invoke(list_targets, words, catch_exceptions=False) for words in ([], ["--json"])]
-    shown, records = done[0].stdout, json.loads(done[1].stdout)
+    shown, records = done[0].stdout, json.loads(done[1].stdout)["found"]
     assert shown.rstrip().splitlines()[-4].split() == ["foreign", "writes", "Runs", "elsewhere"]
     assert "precisions unknown" in shown and "free: unknown" in shown
     assert records[-1]["name"] == "foreign" and records[-1]["free_dimensions"] == "unknown"
@@ -112,5 +112,5 @@ def test_a_target_of_another_package_is_listed_with_what_is_known_of_it(monkeypa
 def test_the_command_lists_all(words: list[str]) -> None:
     command = [sys.executable, "-m", "optimize", "targets", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = {record["name"] for record in json.loads(done.stdout)} if words else done.stdout
+    found = {record["name"] for record in json.loads(done.stdout)["found"]} if words else done.stdout
     assert all(name in found for name in registry.targets())

@@ -1,0 +1,82 @@
+"""``--json`` and the words that several commands share: one shape of record, one name a thing, old names as before."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import click
+import pytest
+import torch
+
+import optimize
+from optimize.cli import COMMANDS
+from tests.test_cli import NET, net
+
+Typed = Callable[..., CompletedProcess[str]]
+HEAD = ("schema_version", "created", "command", "files", "environment")
+SHORT = ("--max-seconds", "0.5", "--min-sqnr", "0")
+PAIR = ("base.onnx", "other.onnx")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two files of one small net."""
+    program = optimize.capture(net(), (torch.zeros(1, 3, 16, 16),))
+    for name in PAIR:
+        optimize.export(program, "onnx", tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", *NET, "--to", "torchscript", "--out", "out"),
+        ("bench", *PAIR, "--runs", "2", "--restarts", "1", "--out", "out"),
+        ("check", *PAIR, *SHORT),
+        ("compare", *PAIR),
+        ("profile", *NET),
+        ("advise", *NET, "--no-try"),
+        ("show", *NET),
+        ("passes",),
+        ("targets",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_record_has_one_head_and_stands_alone_on_standard_output(
+    words: tuple[str, ...], folder: Path, typed: Typed
+) -> None:
+    done = typed(*words, "--json", "-", "--quiet", cwd=folder)
+    record = json.loads(done.stdout)
+    assert set(HEAD) <= set(record) and record["schema_version"] == 1 and record["command"].startswith("optimize ")
+    assert record["environment"]["versions"]["torch"] and isinstance(record["created"], str)
+    read = [word for word in words if word in (*PAIR, NET[0])]
+    assert [Path(name).name for name in record["files"]] == read
+
+
+def test_a_file_gets_the_record_and_the_terminal_its_tables(folder: Path, typed: Typed) -> None:
+    done = typed("compare", *PAIR, "--json", "c.json", "-q", cwd=folder)
+    assert done.returncode == 0 and "Outputs" in done.stdout
+    assert json.loads((folder / "c.json").read_text())["files"] == list(PAIR)
+
+
+def test_a_record_does_not_replace_what_it_is_made_from(folder: Path, typed: Typed) -> None:
+    before = (folder / PAIR[0]).read_bytes()
+    done = typed("compare", *PAIR, "--json", PAIR[0], cwd=folder)
+    assert done.returncode == 2 and "is named twice" in done.stderr
+    assert (folder / PAIR[0]).read_bytes() == before
+
+
+def test_names_of_old_still_work(folder: Path, typed: Typed) -> None:
+    """``--affinity``, ``--threshold`` and a bare ``--json``; none is shown, and nothing else is called by two names."""
+    assert "There is no processor 999 here" in typed("bench", *PAIR, "--affinity", "999", cwd=folder).stderr
+    assert "There is no processor 999 here" in typed("bench", *PAIR, "--cpus", "999-999,999", cwd=folder).stderr
+    assert typed("compare", *PAIR, "--threshold", "500", cwd=folder).returncode == 1
+    assert json.loads(typed("targets", "--json").stdout)["found"]
+    shown = {name for command in COMMANDS for option in command.params for name in option.opts}
+    assert {"--cpus", "--min-sqnr", "--json"} <= shown and not {"--affinity", "--threshold"} & shown
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_takes_what_all_take(command: click.Command) -> None:
+    assert {"--json", "--quiet", "--debug"} <= {name for option in command.params for name in option.opts}
