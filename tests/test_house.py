@@ -25,7 +25,7 @@ ROOMS = {
     "passes": ("passes", "pipeline"),
     "registry": ("registry",),
     "base": (
-        "targets.base", "targets.arrays", "targets.calling", "targets.packaging", "targets.probe",
+        "targets.base", "targets.arrays", "targets.calling", "targets.packaging", "targets.probe", "targets.snippets",
         "targets.torch_runner", "targets.values", "targets.work",
     ),
     "runtimes": ("targets",),
@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 50_690, 354, 379
+MOST_LINES, MOST_FILES, MOST_CLASSES = 50_880, 355, 379
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -17,7 +17,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
 from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats
-from optimize.targets.base import Artifact, Coverage, LayerTypes
+from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
 if TYPE_CHECKING:
     from optimize import pipeline
@@ -78,6 +78,8 @@ class Row(StrictRecord):
         reason: Why it was not measured, empty otherwise.
         size_bytes: Size of the file, external data included.
         sha256: Hash of the file, hexadecimal.
+        inputs: What it takes.
+        outputs: What it gives.
         latency: Seconds of one run; None when it was not timed.
         speedup: Against the baseline; None for the baseline.
         agreement: With the original's outputs; None for the baseline.
@@ -100,6 +102,8 @@ class Row(StrictRecord):
     reason: str = ""
     size_bytes: int | None = None
     sha256: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
     latency: Latency | None = None
     speedup: Speedup | None = None
     agreement: Agreement | None = None

@@ -9,12 +9,14 @@ from optimize import wording as form
 from optimize.measure.environment import Environment
 from optimize.measure.quality import MOST_EMULATED
 from optimize.measure.statistics import SAMPLES_FOR
+from optimize.registry import targets
 from optimize.report import changes
 from optimize.report import document as doc
 from optimize.report.artifacts import artifacts, cards, charts, status_text, timed
-from optimize.report.model import LayerFigures, Report, Row, TraceStep
+from optimize.report.model import LayerFigures, Report, Row, TraceStep, file_name
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
+from optimize.targets.snippets import snippets
 
 #: Layers that a terminal names; the page has them all.
 FOREMOST = 5
@@ -55,6 +57,7 @@ def tell_run(report: Report) -> doc.Document:
         elsewhere(report),
         *_layers(report),
         *_types(report),
+        doc.Items(tuple(alone(report)), title="Run a file without this package", on=("html",)),
         doc.Facts(tuple(left_out(report)), title="Left out, and why", on=("html",)),
         doc.Items(tuple(map(_step, report.trace)), title="Passes"),
         doc.Text(changes.merge_summary(report.merges), "warn", on=("console",)),
@@ -76,6 +79,20 @@ def tell_run(report: Report) -> doc.Document:
         heading=f"Optimization of {model.source}",
         record=("report.json", report.model_dump_json()),
     )
+
+
+def alone(report: Report) -> Iterator[doc.Item]:
+    """Yield for each file the programs that run it in its runtime, with its own names, sizes and types."""
+    known = targets()
+    for row in report.rows:
+        if row.path is None or row.target not in known:
+            continue
+        name, said = file_name(row), report.model.preprocess
+        versions = report.environment.versions | row.versions
+        found = dict(snippets(known[row.target], name, row.inputs, row.outputs, versions, said))
+        codes = (doc.Code(text, f"{row.target}-{row.precision}-{language}") for language, text in found.items())
+        if found:
+            yield doc.Item(row.name, " and ".join(found), more=tuple(codes))
 
 
 def runs(report: Report) -> doc.Grid:

@@ -276,8 +276,9 @@ class Target(ABC):
         times_layers: Whether it tells, too, which layer each kernel serves.
         endings: How the names of files end that it opens as they are, in lower case.
         noun: What to call such a file.
-        alone: Python that makes of a ``path`` a function ``f`` from one array to the first output, without this
-            package; empty where files are for measuring here.
+        alone: Python that makes of a ``path`` a function ``f`` from arrays, one an input, to a list of the outputs,
+            without this package; empty where files are for measuring here.
+        alone_cpp: The same in C++, as templates of ``snippets.snippets``: of one input, and of the program.
         numerics: What INT8 means to the backend.
         integers_on: Where the runtime has kernels for its INT8 files, in words.
         without_bfloat16: What its bfloat16 files do on processors without such instructions, as sentences.
@@ -294,6 +295,7 @@ class Target(ABC):
     endings: ClassVar[tuple[str, ...]] = ()
     noun: ClassVar[str] = ""
     alone: ClassVar[str] = ""
+    alone_cpp: ClassVar[tuple[str, str]] = ("", "")
     numerics: ClassVar[Numerics] = USUAL
     integers_on: ClassVar[str] = "every x86 and ARM processor"
     without_bfloat16: ClassVar[str] = ""

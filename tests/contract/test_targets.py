@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,10 @@ FRESH = """
 import contextlib, json, sys
 import numpy as np
 for path, inputs, outputs in json.load(sys.stdin):
-    {loader}
+{loader}
     with sys.modules["torch"].inference_mode() if "torch" in sys.modules else contextlib.nullcontext():
         for x, y in zip(inputs, outputs):
-            np.save(y, f(np.load(x)))
+            np.save(y, f(np.load(x))[0])
 assert 'optimize' not in sys.modules and ('torch' in sys.modules) is {needs_torch}
 """
 
@@ -86,7 +87,7 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
             expected[outputs[-1]] = wanted(x).numpy()
             assert_agree(runner, x, expected[outputs[-1]], least_db)
         work.append((str(artifact.path), inputs, outputs))
-    script = FRESH.format(loader=backend.alone, needs_torch="torch" in backend.alone)
+    script = FRESH.format(loader=textwrap.indent(backend.alone, "    "), needs_torch="torch" in backend.alone)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", script],

@@ -44,9 +44,15 @@ class Eager(Target):
     summary = "Eager PyTorch: the baseline that speed-ups are quoted against; for measuring, not for deploying."
     support = Support(FLOATS)
     profiled = True
-    alone = (
-        "import torch; m = torch.export.load(path).module(); f = lambda x: m(torch.from_numpy(x))[0].detach().numpy()"
-    )
+    alone = """
+import torch
+
+model = torch.export.load(path).module()
+
+def f(*arrays):
+    with torch.inference_mode():
+        return [output.numpy() for output in model(*map(torch.from_numpy, arrays))]
+"""
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""

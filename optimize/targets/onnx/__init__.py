@@ -65,9 +65,41 @@ class Onnx(Target):
     profiled = times_layers = True
     endings: ClassVar[tuple[str, ...]] = (".onnx",)
     noun = "ONNX"
-    alone = (
-        "import onnxruntime; s = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']); "
-        "f = lambda x: s.run(None, {s.get_inputs()[0].name: x})[0]"
+    alone = """
+import onnxruntime
+
+session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+def f(*arrays):
+    return session.run(None, {entry.name: array for entry, array in zip(session.get_inputs(), arrays)})
+"""
+    alone_cpp = (
+        """\
+  std::vector<$type> data_$at($count);$free
+  const std::vector<int64_t> shape_$at{$sizes};
+  inputs.push_back(Ort::Value::CreateTensor<$type>(
+      memory, data_$at.data(), data_$at.size(), shape_$at.data(), shape_$at.size()));""",
+        """
+#include <onnxruntime_cxx_api.h>
+
+#include <cstdint>
+#include <iostream>
+#include <vector>
+
+int main() {
+  Ort::Env env;
+  Ort::Session session(env, $path, Ort::SessionOptions());
+  auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+  std::vector<Ort::Value> inputs;
+$feeds
+  const std::vector<const char*> names{$inputs};
+  const std::vector<const char*> wanted{$outputs};
+  auto found = session.Run(Ort::RunOptions(), names.data(), inputs.data(), inputs.size(), wanted.data(), wanted.size());
+  for (size_t at = 0; at < found.size(); ++at) {
+    std::cout << wanted[at] << " " << found[at].GetTensorTypeAndShapeInfo().GetElementCount() << " values\\n";
+  }
+}
+""",
     )
     numerics = ONNX_RUNTIME.numerics
     #: What executes it.
@@ -207,7 +239,7 @@ class _OnProvider(Onnx):
 
     profiled = times_layers = False
     endings = ()
-    alone = ""
+    alone, alone_cpp = "", ("", "")
 
     @property
     def device(self) -> str:

@@ -59,9 +59,37 @@ class OpenVINO(Target):
     profiled = True
     endings = (".xml",)
     noun = "OpenVINO"
-    alone = (
-        "import openvino; m = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'}); "
-        "f = lambda x: m([x])[0]"
+    alone = """
+import openvino
+
+model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+def f(*arrays):
+    found = model(list(arrays))
+    return [found[port] for port in model.outputs]
+"""
+    alone_cpp = (
+        """\
+  std::vector<$type> data_$at($count);$free
+  request.set_input_tensor($at, ov::Tensor(ov::element::from<$type>(), {$sizes}, data_$at.data()));""",
+        """
+#include <openvino/openvino.hpp>
+
+#include <cstdint>
+#include <iostream>
+#include <vector>
+
+int main() {
+  ov::Core core;
+  auto model = core.compile_model($path, "CPU", ov::hint::inference_precision(ov::element::f32));
+  auto request = model.create_infer_request();
+$feeds
+  request.infer();
+  for (size_t at = 0; at < model.outputs().size(); ++at) {
+    std::cout << model.output(at).get_any_name() << " " << request.get_output_tensor(at).get_shape() << "\\n";
+  }
+}
+""",
     )
     numerics = OPENVINO.numerics
     without_bfloat16 = _BFLOAT16

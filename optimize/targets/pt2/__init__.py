@@ -56,7 +56,15 @@ class PT2(Target):
     summary = "AOTInductor package, compiled for this CPU and this torch; float32, bfloat16 and static INT8."
     support = Support(("float32", "bfloat16"), ("static",), remark="Tied to the CPU and the torch release it is for.")
     profiled = True
-    alone = "import torch; m = torch._inductor.aoti_load_package(path); f = lambda x: m(torch.from_numpy(x))[0].numpy()"
+    alone = """
+import torch
+
+model = torch._inductor.aoti_load_package(path)
+
+def f(*arrays):
+    with torch.inference_mode():
+        return [output.numpy() for output in model(*map(torch.from_numpy, arrays))]
+"""
     noun = "AOTInductor package"
     portable = False
     without_bfloat16 = _WIDENED

@@ -47,7 +47,16 @@ class TorchScript(Target):
     profiled = True
     integers_on = "every x86 with AVX2"  # torch's engines for others lack the product that gives floats
     without_bfloat16 = _WIDENED
-    alone = "import torch; m = torch.jit.load(path); f = lambda x: m(torch.from_numpy(x)).detach().numpy()"
+    alone = """
+import torch
+
+model = torch.jit.load(path)
+
+def f(*arrays):
+    with torch.inference_mode():
+        found = model(*map(torch.from_numpy, arrays))
+    return [output.numpy() for output in (found if isinstance(found, tuple) else (found,))]
+"""
 
     def available(self) -> Availability:
         """Say that torch, which this package needs anyway, is all it takes."""

@@ -1,0 +1,108 @@
+"""The programs of a report: copied out of the page, run in fresh processes, compiled where there is a compiler."""
+
+import ast
+import html
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import optimize
+from optimize.registry import find_target
+from optimize.targets.base import TensorSpec
+from optimize.targets.snippets import snippets
+
+HEADERS = Path(__file__).parents[1] / "targets" / "headers"
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+TARGETS = ("torchscript", "onnx", "openvino")
+
+
+class TwoInputs(nn.Module):
+    """An image and token numbers, two outputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.table = nn.Conv2d(3, 4, 3), nn.Embedding(10, 4)
+
+    def forward(self, image: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        pooled = self.stem(image).mean((2, 3))
+        return {"logits": pooled + self.table(tokens).mean(1), "pooled": pooled}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder of a run and the programs of its page, by target and language."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    inputs = (torch.rand(2, 3, 8, 8), torch.randint(0, 10, (2, 5)))
+    optimize.optimize(TwoInputs().eval(), inputs, passes=[], targets=list(TARGETS), out=out)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    found = re.findall(r'<pre id="(\w+)-float32-([\w+]+)">(.*?)</pre>', page, re.DOTALL)
+    return out, {f"{target} {language}": html.unescape(text) for target, language, text in found}
+
+
+def _run(words: list[str], folder: Path, **more: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_program_of_the_page_runs_its_file_alone(target: str, programs: tuple[Path, dict[str, str]]) -> None:
+    out, found = programs
+    text = found[f"{target} Python"]
+    assert '"image": numpy.zeros((1, 3, 8, 8)' in text and "\"tokens\": numpy.zeros((1, 5), 'int64')" in text
+    check = "\nimport sys\nassert 'optimize' not in sys.modules\n"
+    shown = _run([sys.executable, "-P", "-W", "ignore", "-c", text + check], out)
+    assert shown.splitlines() == ["logits float32 (1, 4)", "pooled float32 (1, 4)"]
+
+
+def _flags(word: str) -> Iterator[str]:
+    spec = importlib.util.find_spec("openvino")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    if word == "include":
+        yield f"-I{folder / 'include'}"
+    else:
+        yield from (str(path) for path in sorted((folder / "libs").glob("libopenvino.so*"))[:1])
+        yield f"-Wl,-rpath,{folder / 'libs'}"
+
+
+@NEEDS_COMPILER
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs openvino, whose package has headers")
+def test_the_program_in_c_runs_an_openvino_file(programs: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    out, found = programs
+    (tmp_path / "run.cpp").write_text(found["openvino C++"])
+    words = [str(COMPILER), "-std=c++17", str(tmp_path / "run.cpp"), "-o", str(tmp_path / "run")]
+    _run([*words, *_flags("include"), *_flags("libs")], tmp_path)
+    assert _run([str(tmp_path / "run")], out).split("\n")[:2] == ["logits [1,4]", "pooled [1,4]"]
+
+
+@NEEDS_COMPILER
+def test_the_program_in_c_for_onnx_runtime_has_its_types_right(
+    programs: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """Against declarations: the runtime's package has no headers. It is neither linked nor run here."""
+    (tmp_path / "run.cpp").write_text(programs[1]["onnx C++"])
+    words = [str(COMPILER), "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", f"-I{HEADERS}", "run.cpp"]
+    _run(words, tmp_path)
+
+
+def test_names_are_quoted_and_what_numpy_lacks_has_no_program() -> None:
+    hostile = TensorSpec('x"); import os  #', ("batch\nimport os", 3), "float32")
+    made = dict(snippets(find_target("onnx"), 'a"\nimport os', [hostile], [hostile], {}, preprocess="size=8 mean=0.5"))
+    nodes = [node for node in ast.walk(ast.parse(made["Python"])) if isinstance(node, ast.Import)]
+    assert {alias.name for node in nodes for alias in node.names} == {"numpy", "onnxruntime"}
+    assert "pictures: size=8 mean=0.5" in made["Python"]
+    half = TensorSpec("x", (1, 3), "bfloat16")
+    assert not dict(snippets(find_target("onnx"), "a.onnx", [half], [half], {}))
+    assert not dict(snippets(find_target("tensorrt"), "a.engine", [hostile], [hostile], {}))
