@@ -30,9 +30,9 @@ def shot(page: Path, name: str, width: int, *flags: str) -> Image.Image:
         return opened.convert("RGB").crop((0, 0, width, 1400))
 
 
-def dom(page: Path) -> str:
+def dom(page: Path, *flags: str) -> str:
     """Return the page as it stands after its scripts ran."""
-    command = [str(CHROMIUM), *FLAGS, "--dump-dom", page.as_uri()]
+    command = [str(CHROMIUM), *FLAGS, *flags, "--dump-dom", page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
@@ -54,6 +54,25 @@ def test_pages_fit_a_phone_and_the_dark(report: Report, kind: str, tmp_path: Pat
     assert set(edge) == {phone.getpixel(corner)}
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to lay the page out")
+@pytest.mark.parametrize("kind", ["run", "bench"])
+def test_paper_shows_whole_tables_and_everything_unfolded(report: Report, kind: str, tmp_path: Path) -> None:
+    """The rules for paper are tried on a screen of A4's width, where a script can ask for widths and heights."""
+    page, told = tmp_path / "page.html", tell_run(report) if kind == "run" else tell_bench(benchmark())
+    text = html.render(told)
+    assert "h2, h3, figcaption" in text and "@page { size: A4" in text
+    probe = """<script>
+const held = [...document.querySelectorAll(".results, .drawing, pre, dl, th, td")];
+const cut = held.filter(e => e.scrollWidth > e.clientWidth + 1);
+const folded = [...document.querySelectorAll("details > :not(summary)")].filter(e => e.offsetHeight < 5);
+document.title = `cut ${cut.length} folded ${folded.length} of ${document.querySelectorAll("table, details").length}`;
+</script></body>"""
+    text = text.replace("@media print", "@media all").replace("@media screen and", "@media not all and")
+    page.write_text(text.replace("</body>", probe), encoding="utf-8")
+    shown = re.findall(r"<title>cut (\d+) folded (\d+) of (\d+)", dom(page, "--window-size=703,1000"))
+    assert [(cut, folded) for cut, folded, _ in shown] == [("0", "0")] and int(shown[0][2]) > 3
+
+
 def structure(text: str) -> None:
     """Check what makes a page legible on a phone, in the dark, offline and by a screen reader."""
     assert text.lstrip().startswith("<!doctype html>") and '<html lang="en">' in text
@@ -68,5 +87,7 @@ def structure(text: str) -> None:
 def test_the_script_runs_under_the_pages_own_policy(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     probe = "<script>document.title = String(document.querySelectorAll('button[data-copy]').length)</script></body>"
-    page.write_text(html.render(tell_run(report)).replace("</body>", probe), encoding="utf-8")
-    assert "<title>3</title>" in dom(page)
+    text = html.render(tell_run(report))
+    page.write_text(text.replace("</body>", probe), encoding="utf-8")
+    buttons = text.count("<button")
+    assert buttons > 3 and f"<title>{buttons}</title>" in dom(page)
