@@ -134,6 +134,7 @@ class Export:
         error: Why there is none.
         times: Of its layers by node name, where they were taken.
         errors: Of its layers, where they were needed.
+        stays: Why layers that took longer in INT8 are in INT8 all the same, by node name.
         notes: What was decided on the way to it.
     """
 
@@ -144,6 +145,7 @@ class Export:
     error: OptimizeError | None = None
     times: Mapping[str, LayerTime] = field(default_factory=dict)
     errors: tuple[LayerError, ...] = ()
+    stays: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

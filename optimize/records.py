@@ -114,6 +114,7 @@ class LayerCost:
         float_s: Seconds of it in the float file.
         int8_s: Seconds of it in the INT8 file, before layers were given back.
         sqnr_db: Of the outputs with this layer alone in INT8.
+        stays: Why it is in INT8 although it took longer there; empty where it did not, or went back to float.
     """
 
     layer: str
@@ -121,6 +122,7 @@ class LayerCost:
     float_s: float | None = None
     int8_s: float | None = None
     sqnr_db: float | None = None
+    stays: str = ""
 
     @property
     def saved_s(self) -> float | None:

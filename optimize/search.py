@@ -77,7 +77,12 @@ class Search:
         choices = [names for names in slow_choices(times) if export.plan.layers - set(names)]
         gains = self._gains(export, choices) if choices else []
         best = max(range(len(choices)), key=lambda index: _certain(gains[index]), default=None)
-        if best is None or _certain(gains[best]) < _WORTH_IT:
+        given = choices[best] if best is not None and _certain(gains[best]) >= _WORTH_IT else ()
+        tried = {name: gain for names, gain in zip(reversed(choices), reversed(gains), strict=True) for name in names}
+        export = replace(
+            export, stays={name: why for name, why in reasons_to_stay(times, tried).items() if name not in given}
+        )
+        if best is None or not given:
             return export
         reasons = {
             name: f"INT8 is slower than float here: {form.seconds(times[name].int8_s)} against "
@@ -150,6 +155,28 @@ class Search:
             return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met is not False
 
 
+def reasons_to_stay(times: Mapping[str, LayerTime], tried: Mapping[str, Speedup | None]) -> dict[str, str]:
+    """Return why each layer that took longer in INT8 may stay there, by node name, as a sentence without a full stop.
+
+    Args:
+        times: Of each layer by node name.
+        tried: How many times faster the file was with this layer, and maybe others, in float, by node name.
+    """
+    reasons = {}
+    for name in (name for name, time in times.items() if time.saved_s < 0):
+        gain = tried.get(name)
+        if gain is not None:
+            between = form.interval(gain.ratio, gain.ci_low, gain.ci_high)
+            faster = f"{form.ratio(gain.ratio)} as fast {between}"
+            why = f"with it in float the whole file is {faster}, which is not surely worth it"
+        elif times[name].is_slower:
+            why = "the file without it in INT8 could not be timed, or would have had no layer in INT8"
+        else:
+            why = "the difference is within the noise of two measurements"
+        reasons[name] = why
+    return reasons
+
+
 def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
     """Return a static INT8 program with the layers in float that a recipe names by their paths, with the reason.
 
@@ -192,14 +219,18 @@ def time_layers(
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
-def layer_costs(program: Program, times: Mapping[str, LayerTime], errors: Sequence[LayerError]) -> Iterable[LayerCost]:
+def layer_costs(
+    program: Program, times: Mapping[str, LayerTime], errors: Sequence[LayerError], stays: Mapping[str, str]
+) -> Iterable[LayerCost]:
     """Yield what is known of each weighted layer, in execution order; nothing where nothing was measured."""
     levels, paths = {error.name: error.sqnr_db for error in errors}, layer_paths(program.graph)
     for node in calls(program.graph, *WEIGHTED):
         time = times.get(node.name)
         if time is not None or node.name in levels:
             float_s, int8_s = (time.float_s, time.int8_s) if time is not None else (None, None)
-            yield LayerCost(paths[node.name], op_name(node), float_s, int8_s, levels.get(node.name))
+            plan = program.quantization
+            why = stays.get(node.name, "") if plan is not None and node.name in plan.layers else ""
+            yield LayerCost(paths[node.name], op_name(node), float_s, int8_s, levels.get(node.name), why)
 
 
 def one_sample(program: Program) -> list[np.ndarray]:

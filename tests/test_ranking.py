@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from optimize.costs import NodeCost
 from optimize.measure.layer_times import LayerTime
+from optimize.measure.runs import Speedup
 from optimize.quantization.sensitivity import LayerError
 from optimize.ranking import explain, fewest, rank, slow_choices
+from optimize.search import reasons_to_stay
 
 
 def error(name: str, noise: float) -> LayerError:
@@ -60,3 +62,17 @@ def test_neighbours_are_tried_together_the_greatest_loss_first() -> None:
     times = {"a": slow, "b": slow, "c": fast, "d": worst, "e": fast, "f": slow}
     assert slow_choices(times) == [["d"], ["d", "a", "b"], ["d", "a", "b", "f"]]
     assert slow_choices({"a": slow}) == [["a"]] and slow_choices({"a": fast}) == []
+
+
+def test_every_layer_that_is_slower_in_int8_has_a_reason_to_stay() -> None:
+    times = {
+        "fast": LayerTime(4e-6, 1e-6),
+        "noisy": LayerTime(1e-6, 2e-6),
+        "tried": LayerTime(1e-6, 2e-5, is_slower=True),
+        "untried": LayerTime(1e-6, 2e-5, is_slower=True),
+    }
+    found = reasons_to_stay(times, {"tried": Speedup(1.01, 0.99, 1.03), "untried": None})
+    assert set(found) == {"noisy", "tried", "untried"}
+    assert (
+        "within the noise" in found["noisy"] and "1.01×" in found["tried"] and "could not be timed" in found["untried"]
+    )

@@ -117,7 +117,7 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
 def _layers(exports: Sequence[Export]) -> Iterator[LayerFigures]:
     """Yield what the layers of each INT8 file cost."""
     for entry in exports:
-        for cost in layer_costs(entry.program, entry.times, entry.errors):
+        for cost in layer_costs(entry.program, entry.times, entry.errors, entry.stays):
             yield LayerFigures(row=f"{entry.target} {entry.precision}", **dataclasses.asdict(cost))
 
 

@@ -134,6 +134,11 @@ def _layers(report: Report) -> Iterator[doc.Section]:
             saved = [layer.saved_s for layer in found]
             yield layer_bars(name, [layer.layer for layer in found], levels, saved)
         yield _layer_grid(name, found, *doc.PAGES)
+    slower = ((layer, form.seconds(-(layer.saved_s or 0.0))) for layer in report.layers if layer.stays)
+    facts = tuple(
+        (f"{layer.row} {layer.layer}", f"{more} slower in INT8, and stays: {layer.stays}") for layer, more in slower
+    )
+    yield doc.Facts(facts, title="Slower in INT8, and why they stay")
 
 
 def _foremost(report: Report) -> Iterator[doc.Grid]:

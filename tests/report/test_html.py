@@ -11,7 +11,7 @@ from optimize import wording as form
 from optimize.report import html
 from optimize.report.artifacts import timed, tradeoff
 from optimize.report.charts import distributions
-from optimize.report.model import Report
+from optimize.report.model import LayerFigures, Report
 from optimize.report.run import tell_run
 
 
@@ -114,3 +114,9 @@ def test_a_report_without_figures_renders(report: Report) -> None:
     )
     assert "not run: no NVIDIA GPU" in html.render(tell_run(bare))
     assert distributions(timed(bare)) is None and tradeoff(bare) is None
+
+
+def test_a_layer_that_is_slower_in_int8_says_why_it_stays(report: Report) -> None:
+    layer = LayerFigures(layer="stem", op="conv2d", float_s=1e-5, int8_s=3e-5, stays="it <is>", row="onnx int8")
+    page = html.render(tell_run(report.model_copy(update={"layers": (layer,)})))
+    assert "onnx int8 stem" in page and "20.0 µs slower in INT8, and stays: it &lt;is&gt;" in page
