@@ -43,7 +43,8 @@ def test_contract(report: Report) -> None:
     assert {"environment", "baseline", "rows", "trace", "warnings"} <= set(found)
     row = found["rows"][1]
     assert set(row) == {
-        "target", "path", "precision", "status", "reason", "size_bytes", "sha256", "latency", "speedup", "agreement",
+        "target", "path", "precision", "status", "reason", "size_bytes", "sha256", "inputs", "outputs",
+        "latency", "speedup", "agreement",
         "accuracy", "peak_memory_bytes", "coverage", "notes", "versions", "bound", "layer_types", "providers",
         "cpu", "elsewhere",
     }  # fmt: skip
