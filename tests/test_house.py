@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 50_911, 355, 379
+MOST_LINES, MOST_FILES, MOST_CLASSES = 51_740, 357, 384
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -110,6 +110,7 @@ def cli() -> None:
 
 
 for _command in COMMANDS:
+    _command.callback = keeper.guarding(_command.callback)
     cli.add_command(_command)
 
 

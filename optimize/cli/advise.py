@@ -15,7 +15,7 @@ from optimize.report import ADVICE
 @options.judgement("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch
 @options.threads
-@options.output("--out", type=click.Path(path_type=Path), help="Folder for advice.json and advice.html, too.")
+@options.output("--out", type=options.Destination(ADVICE), help="Folder for advice.json and advice.html, too.")
 @options.factory
 @options.trust
 @options.input_shape
@@ -28,7 +28,7 @@ def advise(model: str, **given: Any) -> None:
     from optimize.opening import open_program
     from optimize.profile.artifacts import runtime_of
     from optimize.recipe import parse
-    from optimize.report.advice import FILES, AdviceRecord, tell_advice
+    from optimize.report.advice import AdviceRecord, tell_advice
     from optimize.report.files import save_all
     from optimize.transaction import check
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @options.timing(
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
-@click.option("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
+@options.data("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
 @options.preprocess
 @options.mean
 @options.std
@@ -70,15 +70,15 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     Without --runs and --seconds, 130 runs of each are wanted and the time is bounded; one of them alone is the only
     bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
     """
-    from optimize.report.bench import FILES, tell_bench
+    from optimize.report.bench import tell_bench
     from optimize.report.files import save_all
     from optimize.transaction import check
 
-    check(given["out"], FILES)
+    check(given["out"], BENCH)
     with options.phases() as phases:
         report = _measured(sources, given, phases.update)
     told = tell_bench(report)
-    page = save_all(given["out"], FILES, told, report)
+    page = save_all(given["out"], BENCH, told, report)
     options.tell(told, lambda: report)
     options.told("Benchmark", page)
     sys.exit(exit_code(report))

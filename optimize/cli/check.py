@@ -64,7 +64,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.targets("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @options.targets("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
 @options.model("--baseline", type=_file, help="Take the base from this file: BASE is left out.")
-@options.output("--save-baseline", type=_file, help="Store the candidate as the next base, unless it fails.")
+@options.output(
+    "--save-baseline", type=options.Destination(), help="Store the candidate as the next base, unless it fails."
+)
 @options.judgement(
     "--self-test", is_flag=True, help="Compare one model with itself 20 times: is this runner fit to gate?"
 )
@@ -74,7 +76,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
     help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
 )
 @options.model("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
-@options.output("--junit", type=_file, help="Write JUnit XML.")
+@options.output("--junit", type=options.Destination(), help="Write JUnit XML.")
 @options.output("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
 @options.trust
 def check(models: tuple[str, ...], **given: Any) -> None:

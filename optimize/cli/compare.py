@@ -84,7 +84,7 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
             phases.update,
             preprocessing=options.preprocessing(given),
             threshold_db=limit,
-            asked=given["threshold"] is not None,
+            asked=given["min_sqnr"] is not None,
             command=options.command_line(),
             **{name: given[name] for name in ("layers", "data", "input_shape", "trust")},
         )

@@ -72,10 +72,11 @@ def confine(context: click.Context) -> None:
         OptimizeError: A result cannot be written, or the model killed the process.
         SystemExit: The command has ended.
     """
+    given = {**context.meta, **context.params}
     outputs = [
-        (context.params[option.name], option.type)
+        (given[option.name], option.type)
         for option in context.command.params
-        if isinstance(option.type, Destination) and option.name and context.params[option.name] is not None
+        if isinstance(option.type, Destination) and option.name and given[option.name] is not None
     ]
     strangers = [word for word in _words(context) if os.path.exists(word)]
     if not strangers or _runs_code(context.params) or not can_confine():
@@ -132,6 +133,9 @@ def _runs_code(params: Mapping[str, Any]) -> bool:
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:
     """Give up this process's rights, and rely on the keeper."""
+    for transaction in transactions.values():
+        if transaction.lock is not None:
+            os.close(transaction.lock)  # the keeper's alone: with it ends what it was for
     tempfile.tempdir = os.environ["TMPDIR"] = str(work)
     places = {out: transaction.foreign for out, transaction in transactions.items()}
     keeping.rely_on(keeping.Keeper(requests, replies, work, places))

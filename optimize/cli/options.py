@@ -114,6 +114,19 @@ class Counts(Count):
         return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
 
 
+class Destination(click.Path):
+    """A place that a command writes to: a file, or a folder of results.
+
+    Args:
+        names: Files that such a folder consists of, as far as they are known; None for a file.
+        allow_dash: Take ``-`` for standard output.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, dir_okay=names is not None, allow_dash=allow_dash)
+        self.names = names
+
+
 class Cpus(click.ParamType):
     """Processors, such as ``0-3`` or ``0,2``."""
 
@@ -140,7 +153,7 @@ quiet = output("--quiet", "-q", is_flag=True, expose_value=False, callback=_kept
 json_file = output(
     "--json",
     "json_file",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    type=Destination(allow_dash=True),
     is_flag=False,
     flag_value="-",
     expose_value=False,

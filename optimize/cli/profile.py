@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 @options.passes("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
 @options.output("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
 @options.output(
-    "--out", type=click.Path(path_type=Path), help="Folder for profile.json, profile.html and roofline.svg, too."
+    "--out", type=options.Destination(PROFILE), help="Folder for profile.json, profile.html and roofline.svg, too."
 )
-@options.output("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
+@options.output("--trace", type=options.Destination(), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
 @options.factory
 @options.trust
 @options.input_shape
@@ -47,7 +47,7 @@ def profile(model: str, **given: Any) -> None:
     from optimize.transaction import check
 
     if given["out"]:
-        check(given["out"], FILES)
+        check(given["out"], PROFILE)
     with options.phases() as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)

@@ -61,4 +61,4 @@ def sensitivity(model: str, **given: Any) -> None:
         found = analyse(job, phases.update)
     told = tell_sensitivity(found)
     options.tell(told, lambda: found)
-    options.told("Sensitivity", save_all(given["out"], FILES, told, found))
+    options.told("Sensitivity", save_all(given["out"], SENSITIVITY, told, found))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @options.passes("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
 @options.output("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
 @options.output("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")
-@options.output("--out", type=click.Path(path_type=Path), help="Draw the graphs into this .svg or .html file instead.")
+@options.output("--out", type=options.Destination(), help="Draw the graphs into this .svg or .html file instead.")
 @options.output("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
 @options.passes("--fuse", is_flag=True, help="With --text: the graph after the passes.")
 def show(model: str, factory: str | None, trust: bool, input_shape: str | None, **given: Any) -> None:

@@ -141,7 +141,7 @@ def compare_here(
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
     if asked and samples.synthetic and any(entry.artifact.is_rounded for entry in pair.models):
-        raise UsageError(f"--threshold {threshold_db:g}: {form.NOT_JUDGED}.", hint="Add --data.")
+        raise UsageError(f"--min-sqnr {threshold_db:g}: {form.NOT_JUDGED}.", hint="Add --data.")
     found = measured.compare(*sides, samples, layers=layers, threshold_db=threshold_db, progress=tell)
     files = [
         ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
