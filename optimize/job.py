@@ -13,7 +13,7 @@ from optimize.data import Given, Samples
 from optimize.errors import OptimizeError, UsageError
 from optimize.measure.bound import Bound
 from optimize.measure.layer_times import LayerTime
-from optimize.passes.base import Pass
+from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Step
 from optimize.plan import Quantization
 from optimize.program import Program
@@ -79,6 +79,13 @@ class Job:
         if self.given_passes is not None:
             return list(self.given_passes)
         return [entry.build(calibration, self.recipe.keep, self.recipe.cpu) for entry in self.recipe.passes]
+
+    @property
+    def entrance(self) -> list[Pass]:
+        """The passes that change what the model takes: they run before data is opened."""
+        if self.given_passes is None:
+            return [entry.build(None) for entry in self.recipe.passes if entry.is_entrance]
+        return [entry for entry in self.given_passes if entry.stage is Stage.INPUT]
 
     @property
     def given_calibration(self) -> Given | None:

@@ -144,8 +144,9 @@ def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]
     worst, relative = 0.0, 0.0
     larger = [before.enlarged(before.batch or 1)] if before.is_resizable else []
     for inputs in (before.inputs, before.sample((before.batch or 1) + 1), *larger):
-        taken = [value.to(example.dtype) for value, example in zip(inputs, after.inputs, strict=True)]
-        expected, found = before.run(inputs), after.run(taken)
+        given, same = entry.pair(inputs)
+        taken = [value.to(example.dtype) for value, example in zip(same, after.inputs, strict=True)]
+        expected, found = before.run(given), after.run(taken)
         for want, got in zip(expected, found, strict=True):
             error, scale = output_error(want, got)
             worst = max(worst, error)

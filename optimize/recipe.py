@@ -25,7 +25,7 @@ from pydantic import (
 from optimize import bounds, named, processor, registry, texts
 from optimize.data.preprocessing import read_words
 from optimize.errors import Refused, UsageError, nearest
-from optimize.passes.base import Pass
+from optimize.passes.base import Pass, Stage
 from optimize.regular import shown
 from optimize.targets.base import Target
 
@@ -92,6 +92,11 @@ class PassEntry(BaseModel):
     def makes_integers(self) -> bool:
         """Whether the pass decides on integers, which processors may add up in their own ways."""
         return "cpu" in _fields(registry.find_pass(self.name))
+
+    @property
+    def is_entrance(self) -> bool:
+        """Whether the pass changes what the model takes."""
+        return registry.find_pass(self.name).stage is Stage.INPUT
 
     @property
     def needs_data(self) -> bool:

@@ -48,10 +48,17 @@ def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str
         "source_sha256": model.sha256 or "",
         "passes": json.dumps([{entry.name: entry.options} for entry in recipe.passes]),
         "preprocess": datasets.preprocessing,
+        "included": included(recipe),
         "sqnr_db": "" if agreement is None or not agreement.judged else f"{agreement.sqnr_db:.1f}",
         "accuracy": "" if accuracy is None else f"{accuracy.metric} {accuracy.value:.4f} of {accuracy.samples}",
     }
     return {key: text for key, text in said.items() if text}
+
+
+def included(recipe: Recipe) -> str:
+    """Return the words of ``--preprocess`` that the files of a recipe follow themselves; empty where they do not."""
+    found = (entry.build(None) for entry in recipe.passes if entry.is_entrance)
+    return " ".join(entry.included for entry in found)
 
 
 def labelled(export: Export, said: Mapping[str, str]) -> Export:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -126,15 +126,19 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
     check(job.out, (*FILES, RECIPE))
-    model = open_program(job, tell)
+    captured = open_program(job, tell)
+    entered = enter(captured.program, job.entrance)
+    model = replace(captured, program=entered.program)
     datasets = open_datasets(
         job.recipe,
         model.program,
         evaluate=job.evaluate,
         calibrate=job.given_calibration,
     )
-    calibration = calibration_data(job, model.program, datasets, tell)
-    variants = transform(model.program, job.passes(calibration), job.recipe.targets, tell)
+    calibration = calibration_data(job, captured.program, datasets, tell)
+    passes = [entry for entry in job.passes(calibration) if entry.stage is not Stage.INPUT]
+    plain, *others = transform(model.program, passes, job.recipe.targets, tell)
+    variants = [replace(plain, steps=(*entered.steps, *plain.steps)), *others]
     with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
         search = Search(job, model.program, baseline, datasets, tell)
@@ -179,6 +183,21 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
                     export = search.give_back_for_bound(export)
             exports.append(export)
     return exports
+
+
+def enter(program: Program, passes: Sequence[Pass]) -> Trace:
+    """Run the passes that change what a program takes.
+
+    Raises:
+        Refused: One has nothing to change, which its user must know.
+        VerificationFailed: The program after it answers otherwise.
+    """
+    trace = Pipeline(passes).run(program)
+    for step in trace.steps:
+        if not step.outcome.rewrites:
+            why = "; ".join(skip.reason for skip in step.outcome.skips)
+            raise Refused(f"{step.pass_name} cannot be: {why}.", hint="Leave it out, and prepare the inputs outside.")
+    return trace
 
 
 def transform(
@@ -269,7 +288,15 @@ def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progr
         return datasets.calibration
     if not any(entry.needs_data for entry in job.recipe.passes):
         return None
-    return synthesize(program, progress=tell)
+    made = synthesize(program, progress=tell)
+    for entry in job.entrance:
+        made = made.given_as(_behind(entry))
+    return made
+
+
+def _behind(entry: Pass) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Return what makes inputs of the program behind a pass of those before it."""
+    return lambda inputs: entry.pair(inputs)[1]
 
 
 def _export(program: Program, precision: str, target: Target, path: Path, tell: Progress) -> Export:

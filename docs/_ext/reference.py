@@ -154,7 +154,7 @@ _COMMON = {
     "mixed": "Go on from static INT8: what is not in integers is cast.",
 }
 _STAGES = {
-    Stage.SOURCE: "Runs on the module.",
+    Stage.INPUT: "Changes what the model takes; runs first, and data is opened for what comes out.",
     Stage.GRAPH: "Runs on the float graph, before any precision.",
     Stage.PRECISION: "Decides a precision; runs after the passes of the graph.",
     Stage.SCRIPT: "Runs last.",

@@ -113,10 +113,10 @@ def put_through(
         seed: Of the noise.
     """
     able = [subject for subject in subjects if subject.places]
-    own = zip(able[0].places, able[0].artifact.inputs, strict=True) if able else ()
+    own = zip(able[0].places, able[0].given, strict=True) if able else ()
     entries = sorted(own, key=lambda entry: entry[0])
     specs = tuple(dataclasses.replace(spec, shape=("batch", *spec.shape[1:])) for _, spec in entries)
-    said = next((subject.artifact.preprocess for subject in able if subject.artifact.preprocess), "")
+    said = next(filter(None, (subject.artifact.preprocess for subject in able if not subject.outside)), "")
     return Asked(specs, data, preprocessing=preprocessing, said=said, seed=seed)
 
 

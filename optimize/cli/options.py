@@ -238,6 +238,30 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def including(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pass that takes what the options say of pictures into the files.
+
+    Raises:
+        UsageError: They do not say it, or name code for it.
+    """
+    found = preprocessing(options)
+    if "transform" in found:
+        raise UsageError(
+            f"--include-preprocess cannot take '{shown(found['transform'])}' into a file: it is code.",
+            hint="Say what it does in words: --preprocess 'resize=256 size=224 mean=0.5,0.5,0.5 std=0.5,0.5,0.5'.",
+        )
+    if missing := next((word for word in ("mean", "std") if word not in found), None):
+        raise UsageError(
+            f"--include-preprocess puts mean and std into the files, and nothing says the {missing}.",
+            hint="Add --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (ImageNet's), or 0,0,0 and 1,1,1 for [0, 1].",
+        )
+    from optimize.data import ImagePreprocessing
+
+    image = ImagePreprocessing.read(found)
+    given = {"mean": list(image.mean), "std": list(image.std), "order": image.order}
+    return chosen((True, "IncludePreprocess", {word: value for word, value in given.items() if value != "rgb"}))
+
+
 def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     """Return the options that say how images become arrays, those that were given.
 

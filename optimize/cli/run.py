@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 @options.preprocess
 @options.mean
 @options.std
+@options.data(
+    "--include-preprocess",
+    is_flag=True,
+    help="Files take uint8 [N, H, W, C] pictures: order, scaling, --mean and --std (or --preprocess) are in the graph.",
+)
 @options.passes("--fuse", is_flag=True, help="Merge parallel branches, then fold BatchNorm.")
 @options.passes(
     "--reparam/--no-reparam", default=None, help="Merge parallel branches (RepVGG, ACNet); implied by --fuse."
@@ -205,6 +210,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
             "--effort says what static INT8 may take to make.", hint="Add --int8; recipes name the passes."
         )
     return [
+        *(options.including(given) if given["include_preprocess"] else ()),
         *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
         *options.chosen((given["prune"], "PruneChannels", {"ratio": given["prune"]})),
         *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),

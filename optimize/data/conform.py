@@ -33,6 +33,12 @@ class InputSpec:
         """The dtype as torch's object."""
         return getattr(torch, self.dtype)
 
+    @property
+    def is_picture(self) -> bool:
+        """Whether it takes pictures as decoders give them: uint8 ``[H, W, C]`` in RGB, or of grey."""
+        shape = self.shape
+        return self.dtype == "uint8" and len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
+
 
 @dataclass(frozen=True)
 class Batch:

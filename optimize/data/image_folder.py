@@ -70,7 +70,7 @@ class ImageFolder:
 
     def _prepared(self, file: Path) -> torch.Tensor:
         """Return one image as the model takes it."""
-        is_grey = (self.spec.shape[0] or len(self.image.mean)) == 1
+        is_grey = (_sizes(self.spec)[0] or len(self.image.mean)) == 1
         picture = _decoded(file, "L" if is_grey else "RGB")
         try:
             prepared = self.image.prepared(picture, self.size, self.spec)
@@ -84,7 +84,7 @@ class ImageFolder:
     @property
     def prepared(self) -> str:
         """How they become inputs, in one line."""
-        return self.image.text(self.size)
+        return self.image.text(self.size, pixels=self.spec.is_picture)
 
 
 class _Watched(io.BytesIO):
@@ -194,6 +194,11 @@ def _images(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
+def _sizes(spec: InputSpec) -> tuple[int | None, ...]:
+    """Return channels, height and width of an input; None for what is free."""
+    return (spec.shape[-1], *spec.shape[:-1]) if spec.is_picture else spec.shape
+
+
 def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> tuple[int, int]:
     """Return height and width of the crop after checking that the model takes such images."""
     shape = specs[0].shape
@@ -203,7 +208,7 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
             f"'{folder}' is a folder of images, but the model takes {shapes} and not one image [C, H, W].",
             hint="Give the data as an .npz or as package.module:callable.",
         )
-    channels, height, width = shape
+    channels, height, width = _sizes(specs[0])
     if image.transform is not None:  # what it returns is looked at, picture by picture
         return height or 0, width or 0
     if channels is None and image.size:
@@ -213,7 +218,8 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
             f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
             hint="Give --input-shape, such as 3,224,224, or --preprocess size=224.",
         )
-    if channels not in (1, 3) or not len(image.mean) == len(image.std) == channels:
+    counted = specs[0].is_picture or len(image.mean) == len(image.std) == channels
+    if channels not in (1, 3) or not counted:
         raise UsageError(
             f"Input '{specs[0].name}' has {channels} channels, the image preprocessing {len(image.mean)} means and "
             f"{len(image.std)} standard deviations.",

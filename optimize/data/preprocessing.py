@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: Pixels that are moved or stretched by more are all one number in float32.
 _MOST_SHIFT = 1e6
 _MOST_SIDE = 1 << 16
+_LONGEST = 4096
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 ORDERS = ("rgb", "bgr")
 
@@ -95,8 +96,18 @@ class ImagePreprocessing:
             found["name"] = given["transform"]
         return cls(**found)
 
-    def text(self, size: tuple[int, int]) -> str:
-        """Return it as ``--preprocess`` takes it, nothing left to defaults, for pictures of this size."""
+    @property
+    def inside(self) -> str:
+        """The words that a file which takes pixels (``InputSpec.is_picture``) follows itself."""
+        return _said({"mean": self.mean, "std": self.std, "order": self.order})
+
+    def text(self, size: tuple[int, int], *, pixels: bool = False) -> str:
+        """Return it as ``--preprocess`` takes it, nothing left to defaults, for pictures of this size.
+
+        Args:
+            size: Height and width.
+            pixels: Leave out what a file does itself that takes pixels.
+        """
         if self.name:
             return self.name
         resize = self.resize or (_before_crop(min(size), self.crop),)
@@ -104,11 +115,8 @@ class ImagePreprocessing:
             "resize": "x".join(map(str, resize)),
             "size": "x".join(map(str, dict.fromkeys(size))),
             "interpolation": self.interpolation,
-            "mean": ",".join(f"{number:g}" for number in self.mean),
-            "std": ",".join(f"{number:g}" for number in self.std),
-            "order": self.order,
         }
-        return " ".join(f"{word}={value}" for word, value in words.items())
+        return _said(words) if pixels else f"{_said(words)} {self.inside}"
 
     def prepared(self, picture: Image.Image, size: tuple[int, int], spec: InputSpec) -> torch.Tensor:
         """Return a picture as the model takes it: ``[C, H, W]``.
@@ -118,13 +126,29 @@ class ImagePreprocessing:
         """
         if self.transform is not None:
             return self._transformed(picture, self.transform)
-        pixels = np.asarray(self._cropped(picture, size))
-        channels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[:: -1 if self.order == "bgr" else 1]
-        raw = torch.from_numpy(np.array(channels))
-        if spec.torch_dtype == torch.uint8:
+        raw = torch.from_numpy(np.array(self._cropped(picture, size)))
+        raw = raw[..., None] if raw.dim() == 2 else raw
+        if spec.is_picture:
             return raw
+        if spec.torch_dtype == torch.uint8:
+            return self._arranged(raw)
+        return self.normalized(raw).to(spec.torch_dtype)
+
+    def _arranged(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels ``[..., H, W, C]`` as ``[..., C, H, W]``, in the order that the model takes its channels in."""
+        channels = pixels.movedim(-1, -3)
+        return channels.flip(-3) if self.order == "bgr" else channels.contiguous()
+
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return uint8 pixels ``[..., H, W, C]`` in RGB as what the model takes, float32 ``[..., C, H, W]``."""
         mean, std = (torch.tensor(numbers).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
-        return ((raw.to(torch.float32) / 255 - mean) / std).to(spec.torch_dtype)
+        return (self._arranged(pixels).to(torch.float32) / 255 - mean) / std
+
+    def pixels(self, taken: torch.Tensor) -> torch.Tensor:
+        """Return the pixels that come nearest to what the model takes: the inverse of ``normalized``."""
+        mean, std = (torch.tensor(numbers).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
+        channels = ((taken.to(torch.float32) * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        return (channels.flip(-3) if self.order == "bgr" else channels).movedim(-3, -1).contiguous()
 
     def _cropped(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
         from PIL import Image
@@ -198,6 +222,31 @@ def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
     if "transform" in text and len(text) > 1:
         raise ValueError("a transform does all of it; nothing else is said beside it")
     return {word: ",".join(map(str, value)) if isinstance(value, list) else str(value) for word, value in text.items()}
+
+
+def included(text: str) -> ImagePreprocessing:
+    """Read what ``ImagePreprocessing.inside`` wrote, which may come from anybody's file: numbers and an order alone.
+
+    Raises:
+        Refused: It is something else.
+    """
+    try:
+        words = read_words(text[:_LONGEST])
+        if words.keys() <= {"mean", "std", "order"}:
+            return ImagePreprocessing.read(words)
+    except (ValueError, UsageError):
+        pass
+    raise Refused(f"A file says of itself that it prepares pictures by '{shown(text[:80])}', which nobody can follow.")
+
+
+def _said(words: Mapping[str, Any]) -> str:
+    """Return words as ``--preprocess`` takes them.
+
+    >>> _said({"size": "224", "std": (0.5, 0.25, 0.5)})
+    'size=224 std=0.5,0.25,0.5'
+    """
+    texts = (value if isinstance(value, str) else ",".join(f"{each:g}" for each in value) for value in words.values())
+    return " ".join(f"{word}={text}" for word, text in zip(words, texts, strict=True))
 
 
 def _before_crop(side: int, crop: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ class Samples:
         if batch_size < 1:
             raise UsageError(f"A batch must have at least 1 sample, not {batch_size}.")
         return _rebatched(self.chunks(), batch_size)
+
+    def given_as(self, change: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Samples:
+        """Return the same samples, their inputs changed."""
+        chunks = self.chunks
+        return replace(self, chunks=lambda: (replace(each, inputs=tuple(change(each.inputs))) for each in chunks()))
 
 
 #: What a Python caller gives as samples: anything that yields batches whenever it is read.

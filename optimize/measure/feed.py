@@ -32,6 +32,8 @@ JUDGED_NOISE, DATA_SAMPLES = 8, 256
 LABELLED_BATCH = 8
 #: Tokens that an integer input may name where no file gives a limit.
 _TOKENS = 2
+#: Numbers that a colour of a pixel may be.
+_PIXELS = 256
 #: Flat inputs of a batch, and its labels where there are some.
 Arrays = tuple[list[np.ndarray], np.ndarray | None]
 
@@ -235,6 +237,9 @@ def _drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.n
         shape = bounds.sizes((first if isinstance(first, int) else batch, *map(int, others)))
     except ValueError as error:
         raise Refused(f"Input '{spec.name}' is too large: {error}.") from error
+    from optimize.data import InputSpec
+
     if spec.dtype in FLOATS:
         return generator.standard_normal(shape, np.float32)
-    return generator.integers(0, spec.tokens or _TOKENS, shape).astype(spec.dtype)
+    most = _PIXELS if InputSpec(spec.name, shape[1:], spec.dtype).is_picture else spec.tokens or _TOKENS
+    return generator.integers(0, most, shape).astype(spec.dtype)

@@ -134,7 +134,8 @@ class Side:
     ) -> list[np.ndarray]:
         """Run something of the file's as ``run`` does."""
         with running(self.subject.artifact.path):
-            return run(self.subject.arranged(arrays) if self.runner.artifact.inputs else arrays)
+            told = self.runner.artifact.inputs or self.subject.outside
+            return run(self.subject.arranged(arrays) if told else arrays)
 
 
 def open_file(path: Path, *, trust: bool) -> Subject | None:

@@ -32,6 +32,7 @@ class Subject:
         loading: What a worker must know to load it beside the artifact.
         places: Of its inputs among those that all agree on.
         interpreter: Python of its own environment; None for this one.
+        outside: Words of ``--preprocess`` by which the pictures that the others take become its input.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Subject:
     loading: Mapping[str, Any] = field(default_factory=dict)
     places: tuple[int, ...] = ()
     interpreter: Path | None = None
+    outside: str = ""
 
     @property
     def missing(self) -> str:
@@ -51,8 +53,18 @@ class Subject:
         """The only batch it takes; None where the batch is free."""
         return fixed_batch(self.artifact.inputs)
 
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """What ``arranged`` takes, in this file's own order: its inputs, or the picture that becomes its input."""
+        if not self.outside:
+            return self.artifact.inputs
+        (spec,) = self.artifact.inputs
+        batch, channels, *sizes = spec.shape
+        return (replace(spec, shape=(batch, *sizes, channels), dtype="uint8"),)
+
     def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return arrays that were made for the agreed inputs in this file's own order and types."""
+        arrays = [_prepared(array, self.outside) for array in arrays] if self.outside else arrays
         wanted = zip(self.places or range(len(arrays)), self.artifact.inputs, strict=True)
         return [arrays[place].astype(element_type(spec.dtype), copy=False) for place, spec in wanted]
 
@@ -64,7 +76,8 @@ class AgreedPair:
     Attributes:
         base: What may be replaced, or is taken for the truth.
         candidate: What would replace it.
-        specs: What both take, in the base's order and types; the batch is a number where a file fixes it.
+        specs: What both take, in the base's order and types, pictures where one of them prepares those itself; the
+            batch is a number where a file fixes it.
     """
 
     base: Subject
@@ -79,7 +92,8 @@ class AgreedPair:
     @property
     def preprocess(self) -> str:
         """How pictures become inputs, as the base says it, or the candidate; empty where neither does."""
-        return self.base.artifact.preprocess or self.candidate.artifact.preprocess
+        told = (model.artifact.preprocess for model in self.models if not model.outside)
+        return next(filter(None, told), "")
 
     @property
     def fixed_batch(self) -> int | None:
@@ -135,7 +149,7 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     if len(batches) > 1:
         raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
     first, second = agreed_inputs([base, candidate], input_shape)
-    specs = first.artifact.inputs
+    specs = first.given
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
     return AgreedPair(first, second, specs)
@@ -150,7 +164,9 @@ def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[
         Refused: They do not take the same inputs, or an input without a batch.
         UsageError: Nothing says what they take, or a size is left free.
     """
-    opened = [subject for subject in subjects if subject.artifact.inputs]
+    words = next((subject.artifact.included for subject in subjects if subject.artifact.included), "")
+    subjects = [subject if subject.artifact.included else replace(subject, outside=words) for subject in subjects]
+    opened = [subject for subject in subjects if subject.artifact.inputs and not subject.outside]
     known = [_free_batch(subject.artifact.inputs) for subject in opened]
     known = [_ordered(entry, known[0]) for entry in known]
     for subject, entry in zip(opened[1:], known[1:], strict=True):
@@ -160,7 +176,7 @@ def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[
                 f"'{subject.artifact.path}' takes {_listed(entry)}.",
                 hint="Compare files of one model.",
             )
-    if input_shape is not None:
+    if input_shape is not None and not (words and known):  # it says what those take that are prepared for
         known.append(_given(input_shape, known[0] if known else ()))
     if not known:
         raise UsageError("No file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
@@ -218,6 +234,9 @@ def _merged(one: TensorSpec, other: TensorSpec) -> TensorSpec:
 
 def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
     """Return a subject with the sizes that all agree on; its inputs are found by name, else in order."""
+    if subject.outside:
+        unprepared = _before_pixels(subject, specs[0])
+        return replace(subject, artifact=replace(subject.artifact, inputs=(unprepared,)), places=(0,))
     own, names = subject.artifact.inputs or tuple(specs), [spec.name for spec in specs]
     by_name = {spec.name for spec in own} == set(names)
     places = tuple(names.index(spec.name) if by_name else index for index, spec in enumerate(own))
@@ -226,6 +245,34 @@ def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
         for spec, place in zip(own, places, strict=True)
     )
     return replace(subject, artifact=replace(subject.artifact, inputs=inputs), places=places)
+
+
+def _before_pixels(subject: Subject, picture: TensorSpec) -> TensorSpec:
+    """Return what a subject takes that is to be prepared outside, of the pictures that the others take.
+
+    Raises:
+        Refused: It takes something else.
+    """
+    batch, *sizes, channels = picture.shape
+    wanted = TensorSpec(picture.name, (batch, channels, *sizes), "float32")
+    own = subject.artifact.inputs or (wanted,)
+    if len(own) != 1 or not alike(_free_batch(own)[0], wanted):
+        raise Refused(
+            f"The files do not take the same inputs: one takes pictures, {_listed([picture])}, and "
+            f"'{subject.artifact.path}' takes {_listed(own)}, which they cannot be prepared for.",
+            hint="Compare files of one model.",
+        )
+    return replace(own[0], shape=(own[0].shape[0], *wanted.shape[1:]))
+
+
+def _prepared(pixels: np.ndarray, words: str) -> np.ndarray:
+    """Return uint8 pictures ``[N, H, W, C]`` as a model takes them, by words that a file says."""
+    import torch
+
+    from optimize.data.preprocessing import included
+
+    prepared: np.ndarray = included(words).normalized(torch.from_numpy(pixels)).numpy()
+    return prepared
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

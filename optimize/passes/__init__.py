@@ -5,6 +5,7 @@ from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.passes.equalize_channels import EqualizeChannels
 from optimize.passes.fuse_bn_sign import FuseBNSign
 from optimize.passes.fuse_conv_bn import FuseConvBN
+from optimize.passes.include_preprocessing import IncludePreprocess
 from optimize.passes.pair_channels import PairChannels
 from optimize.passes.prune_channels import PruneChannels
 from optimize.passes.prune_weights import PruneWeights
@@ -23,6 +24,7 @@ __all__ = [
     "EqualizeChannels",
     "FuseBNSign",
     "FuseConvBN",
+    "IncludePreprocess",
     "PairChannels",
     "PruneChannels",
     "PruneWeights",

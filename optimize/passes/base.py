@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import ClassVar
 
+import torch
 from torch import fx
 
 from optimize import graph, ops, processor
@@ -20,7 +22,7 @@ from optimize.records import MergeOutlook, Rewrite, Skip
 class Stage(IntEnum):
     """When a pass may run; a pipeline's stages never decrease."""
 
-    SOURCE = 0
+    INPUT = 0
     GRAPH = 1
     PRECISION = 2
     SCRIPT = 3
@@ -86,9 +88,21 @@ class Pass(ABC):
         return None
 
     @property
+    def included(self) -> str:
+        """The words of ``--preprocess`` that it takes into the graph; mostly none."""
+        return ""
+
+    @property
     def continues(self) -> bool:
         """Whether it goes on from the INT8 variant before it; a precision pass else starts from the float program."""
         return False
+
+    def pair(self, inputs: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Return flat inputs of the program before, and the same as the one after takes them (but for casts).
+
+        Both are the given ones, unless the pass changes what a program takes.
+        """
+        return inputs, inputs
 
     def suited_to(self, target: str) -> Pass:
         """Return the pass for a program that one target is to write; itself, where targets do not differ to it."""

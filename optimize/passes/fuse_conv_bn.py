@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -64,7 +64,7 @@ class FuseConvBN(Pass):
         module = program.graph_module
         known = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
         rewrites: list[Rewrite] = []
-        while found := [*_store_computed(module), *_fold_after(module), *_fold_before(module)]:
+        while found := [*_store_computed(module), *_fold_after(module), *fold_before(module, module.graph.nodes)]:
             rewrites += found
         if rewrites:
             graph.remove_unused(module)
@@ -85,9 +85,9 @@ def _fold_after(module: fx.GraphModule) -> Iterator[Rewrite]:
             yield _fold(module, node, operator, folded)
 
 
-def _fold_before(module: fx.GraphModule) -> Iterator[Rewrite]:
-    """Fold what stands before a layer, in reverse order, so that a chain folds from its layer back."""
-    for node in reversed(list(graph.calls(module.graph, *channelwise.OPERATORS))):
+def fold_before(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Rewrite]:
+    """Fold those nodes that stand before a layer, in reverse order, so that a chain folds from its layer back."""
+    for node in reversed(list(nodes)):
         operator = channelwise.read(module, node)
         folded = "" if operator is None else _into_layer_after(module, node, operator)
         if operator is not None and isinstance(folded, Folded):

@@ -13,6 +13,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
+from optimize.replay import included
 from optimize.report.model import (
     DISAGREES_DB,
     FLOAT_DISAGREES_DB,
@@ -82,6 +83,7 @@ def assemble(
             macs=change.before.stats.macs,
             inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in baseline.inputs),
             preprocess=datasets.preprocessing or None,
+            included=included(recipe) or None,
         ),
         calibration=CalibrationRecord.model_validate(calibrations[0]) if calibrations else None,
         environment=machine,

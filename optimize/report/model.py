@@ -225,6 +225,7 @@ class ModelRecord(StrictRecord):
         macs: Multiply-accumulates of one sample.
         inputs: Name, type and shape of each input, as text.
         preprocess: How pictures became inputs, as ``--preprocess`` takes it; None where there were none.
+        included: Which of that the files do themselves, which take uint8 pictures; None where they do not.
     """
 
     source: str
@@ -233,6 +234,7 @@ class ModelRecord(StrictRecord):
     sha256: str | None = None
     inputs: tuple[str, ...] = ()
     preprocess: str | None = None
+    included: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from optimize.registry import targets
 from optimize.report import changes
 from optimize.report import document as doc
 from optimize.report.artifacts import artifacts, cards, charts, status_text, timed
-from optimize.report.model import LayerFigures, Report, Row, TraceStep, file_name
+from optimize.report.model import LayerFigures, ModelRecord, Report, Row, TraceStep, file_name
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import LayerTypes
 from optimize.targets.snippets import snippets
@@ -50,7 +50,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.only(warnings, *doc.PAGES),
         artifacts(report),
         doc.Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
-        doc.Facts((("Pictures", model.preprocess),) if model.preprocess else (), on=("console",)),
+        doc.Facts(tuple(_pictures(model)), on=("console",)),
         doc.Text(NOTE, "dim", on=doc.PAGES),
         doc.Charts(tuple(charts(report)), title="Latency and quality"),
         runs(report),
@@ -266,14 +266,21 @@ def _covered(row: Row) -> doc.Item:
     )
 
 
+def _pictures(model: ModelRecord) -> Iterator[tuple[str, str]]:
+    """Yield how pictures become inputs, and which of that the files do themselves."""
+    if model.preprocess:
+        yield "Pictures", model.preprocess
+    if model.included:
+        yield "In the files", f"{model.included}; they take uint8 [N, H, W, C] in RGB. Decode, resize and cut outside."
+
+
 def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
     """Return what was optimized, as (name, text)."""
     model = report.model
     facts = [("Model", model.source), ("Parameters", form.count(model.parameters)), ("MACs", form.count(model.macs))]
     if model.inputs:
         facts.append(("Inputs", ", ".join(model.inputs)))
-    if model.preprocess:
-        facts.append(("Pictures", model.preprocess))
+    facts += _pictures(model)
     if model.sha256:
         facts.append(("SHA-256", model.sha256))
     if report.calibration:

@@ -177,6 +177,7 @@ class Artifact:
         cpu: The processors its integers were made for (``processor.CPUS``), as the file says itself; empty of floats,
             and where nothing says it.
         preprocess: How pictures become its inputs, in the words of ``--preprocess``, as the file says itself.
+        included: What it does of that by itself, likewise; it takes uint8 ``[N, H, W, C]`` then.
     """
 
     target: str
@@ -198,6 +199,7 @@ class Artifact:
     missing: str = ""
     cpu: str = ""
     preprocess: str = ""
+    included: str = ""
 
     @property
     def is_rounded(self) -> bool:

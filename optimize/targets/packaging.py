@@ -117,6 +117,7 @@ def open_archive(target: Target, path: Path, *, trust: bool) -> Artifact:
         describe_file(target.name, path, trust=trust),
         cpu=processor.known(said_in_archive(path, "cpu")),
         preprocess=said_in_archive(path, "preprocess"),
+        included=said_in_archive(path, "included"),
     )
 
 

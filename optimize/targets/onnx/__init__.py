@@ -172,6 +172,7 @@ $feeds
             precision=precision_of(model),
             cpu=processor.known(said.get("cpu", "")),
             preprocess=said.get("preprocess", ""),
+            included=said.get("included", ""),
         )
 
     def label(self, path: Path, said: Mapping[str, str]) -> None:

@@ -156,7 +156,8 @@ $feeds
 
         said = check_ir(path, trust=trust)
         found = describe_file(self.name, path, self.files(path), trust=trust)
-        found = replace(found, cpu=said.cpu, preprocess=said.preprocess, precision=said.precision)
+        found = replace(found, cpu=said.cpu, precision=said.precision)
+        found = replace(found, preprocess=said.preprocess, included=said.included)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))
         except OptimizeError as error:

@@ -54,12 +54,14 @@ class Body:
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
         cpu: The processors that integers were made for, where the file says it; of the outermost graph.
         preprocess: How pictures become its inputs, likewise.
+        included: What it does of that by itself, likewise.
     """
 
     layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
     cpu: str = ""
     preprocess: str = ""
+    included: str = ""
 
     @property
     def precision(self) -> str:
@@ -129,8 +131,8 @@ class _Reader:
             self._join(attributes)
         elif self._open == ["net", "rt_info", "optimize", "cpu"]:
             self.net.cpu = processor.known(attributes.get("value", ""))
-        elif self._open == ["net", "rt_info", "optimize", "preprocess"]:
-            self.net.preprocess = attributes.get("value", "")
+        elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in ("preprocess", "included"):
+            setattr(self.net, name, attributes.get("value", ""))
 
     def end(self, name: str) -> None:
         """Take in the end of an element."""
