@@ -76,6 +76,8 @@ STREAMS = CountRange("callers at the same time", 1, _AT_ONCE)
 BATCH = CountRange("samples in one run", 1, 4096)
 RESTARTS = CountRange("restarts", 1, 1000)
 RUNS = CountRange("timed runs", 1, 1_000_000)
+#: Of ONNX files: below, and above, torch's exporter writes no layer that integers fit. A test runs both ends.
+OPSET = CountRange("the opset", 18, 25)
 #: What every generator of random numbers takes.
 SEED = CountRange("the seed", 0, 2**32 - 1)
 PROCESSOR = CountRange("a processor's number", 0, 8191)

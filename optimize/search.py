@@ -135,7 +135,7 @@ class Search:
         self.progress("time files without slow layers", 0.0)
         plans = [export.plan.without(dict.fromkeys(names, "INT8 may be slower")) for names in choices]
         with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-            trials = find_target(export.target).export_plans(export.program, plans, Path(folder))
+            trials = self.job.recipe.target(export.target).export_plans(export.program, plans, Path(folder))
             with Fleet([export.made, *trials], threads=self.job.recipe.threads) as fleet:
                 return [
                     timing.speedup

@@ -29,7 +29,7 @@ from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
-from optimize.recipe import parse
+from optimize.recipe import configured, parse
 from optimize.report import FILES, RECIPE
 from optimize.report.assemble import assemble
 from optimize.report.files import save
@@ -101,17 +101,23 @@ def optimize(
     return run_job(given)
 
 
-def export(program: Program, target: str, path: str | Path) -> Artifact:
+def export(program: Program, target: str, path: str | Path, **options: Any) -> Artifact:
     """Lower a program for one target and write it to ``path``.
 
+    Args:
+        program: The program.
+        target: Name of the target.
+        path: The file.
+        options: Of the target, such as ``opset=18`` of ``onnx``; ``optimize targets`` lists them.
+
     Raises:
-        UsageError: There is no such target, or what was given is no program.
+        UsageError: There is no such target or option, or what was given is no program.
         TargetUnavailable: The backend is not installed.
         Refused: The program uses something the backend lacks.
     """
     hint = "Give its program: export(trace.program, ...)." if isinstance(program, Trace) else CAPTURE_FIRST
     require(program, Program, "export", hint=hint)
-    return registry.find_target(target).export(program, Path(path))
+    return configured(target, options, source="export").export(program, Path(path))
 
 
 def run_job(job: Job, *, progress: Progress | None = None) -> Report:

@@ -238,6 +238,23 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def opset(number: int | None, targets: Sequence[str]) -> list[str]:
+    """Return what ``--opset`` means for those targets that have one, as ``--target-option``.
+
+    Raises:
+        UsageError: None has.
+    """
+    from dataclasses import fields, is_dataclass
+
+    from optimize.registry import find_target
+
+    found = [find_target(name) for name in targets] if number else []
+    names = [each.name for each in found if is_dataclass(each) and "opset" in {field.name for field in fields(each)}]
+    if number and not names:
+        raise UsageError("--opset is the version of an ONNX file's operators.", hint="Add --to onnx, or leave it out.")
+    return [f"{name}.opset={number}" for name in names]
+
+
 def including(options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the pass that takes what the options say of pictures into the files.
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     "--to", "targets", metavar="TARGET[,...]", multiple=True, help="Where it shall run; see 'optimize targets'."
 )
 @options.target_option
+@options.targets(
+    "--opset",
+    type=options.Count(bounds.OPSET),
+    help="Of ONNX files; 20 if not given, which has Gelu and is read widely.",
+)
 @options.output(
     "--out",
     type=options.Destination((*FILES, RECIPE)),
@@ -187,7 +192,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     if not {"keep", "cpu", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # it was decided for something else
         content.pop("decided", None)
     timing = {} if given["layer_timing"] else {"layer_timing": False}
-    target_options = _target_options(given["target_options"], content.get("target_options", {}))
+    written = chosen.get("targets") or content.get("targets", ())
+    texts = [*given["target_options"], *options.opset(given["opset"], written)]
+    target_options = _target_options(texts, content.get("target_options", {}))
     recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")
     _require_targets(recipe.targets)
     return recipe

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from optimize import processor
-from optimize.errors import Refused, TargetUnavailable
+from optimize import bounds, processor
+from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.registry import register_target
 from optimize.targets.base import (
     FLOATS,
@@ -48,6 +48,7 @@ _SAME_AS_INT8 = "Nothing is left to compute in half beside the integers: this is
 
 
 @register_target
+@dataclass(frozen=True)
 class Onnx(Target):
     """Writes an ONNX file that any ONNX runtime opens, and runs it with ONNX Runtime on CPU.
 
@@ -55,6 +56,10 @@ class Onnx(Target):
     read from the graph it really runs. Products with a bias behind them (transformers) are ONNX Runtime's own
     ``MatMulIntegerToFloat``; else the file is standard ONNX. Dynamic INT8 covers linear layers and LSTMs, integer
     weights linear layers and embeddings, with operators that ONNX Runtime alone has.
+
+    Attributes:
+        opset: Version of ONNX's operators, 18 to 25; None for 20, 22 with bfloat16. Before 20 there is no Gelu, and
+            what stands in its place is fused by runtimes that know the pattern.
     """
 
     name = "onnx"
@@ -105,6 +110,19 @@ $feeds
     #: What executes it.
     provider: ClassVar[Provider] = CPU
 
+    opset: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the opset.
+
+        Raises:
+            UsageError: It is none that is written.
+        """
+        try:
+            bounds.OPSET(bounds.OPSET.least if self.opset is None else self.opset)
+        except ValueError as error:
+            raise UsageError(f"{self.name}: {error}.", hint="Leave it out for what most runtimes read.") from error
+
     def available(self) -> Availability:
         """Say whether the file can be written (always) and run (ONNX Runtime is installed)."""
         versions = _versions()
@@ -132,7 +150,7 @@ $feeds
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
             self.require()
         lowered = lower_half(program, integers=self.provider.integers)
-        model, value_names = to_onnx(lowered)
+        model, value_names = to_onnx(lowered, self.opset)
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
         if cpu := made_for(self, lowered):
@@ -202,7 +220,7 @@ $feeds
         from optimize.targets.packaging import describe
 
         program = lower_half(program, integers="float32")
-        model, value_names = to_onnx(program)
+        model, value_names = to_onnx(program, self.opset)
         proto, written = ir.to_proto(model), []
         for index, plan in enumerate(plans):
             path, trial = folder / f"trial_{index}.onnx", ir.from_proto(proto)

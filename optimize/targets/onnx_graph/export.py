@@ -41,7 +41,7 @@ _ROUNDINGS = {"QuantizeLinear", "DequantizeLinear"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 
 
-def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
+def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[str, str]]:
     """Translate a program to ONNX in float: the names of its inputs and outputs, a free batch.
 
     Weighted nodes are named after their modules, and every node carries the program node it came from as metadata
@@ -49,17 +49,19 @@ def to_onnx(program: Program) -> tuple[ir.Model, dict[str, str]]:
 
     Args:
         program: A float program; its quantization plan is not looked at.
+        opset: Of the file; None for the oldest that has the program's operators as one each.
 
     Returns:
         The model, and the ONNX value of each program node that has one, by name.
 
     Raises:
-        Refused: The exporter lacks an operator; the message names it and its layer.
+        Refused: The exporter lacks an operator; the message names it and its layer. Or the opset lacks bfloat16.
     """
+    opset = _opset(program, opset)
     exported = program.export()
     calls = exported_calls(program, exported)
     _keep_settled(exported)
-    translated = _translate(program, exported)
+    translated = _translate(program, exported, opset)
     model, decomposed = translated.model, translated.exported_program
     assert decomposed is not None
     names = trace_names(program, calls, exported, decomposed)
@@ -104,14 +106,14 @@ def _slim(proto: onnx.ModelProto) -> None:
         del node.metadata_props[:]
 
 
-def _translate(program: Program, exported: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+def _translate(program: Program, exported: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     try:
         with _silence():
             translated = torch.onnx.export(
                 exported,
                 dynamo=True,
                 optimize=True,
-                opset_version=_opset(program),
+                opset_version=opset,
                 input_names=list(program.input_names),
                 verbose=False,
             )
@@ -146,9 +148,14 @@ def _is_mean(node: torch.fx.Node) -> bool:
     return graph.is_call(node, aten.adaptive_avg_pool2d.default) and node.args[1] == [1, 1]
 
 
-def _opset(program: Program) -> int:
-    bfloat16 = any(weight.dtype is torch.bfloat16 for weight in program.graph_module.parameters())
-    return OPSET_BFLOAT16 if bfloat16 else OPSET
+def _opset(program: Program, asked: int | None) -> int:
+    least = OPSET_BFLOAT16 if any(weight.dtype is torch.bfloat16 for weight in program.graph_module.parameters()) else 0
+    if asked is not None and asked < least:
+        raise Refused(
+            f"Opset {asked} of ONNX has no convolutions and poolings in bfloat16.",
+            hint=f"Ask for opset {least} or more.",
+        )
+    return asked or max(OPSET, least)
 
 
 def _refusal(program: Program, error: BaseException) -> Refused:
