@@ -79,6 +79,23 @@ def capture(
     return program
 
 
+class ForeignGraph(torch.nn.Module):
+    """A model that a file holds as a graph of another library, as a module: what captures it need not know which."""
+
+    @property
+    def free_batch(self) -> bool:
+        """Whether the file leaves its batch free."""
+        raise NotImplementedError
+
+    def examples(self, batch: int) -> tuple[torch.Tensor, ...] | None:
+        """Return inputs of the sizes that the file says; None where it does not."""
+        raise NotImplementedError
+
+    def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return what the file's own runtime answers; None where it is not there."""
+        raise NotImplementedError
+
+
 def capture_exported(
     exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor] | None = None, *, dynamic_batch: bool = True
 ) -> Program:

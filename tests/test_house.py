@@ -49,7 +49,7 @@ ARROWS = {
     "sandbox": ("ground",),
     "transaction": ("ground",),
     "graph": ("ground",),
-    "load": _PROGRAM,
+    "load": (*_PROGRAM, "registry"),  # a target reads its own files
     "data": ("ground",),
     "mathematics": ("ground", "graph", "data"),
     "passes": ("ground", "graph", "data", "mathematics", "registry"),
@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 51_740, 357, 384
+MOST_LINES, MOST_FILES, MOST_CLASSES = 53_170, 360, 388
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",
 )
 def run(model: str, **given: Any) -> None:
-    """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors or package.module:factory) and report on it."""
+    """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors, .onnx or package.module:factory) and report on it."""
     recipe = _recipe(given)
     from optimize.job import Job
     from optimize.report.run import tell_run

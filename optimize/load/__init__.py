@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from optimize import named, sandbox
+from optimize import named, registry, sandbox
 from optimize.errors import Refused, UsageError
+from optimize.frontend import ForeignGraph
 from optimize.load import exported, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
 
 if TYPE_CHECKING:
     from optimize.program import Program
 
-ModelKind = Literal["module", "state_dict", "exported_program", "torchscript", "factory"]
+ModelKind = Literal["module", "state_dict", "exported_program", "torchscript", "onnx", "factory"]
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,9 @@ def _check_factory(source: str, model: str | None) -> None:
 def _open_trusted(path: Path, kind: Kind) -> Any:
     if kind is Kind.SAFETENSORS:
         return _read_safetensors(path)
+    if kind is Kind.ONNX:
+        with untrusted.readable(kind, str(path)):
+            return registry.find_target("onnx").module(path, trust=True)
     with path.open("rb") as file, untrusted.readable(kind, str(path)):
         if kind is Kind.EXPORTED:
             return exported.read_trusted(file)
@@ -194,6 +198,8 @@ def _loaded(held: Any, source: ModelSource) -> Loaded:
         return Loaded(held.module, "exported_program", held, f"{path} (exported program)", digest, unused)
     if isinstance(held, torch.jit.ScriptModule):
         return Loaded(held, "torchscript", None, f"{path} (TorchScript)", digest, unused)
+    if isinstance(held, ForeignGraph):
+        return Loaded(held, "onnx", None, f"{path} (ONNX)", digest, unused)
     found, notes = weights.unwrap(held, str(path))
     if isinstance(found, torch.nn.Module):
         return Loaded(found, "module", None, f"{path} (whole module)", digest, (*notes, *unused))

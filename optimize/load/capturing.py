@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from optimize.capture_checks import check_capture, check_sizes, vary_tokens
-from optimize.errors import InputsUnknown, UsageError
-from optimize.frontend import capture, capture_exported, capture_graph, capture_torchscript
+from optimize.distances import output_error
+from optimize.errors import InputsUnknown, UsageError, VerificationFailed
+from optimize.frontend import ForeignGraph, capture, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
 from optimize.load.guessing import guess_inputs
 from optimize.program import Program
@@ -30,6 +31,8 @@ class Capturing:
     dynamic_size: bool = False
 
 
+#: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
+_APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
 #: With a free batch and the example's size.
 AS_USUAL = Capturing()
 
@@ -63,6 +66,8 @@ def capture_model(
         examples, note = _examples(held, inputs, how.static_batch or 2)
         if isinstance(held, torch.jit.ScriptModule):
             program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
+        elif isinstance(held, ForeignGraph):
+            program = capture_foreign(held, examples, how)
         else:
             program = capture_module(held, examples, how)
         program.notes += note
@@ -76,6 +81,8 @@ def _examples(
     module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], batch: int
 ) -> tuple[Sequence[Any], list[str]]:
     """Return example inputs, and what to say of them where they are guessed."""
+    if isinstance(module, ForeignGraph) and (told := module.examples(batch)) is not None:
+        return told, []
     try:
         return inputs(), []
     except InputsUnknown:
@@ -83,6 +90,33 @@ def _examples(
         if guess is None:
             raise
         return guess[0], [guess[1]]
+
+
+def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -> Program:
+    """Capture the graph of another library, its batch free where the file leaves that, checked against it.
+
+    Raises:
+        Refused: It cannot be captured so.
+        VerificationFailed: Its own runtime answers otherwise than what was read.
+    """
+    notes = []
+    if how.static_batch is None and not held.free_batch:
+        how = replace(how, static_batch=len(inputs[0]))
+        notes.append(f"The file fixes its batch of {how.static_batch}; it stays fixed.")
+    program = capture_module(held, inputs, how)
+    original = held.original(program.inputs)
+    if original is None:
+        return replace(
+            program, notes=[*program.notes, *notes, "Its own runtime is not installed: nothing was compared."]
+        )
+    for want, found in zip(original, program.run(program.inputs), strict=True):
+        error, scale = output_error(want, found)
+        if error > _APART.get(found.dtype, _USUALLY_APART) * scale:
+            raise VerificationFailed(
+                f"What was read of the file answers otherwise than its runtime: by {error / scale:.1e} of the largest.",
+                hint="This is a defect of the reader, not of your model. Give the PyTorch model, and report it.",
+            )
+    return replace(program, notes=[*program.notes, *notes])
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:

@@ -13,13 +13,14 @@ from optimize.regular import read_bytes, require_file
 
 
 class Kind(enum.Enum):
-    """The files that hold a PyTorch model; the value is what to call one."""
+    """The files that hold a model that a run starts from; the value is what to call one."""
 
     CHECKPOINT = "torch.save file"
     LEGACY = "torch.save file in the format before 1.6"
     EXPORTED = "torch.export program"
     TORCHSCRIPT = "TorchScript file"
     SAFETENSORS = "safetensors file"
+    ONNX = "ONNX model"
 
 
 _LEGACY_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
@@ -71,6 +72,8 @@ def identify(path: Path) -> Kind:
         if 8 + length > size:
             raise Refused(f"'{path}' is a safetensors file that is cut off.", hint="Download the file again.")
         return Kind.SAFETENSORS
+    if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+        return Kind.ONNX
     raise _foreign(path, head)
 
 
@@ -127,8 +130,6 @@ def _foreign(path: Path, head: bytes) -> Refused:
     for magic, noun in _OTHERS:
         if head.startswith(magic):
             return Refused(f"'{path}' is {noun}, not a PyTorch model.", hint=_NOT_A_MODEL)
-    if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        return Refused(f"'{path}' is an ONNX model, not a PyTorch model.", hint=_GIVE_ORIGINAL)
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return Refused(
             f"'{path}' is a plain pickle, not a file of torch.save; it is not opened, because a pickle runs code.",

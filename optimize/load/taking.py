@@ -27,7 +27,9 @@ from optimize.progress import Progress
 from optimize.sandbox import ChildLimits
 
 _INPUTS, _STATE = "inputs.safetensors", "state.safetensors"
-_NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript"}
+_NOUNS = {Kind.EXPORTED: "exported program", Kind.TORCHSCRIPT: "TorchScript", Kind.ONNX: "ONNX"}
+#: Those that may say themselves what they take.
+_TELLING = (Kind.EXPORTED, Kind.ONNX)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def take(
             notes += _write_state(folder, held, name)
             return {"held": "state", "noun": "state dict", "warnings": notes}
     needs = {"held": "needs inputs", "noun": noun, "warnings": notes}
-    if not guess and not (folder / _INPUTS).exists() and Kind[kind] is not Kind.EXPORTED:
+    if not guess and not (folder / _INPUTS).exists() and Kind[kind] not in _TELLING:
         return needs
     tell("capture", 0.0)
     try:

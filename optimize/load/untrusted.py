@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from optimize import registry
 from optimize.errors import OptimizeError, Refused, lacks_memory
 from optimize.load import exported, names, pickles, script
 from optimize.load.archive import Archive
@@ -37,6 +38,8 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
         MemoryError: It asks for more memory than there is.
     """
     with readable(kind, name):
+        if kind is Kind.ONNX:
+            return registry.find_target("onnx").module(path), []
         if kind is Kind.LEGACY:
             with path.open("rb") as file:
                 return _checked(pickles.read_untrusted(file, kind, name), name)

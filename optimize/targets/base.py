@@ -17,6 +17,8 @@ from optimize.errors import TargetUnavailable
 from optimize.quantization.numerics import USUAL, Numerics
 
 if TYPE_CHECKING:
+    import torch
+
     from optimize.plan import Quantization
     from optimize.program import Program
     from optimize.targets.probe import Probe
@@ -350,6 +352,14 @@ class Target(ABC):
             Refused: The file is missing, or is refused by the checks.
         """
         raise NotImplementedError(f"{self.name} opens no files")
+
+    def module(self, path: Path, *, trust: bool = False) -> torch.nn.Module:
+        """Return the model that one of its files holds as a module that a run starts from (``frontend.ForeignGraph``).
+
+        Raises:
+            Refused: The file is refused by the checks, is quantized, or has operators that are not read.
+        """
+        raise NotImplementedError(f"{self.name} files are not read back")
 
     def label(self, path: Path, said: Mapping[str, str]) -> None:
         """Write into a finished file what became of it, by key, where its format has room; its graph stays as it is."""

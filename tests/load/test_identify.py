@@ -58,9 +58,7 @@ def test_real_files_of_other_programs(tmp_path: Path) -> None:
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value], [value])
     path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    with pytest.raises(Refused, match="ONNX model") as caught:
-        identify(path)
-    assert "PyTorch model it was made from" in caught.value.hint
+    assert identify(path) is Kind.ONNX
     with path.open("wb") as file:
         np.savez(file, x=np.zeros(2))
     with pytest.raises(Refused, match="npz of NumPy arrays"):

@@ -28,6 +28,7 @@ from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT,
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    import torch
 
     from optimize.plan import Quantization
     from optimize.program import Program
@@ -192,6 +193,17 @@ $feeds
             preprocess=said.get("preprocess", ""),
             included=said.get("included", ""),
         )
+
+    def module(self, path: Path, *, trust: bool = False) -> torch.nn.Module:
+        """Read a float graph back.
+
+        Raises:
+            Refused: It is refused by the checks, is quantized, or calls an operator that is not read.
+        """
+        from optimize.targets.onnx.importing import OnnxGraph
+        from optimize.targets.onnx.reading import read_checked
+
+        return OnnxGraph(read_checked(path, trust=trust), path)
 
     def label(self, path: Path, said: Mapping[str, str]) -> None:
         """Append metadata: protobuf joins the lists of two messages that follow each other."""

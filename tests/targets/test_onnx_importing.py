@@ -1,0 +1,205 @@
+"""A run that starts from an ONNX file: what is read answers as ONNX Runtime does, and what is not read is named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import optimize
+from models import REFERENCES, randomize_batch_norm
+from optimize import graph
+from optimize.errors import Refused, VerificationFailed
+from optimize.load import ModelSource
+from optimize.load.capturing import AS_USUAL, capture_model
+from optimize.load.opening import capture_source
+from optimize.passes import FuseConvBN, QuantizeStatic
+from optimize.pipeline import Pipeline
+from optimize.program import Program
+from optimize.targets.onnx.importing import OnnxGraph
+from optimize.targets.onnx.torch_operators import OPERATORS
+from tests.test_cli import Typed
+
+NAMES = sorted(REFERENCES)
+
+
+def built(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    net = REFERENCES[name].build()
+    randomize_batch_norm(net, 0)
+    return net.eval()
+
+
+def exported(name: str, how: str, path: Path) -> Path:
+    """Writes a reference network by this package, or by one of torch's exporters; its batch is free."""
+    net, x = built(name), (REFERENCES[name].inputs(2),)
+    with contextlib.redirect_stdout(io.StringIO()):
+        if how == "own":
+            optimize.export(optimize.capture(net, x), "onnx", path)
+        elif how == "dynamo":
+            free = ({0: torch.export.Dim("batch")},)
+            torch.onnx.export(net, x, path, dynamo=True, opset_version=18, dynamic_shapes=free, verbose=False)
+        else:
+            axes = {"x": {0: "batch"}}
+            torch.onnx.export(net, x, path, dynamo=False, opset_version=17, input_names=["x"], dynamic_axes=axes)
+    return path
+
+
+def opened(path: Path) -> Program:
+    return capture_source(ModelSource.of(path), lambda: pytest.fail("the file says what it takes"), trust=True).program
+
+
+def decibels(want: torch.Tensor, found: torch.Tensor) -> float:
+    return float(10 * torch.log10(want.square().sum() / (want - found).square().sum()))
+
+
+def answered(path: Path, x: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["own", "dynamo", "legacy"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_read_answers_as_the_file_does_at_any_batch(name: str, how: str, tmp_path: Path) -> None:
+    path = exported(name, how, tmp_path / "net.onnx")
+    program = opened(path)
+    assert program.batch, "the batch was not kept free"
+    program.check()
+    for batch in (1, 5):
+        x = REFERENCES[name].inputs(batch)
+        assert decibels(answered(path, x), program.run((x,))[0]) > 100
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_int8_of_what_is_read_is_that_of_the_original(name: str, tmp_path: Path) -> None:
+    x = REFERENCES[name].inputs(32)
+    levels, layers = [], []
+    for program in (optimize.capture(built(name), (x[:2],)), opened(exported(name, "own", tmp_path / "net.onnx"))):
+        want = program.run((x,))[0]
+        made = Pipeline([FuseConvBN(), QuantizeStatic(calibration=[(x,)])]).run(program).program
+        artifact = optimize.export(made, "onnx", tmp_path / "int8.onnx")
+        assert artifact.coverage is not None
+        layers.append(len(artifact.coverage.quantized))
+        levels.append(decibels(want, answered(tmp_path / "int8.onnx", x)))
+    assert layers[0] == layers[1]
+    assert levels[1] > levels[0] - 1.5
+
+
+def test_weights_and_calls_keep_their_names(tmp_path: Path) -> None:
+    program = opened(exported("resnet", "own", tmp_path / "net.onnx"))
+    paths = {path for path, _ in program.graph_module.named_parameters()}
+    convs = [node for node in program.graph.nodes if graph.op_name(node) == "conv2d"]
+    assert all(graph.origin(node) + ".weight" in paths for node in convs)
+
+
+def graph_file(path: Path, *nodes: onnx.NodeProto, batch: int | str = "batch", **stored: np.ndarray) -> Path:
+    sizes = [batch, 3, 8, 8]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", sizes), ("y", None))
+    )
+    kept = [onnx.numpy_helper.from_array(value, name) for name, value in stored.items()]
+    made = helper.make_graph(nodes, "g", [x], [y], kept)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+CASES = {
+    "asymmetric": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]),
+    "same": helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], auto_pad="VALID"),
+    "space": helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2),
+    "slope": helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3),
+    "hard": helper.make_node("HardSigmoid", ["x"], ["y"]),
+    "flat": helper.make_node("Flatten", ["x"], ["y"], axis=2),
+    "l2": helper.make_node("ReduceL2", ["x"], ["y"], axes=[1], keepdims=0),
+    "top": helper.make_node("GlobalMaxPool", ["x"], ["y"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_single_operators(case: str, tmp_path: Path) -> None:
+    path = graph_file(tmp_path / "net.onnx", CASES[case])
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "where"), [("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")]
+)
+def test_resizing(mode: str, where: str, tmp_path: Path) -> None:
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], mode=mode, coordinate_transformation_mode=where, nearest_mode="floor"
+    )
+    path = graph_file(tmp_path / "net.onnx", node, scales=np.array([1, 1, 2, 2], np.float32))
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_fixed_batch_stays_and_is_said(tmp_path: Path) -> None:
+    program = opened(graph_file(tmp_path / "net.onnx", helper.make_node("Relu", ["x"], ["y"]), batch=4))
+    assert program.batch is None and program.inputs[0].shape[0] == 4
+    assert "The file fixes its batch of 4; it stays fixed." in program.notes
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (helper.make_node("LRN", ["x"], ["y"], size=3), "operators of ONNX that are not read: LRN"),
+        (helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft"), "operators of ONNX that are not read: Gelu"),
+        (helper.make_node("Linear", ["x"], ["y"]), "operators of ONNX that are not read: Linear"),
+        (
+            helper.make_node("Pad", ["x", "p"], ["y"], mode="reflect"),
+            "Pad 'y' cannot be read: it pads by reflect beside",
+        ),
+    ],
+)
+def test_what_is_not_read_is_named(node: onnx.NodeProto, message: str, tmp_path: Path) -> None:
+    stored = {"p": np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int64)} if node.op_type == "Pad" else {}
+    with pytest.raises(Refused, match=message):
+        opened(graph_file(tmp_path / "net.onnx", node, **stored))
+
+
+def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    x = REFERENCES["resnet"].inputs(4)
+    program = optimize.capture(built("resnet"), (x,))
+    made, _ = QuantizeStatic(calibration=[(x,)]).apply(program)
+    optimize.export(made, "onnx", tmp_path / "int8.onnx")
+    with pytest.raises(Refused, match=r"is quantized already \(it calls (DequantizeLinear|QuantizeLinear)\)"):
+        opened(tmp_path / "int8.onnx")
+
+
+def test_a_reader_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = graph_file(tmp_path / "net.onnx", helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3))
+    monkeypatch.setitem(OPERATORS, "LeakyRelu", lambda call: torch.relu(call.x))
+    held = OnnxGraph(onnx.load(path), path)
+    with pytest.raises(VerificationFailed, match="answers otherwise than its runtime"):
+        capture_model(held, lambda: (), AS_USUAL)
+
+
+def test_the_command_starts_from_a_file_that_nobody_vouches_for(typed: Typed, tmp_path: Path) -> None:
+    path = exported("resnet", "own", tmp_path / "net.onnx")
+    done = typed(path, "--int8", "--no-layer-timing", "--to", "onnx", "--out", tmp_path / "out", "-q")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["model"]["source"] == f"{path} (ONNX)"
+    levels = [row["agreement"]["sqnr_db"] for row in report["rows"]]
+    assert levels[0] > 100 and levels[1] > 25
+
+
+def test_damaged_and_hostile_files_are_sentences(typed: Typed, tmp_path: Path) -> None:
+    path = exported("resnet", "own", tmp_path / "net.onnx")
+    (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:2000])
+    done = typed(tmp_path / "cut.onnx", "--to", "onnx", "--out", tmp_path / "out", "-q")
+    assert done.returncode == 1 and "is not an ONNX file" in done.stderr and "Traceback" not in done.stderr
+    big = np.array([1 << 20, 1 << 20], np.int64)
+    node = helper.make_node("ConstantOfShape", ["s"], ["y"])
+    done = typed(graph_file(tmp_path / "big.onnx", node, s=big), "--to", "onnx", "--out", tmp_path / "out", "-q")
+    assert done.returncode == 1 and "asks for too much" in done.stderr
