@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from optimize import keeping
 from optimize.errors import Refused, UsageError
@@ -81,6 +83,20 @@ def check_apart(path: Path, others: Iterable[str | Path]) -> None:
         with suppress(OSError, ValueError):
             if path.resolve() == Path(other).resolve() or os.path.samefile(path, other):
                 raise UsageError(f"'{path}' is named twice: what it holds would be lost.", hint="Choose another name.")
+
+
+def copy(source: IO[bytes], path: Path, *, append: bool) -> None:
+    """Let a file hold what another one holds, or that too.
+
+    Raises:
+        Refused: The file cannot be written.
+    """
+    if append:
+        with refusing(path), path.open("ab") as end:
+            shutil.copyfileobj(source, end)
+    else:
+        with whole(path) as temporary, temporary.open("wb") as file:
+            shutil.copyfileobj(source, file)
 
 
 def append_text(path: Path, text: str) -> None:

@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -79,7 +80,10 @@ def confine(context: click.Context) -> None:
         if isinstance(option.type, Destination) and option.name and given[option.name] is not None
     ]
     strangers = [word for word in _words(context) if os.path.exists(word)]
-    if not strangers or _runs_code(context.params) or not can_confine():
+    configured: dict[str, Any] = {}
+    if context.command.name == "check" and not context.params["models"]:
+        strangers, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
+    if not strangers or _runs_code({**context.params, **configured}) or not can_confine():
         return
     written = [path for path, kind in outputs if kind.names is None]
     if STEP_SUMMARY in os.environ:
@@ -94,7 +98,8 @@ def confine(context: click.Context) -> None:
                 transactions[place] = transaction = begin(place, kind.names)
                 closing.callback(transaction.close)
                 transaction.foreign.mkdir()
-        requests, replies = os.pipe(), os.pipe()
+        requests, replies, others = os.pipe(), os.pipe(), _children()
+        os.set_blocking(replies[1], False)
         adopt_orphans()
         sys.stdout.flush()
         own, child = os.getpid(), os.fork()
@@ -109,6 +114,7 @@ def confine(context: click.Context) -> None:
             return
         os.close(requests[1])
         os.close(replies[0])
+        closing.callback(_end_orphans, others)
         with os.fdopen(requests[0], "rb", buffering=0) as asked, os.fdopen(replies[1], "wb", buffering=0) as answers:
             code = _serve(child, asked, answers, _Desk(work, written, transactions))
     if code < 0:
@@ -124,11 +130,27 @@ def _words(context: click.Context) -> Iterator[str]:
             yield from given if isinstance(given, tuple) else (given,)
 
 
+def _own_configuration(named: Path | None) -> dict[str, Any]:
+    """Return what the folder's own configuration of a check says; one that is named as an option runs no code."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        content = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8")) if named is None else {}
+        return dict(content["tool"]["optimize"]["check"])
+    return {}
+
+
 def _runs_code(params: Mapping[str, Any]) -> bool:
     """Say whether the user names code that is to run, which may write and reach what it likes."""
-    texts = [text for value in params.values() for text in (value if isinstance(value, tuple) else (value,))]
-    named = (text for text in texts if isinstance(text, str) and _CODE.fullmatch(text))
+    named = (text for text in _texts(params) if _CODE.fullmatch(text))
     return bool(params.get("trust")) or any(not os.path.exists(text) for text in named)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in what is nested."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:
@@ -175,8 +197,7 @@ class _Desk:
 
     def _copy(self, source: str, path: Path, *, append: bool) -> None:
         with left_in(self._work, os.path.basename(source), most_bytes=_TEXT_BYTES) as file:
-            text = file.read().decode()
-        (files.append_text if append else files.write_text)(path, text)
+            files.copy(file, path, append=append)
 
 
 def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int:
@@ -190,20 +211,20 @@ def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int
         while True:
             ready, _, _ = select.select([*open_ends, end], [], [], _LOOK_S)
             signals.pass_on()
+            if end in ready:  # who waits for an answer has not ended: nothing is left to do
+                break
             if asked.fileno() in ready:
                 data = os.read(asked.fileno(), _LINE_BYTES)
                 open_ends = open_ends if data else []
                 *lines, waiting = (waiting + data).split(b"\n")
                 for line in lines:
-                    with contextlib.suppress(OSError):  # it has ended meanwhile
-                        answers.write(json.dumps(desk.answer(line)).encode() + b"\n")
+                    with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                        if answers.write(json.dumps(desk.answer(line)).encode() + b"\n") is None:
+                            os.kill(child, signal.SIGKILL)  # who asks without listening is none of ours
                 if len(waiting) > _LINE_BYTES:  # nothing of ours is so long
                     os.kill(child, signal.SIGKILL)
-            elif end in ready:
-                break
     os.close(end)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _end_orphans()
     if code < 0 and signals.until_s is not None:
         raise KeyboardInterrupt
     return code
@@ -249,12 +270,17 @@ class _Signals:
         self._waiting.append(number)
 
 
-def _end_orphans() -> None:
+def _children() -> set[int]:
+    """Return the processes that this one has started, or adopted."""
+    with contextlib.suppress(OSError):
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()))
+    return set()
+
+
+def _end_orphans(others: set[int]) -> None:
     """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`)."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(OSError, ChildProcessError):
-        while left := children.read_text(encoding="ascii").split():
-            for number in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(number), signal.SIGKILL)
-            os.waitpid(-1, 0)
+    while left := _children() - others:
+        for number in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(number, signal.SIGKILL)
+                os.waitpid(number, 0)

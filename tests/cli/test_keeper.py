@@ -196,6 +196,43 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["net.pt"]  # ... goes with the next
 
 
+def test_who_asks_without_listening_is_ended(tmp_path: Path) -> None:
+    deaf = """
+flood = b'{"do": "write"}\\n' * 1000
+while True:
+    keeping.current().requests.write(flood)
+"""
+    done = broken(tmp_path, deaf)
+    assert done.returncode == 1 and "SIGKILL" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_request_that_nobody_waits_for_is_not_heard(tmp_path: Path) -> None:
+    left = """
+if not os.fork():
+    while True:
+        os.write(keeping.current().requests.fileno(), b'{"do": "write"}\\n')
+"""
+    done = broken(tmp_path, left)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr
+
+
+def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    words = ["sh", "-c", 'sleep 1000 >/dev/null 2>&1 & exec "$@"', "sh", sys.executable, "-c", COMMAND, "show", "net.pt"]
+    code = "print(pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read_text().split()[0])"
+    done = subprocess.run(words, input=code, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    number = int(done.stdout)
+    assert Path("/proc", str(number), "comm").read_text().strip() == "sleep"
+    os.kill(number, signal.SIGKILL)
+
+
+def test_a_check_of_a_configuration_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more, confined in (("", True), ('data = "package.data:images"\n', False)):
+        Path("pyproject.toml").write_text(f'[tool.optimize.check]\n{more}cases = [{{ base = "a.onnx" }}]\n')
+        assert is_confined("check", monkeypatch) is confined
+
+
 @pytest.mark.parametrize(
     ("words", "confined"),
     [
@@ -212,8 +249,11 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
 def test_what_is_confined(words: str, confined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.pt").touch()
     monkeypatch.chdir(tmp_path)
-    forked = []
-    monkeypatch.setattr(os, "fork", lambda: forked.append(True) or os._exit)
+    assert is_confined(words, monkeypatch) is confined
+
+
+def is_confined(words: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Say whether a command becomes two processes; it is stopped short of that."""
 
     class Stop(Exception):
         pass
@@ -222,13 +262,11 @@ def test_what_is_confined(words: str, confined: bool, tmp_path: Path, monkeypatc
         raise Stop
 
     monkeypatch.setattr(keeper, "adopt_orphans", stop)
-    monkeypatch.setattr(keeper, "confine_command", lambda folders: None)
     name, *given = words.split()
     command = cli.commands.get(name) or cli.commands["run"]
     context = command.make_context(name, given if name in cli.commands else [name, *given])
     try:
         keeper.confine(context)
-        found = False
     except Stop:
-        found = True
-    assert found is confined and not forked
+        return True
+    return False
