@@ -85,12 +85,12 @@ def confine(context: click.Context) -> None:
         strangers, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
     if not strangers or _runs_code({**context.params, **configured}) or not can_confine():
         return
-    written = [path for path, kind in outputs if kind.names is None]
-    if STEP_SUMMARY in os.environ:
-        written.append(Path(os.environ[STEP_SUMMARY]))
+    written = {"write": [path for path, kind in outputs if kind.names is None], "append": list[Path]()}
+    if STEP_SUMMARY in os.environ and context.command.name == "check":
+        written["append"].append(Path(os.environ[STEP_SUMMARY]))
     work = Path(tempfile.mkdtemp(prefix="optimize-"))
     with contextlib.ExitStack() as closing:
-        closing.callback(shutil.rmtree, work, ignore_errors=True)
+        closing.callback(_remove, work)
         transactions = {}
         for path, kind in outputs:
             if kind.names is not None:
@@ -108,9 +108,8 @@ def confine(context: click.Context) -> None:
             end_with_parent()
             if os.getppid() != own:  # it was killed before we could ask for that
                 os._exit(1)
+            _close_all_but(requests[1], replies[0])
             _go_on(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), work, transactions)
-            os.close(requests[0])
-            os.close(replies[1])
             return
         os.close(requests[1])
         os.close(replies[0])
@@ -155,13 +154,25 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:
     """Give up this process's rights, and rely on the keeper."""
-    for transaction in transactions.values():
-        if transaction.lock is not None:
-            os.close(transaction.lock)  # the keeper's alone: with it ends what it was for
     tempfile.tempdir = os.environ["TMPDIR"] = str(work)
     places = {out: transaction.foreign for out, transaction in transactions.items()}
     keeping.rely_on(keeping.Keeper(requests, replies, work, places))
     confine_command([work, *places.values()])
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close what the user's shell or the keeper has open, locks included, and read from nowhere."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+def _remove(work: Path) -> None:
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(work)
 
 
 class _Desk:
@@ -169,13 +180,15 @@ class _Desk:
 
     Args:
         work: Its folder for what is on its way.
-        written: Files that the command line names.
+        written: Files that the command line names, by what may be done to them.
         transactions: Of the folders that it names.
     """
 
-    def __init__(self, work: Path, written: Sequence[Path], transactions: Mapping[Path, Transaction]) -> None:
+    def __init__(
+        self, work: Path, written: Mapping[str, Sequence[Path]], transactions: Mapping[Path, Transaction]
+    ) -> None:
         self._work, self._transactions = work, transactions
-        self._written = {str(path): path for path in written}
+        self._written = written
 
     def answer(self, line: bytes) -> dict[str, str]:
         """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""
@@ -185,8 +198,8 @@ class _Desk:
             if do == "commit" and Path(path) in self._transactions:
                 self._transactions[Path(path)].take()
                 self._transactions[Path(path)].commit()
-            elif do in ("write", "append") and path in self._written:
-                self._copy(source, self._written[path], append=do == "append")
+            elif Path(path) in self._written.get(do, ()):
+                self._copy(source, Path(path), append=do == "append")
             else:
                 raise Refused(f"'{path}' was not named on the command line, so it is not written.")
         except OptimizeError as error:
@@ -218,6 +231,7 @@ def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int
                 open_ends = open_ends if data else []
                 *lines, waiting = (waiting + data).split(b"\n")
                 for line in lines:
+                    signals.pass_on()
                     with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
                         if answers.write(json.dumps(desk.answer(line)).encode() + b"\n") is None:
                             os.kill(child, signal.SIGKILL)  # who asks without listening is none of ours

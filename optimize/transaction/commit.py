@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ _LONGEST = 200
 _NOTED, _NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
 #: ``foreign`` is where a confined process makes them: what is taken from there it cannot reach any more.
 _FOLDERS = ("new", "old", "replaced", "foreign")
+#: Permissions of a file that is no program.
+_NOT_RUN = 0o666
 #: Endings of results: whoever breaks into a process that makes some still writes no code, whatever ``--out`` is.
 _TAKEN = frozenset(
     {".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine", ".json", ".md", ".html", ".yaml", ".svg"}
@@ -185,13 +188,12 @@ class Transaction:
         Raises:
             Refused: There is something else, or what in ``out`` only its owner can have made would be replaced.
         """
-        for name in os.listdir(self.foreign):
+        for name in sorted(os.listdir(self.foreign)):
+            _check_result(self.foreign / name)
             os.rename(self.foreign / name, self.new / name)  # from now on that process cannot exchange it
         for name in sorted(os.listdir(self.new)):
-            found = os.lstat(self.new / name)
-            plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-            if not plain or name.startswith(".") or Path(name).suffix not in _TAKEN:
-                raise Refused(f"The model made the process that ran it leave {name!r}, which is no result.", hint=_HINT)
+            _check_result(self.new / name)
+            os.chmod(self.new / name, os.lstat(self.new / name).st_mode & _NOT_RUN)
 
     def commit(self) -> None:
         """Let the files appear in ``out``, all in one moment.
@@ -229,8 +231,10 @@ class Transaction:
                 give_back(old, self.out, self.doubles, self.stale)
             else:  # stopped between two renames; or yet another folder has taken the place since
                 merge(old, self.out)
-            for folder in (self.new, self.old, self.replaced, self.foreign):
+            for folder in (self.new, self.old, self.replaced):
                 remove_tree(folder)
+            with suppress(OSError, RecursionError):  # made to be in the way; whoever made it may still be there
+                shutil.rmtree(self.foreign)
         if not os.path.lexists(self.new) or not os.listdir(self.new):
             for file in (self.path / _NOTE, *self.path.glob(".transaction-*.json")):
                 file.unlink(missing_ok=True)
@@ -364,6 +368,14 @@ def _check_names(out: Path, names: Iterable[str]) -> None:
     """Make sure that a file replaces nothing but a file: no folder, and no link that somebody wants kept."""
     for name in names:
         check_file(out / name)
+
+
+def _check_result(file: Path) -> None:
+    """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
+    found = os.lstat(file)
+    plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    if not plain or file.name.startswith(".") or file.suffix not in _TAKEN:
+        raise Refused(f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT)
 
 
 def _prefix(out: Path) -> str:

@@ -7,6 +7,7 @@ work inside them, and runs that have such a folder for their ``--out``, never no
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -119,10 +120,13 @@ def remove_tree(folder: Path) -> None:
     Raises:
         OSError: Something in it cannot be removed.
     """
-    for path, _, _ in os.walk(folder):
-        os.chmod(path, stat.S_IRWXU)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    try:
+        for path, _, _ in os.walk(folder):
+            os.chmod(path, stat.S_IRWXU)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+    except RecursionError as error:
+        raise OSError(errno.ELOOP, "nested too deeply to be removed", str(folder)) from error
 
 
 def _swap(here: Path, there: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_text_is_added_to_the_step_summary(tmp_path: Path, monkeypatch: pytest
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     code = f"from optimize import files; files.append_text(pathlib.Path({str(summary)!r}), 'and after')"
-    done = broken(tmp_path, code)
+    done = broken(tmp_path, code, "check", "net.pt", "net.pt")
     assert not done.stderr and summary.read_text() == "before\nand after"
 
 
@@ -196,6 +196,57 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["net.pt"]  # ... goes with the next
 
 
+def test_a_step_summary_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code = f"""
+pathlib.Path(os.environ["TMPDIR"], "text").write_text("after")
+for do, source in (("write", "text"), ("commit", "text"), ("append", "missing")):
+    try:
+        ask(do=do, path={str(summary)!r}, source=source)
+        print("did", do)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    done = broken(tmp_path, code, "check", "net.pt", "net.pt")
+    assert done.stdout.splitlines() == ["Refused"] * 3 and summary.read_text() == "before", done.stderr
+
+
+def test_what_a_shell_has_open_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    words = ["sh", "-c", 'exec 9>open; exec "$@"', "sh", sys.executable, "-c", COMMAND, "show", "net.pt"]
+    code = "print(*sorted(map(int, os.listdir('/proc/self/fd')))[:4], repr(os.read(0, 10)))"
+    done = subprocess.run(words, input=code, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split()[:3] == ["0", "1", "2"] and "9" not in done.stdout.split()[:-1]
+    assert done.stdout.split()[-1] == "b''"
+
+
+def test_what_is_made_to_be_in_the_way_is_not(tmp_path: Path) -> None:
+    code = """
+((out, new),) = outputs.items()
+os.chdir(new)
+for _ in range(1500):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+    for _ in range(2):
+        done = broken(tmp_path, code, "run", "net.pt", "--to", "onnx", "--out", "out")
+        assert (done.returncode, done.stderr) == (0, "")
+    done = broken(
+        tmp_path,
+        "((out, new),) = outputs.items(); (new / 'a.onnx').touch(); ask(do='commit', path=str(out))",
+        "run",
+        "net.pt",
+        "--to",
+        "onnx",
+        "--out",
+        "out",
+    )
+    assert os.listdir(tmp_path / "out") == ["a.onnx"] and not done.stderr
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
+
+
 def test_who_asks_without_listening_is_ended(tmp_path: Path) -> None:
     deaf = """
 flood = b'{"do": "write"}\\n' * 1000
@@ -218,7 +269,17 @@ if not os.fork():
 
 def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
     (tmp_path / "net.pt").touch()
-    words = ["sh", "-c", 'sleep 1000 >/dev/null 2>&1 & exec "$@"', "sh", sys.executable, "-c", COMMAND, "show", "net.pt"]
+    words = [
+        "sh",
+        "-c",
+        'sleep 1000 >/dev/null 2>&1 & exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        COMMAND,
+        "show",
+        "net.pt",
+    ]
     code = "print(pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read_text().split()[0])"
     done = subprocess.run(words, input=code, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     number = int(done.stdout)
