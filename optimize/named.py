@@ -21,9 +21,12 @@ def is_named(text: str) -> bool:
 
 
 def named_in(content: Any) -> Iterator[str]:
-    """Yield every ``package.module:name`` in what a file of settings holds, though a file may be called so."""
-    if isinstance(content, str) and is_named(content):
-        yield content
+    """Yield every ``package.module:name`` in what a file of settings holds, though a file may be called so.
+
+    Texts may hold several words, as ``transform=package.module:name``.
+    """
+    if isinstance(content, str):
+        yield from filter(is_named, re.split(r"[\s=,;]+", content))
     is_many = isinstance(content, list | tuple | set | frozenset)
     parts = (*content, *content.values()) if isinstance(content, Mapping) else content if is_many else ()
     for part in parts:

@@ -31,6 +31,8 @@ from optimize.targets.base import Target
 
 #: Fields of a pass that a recipe does not set: the data comes from ``calib``.
 _DATA_FIELDS = {"calibration"}
+#: The type of fields that hold several words.
+_WORDS = tuple[str, ...]
 #: Options of passes and targets that name where something is kept for the next run.
 _PLACES = ("cache", "timing_cache")
 
@@ -74,9 +76,11 @@ class PassEntry(BaseModel):
     def build(self, calibration: Any, keep: Sequence[str] = (), cpu: str = "any") -> Pass:
         """Return the pass, with the run's calibration data, what it keeps in float and its processors, where it can."""
         cls = registry.find_pass(self.name)
-        kept = tuple(dict.fromkeys((*_words(self.options.get("keep", ())), *keep)))
+        fields = _fields(cls)
+        said = {name: _words(value) if fields[name] == _WORDS else value for name, value in self.options.items()}
+        kept = tuple(dict.fromkeys((*said.get("keep", ()), *keep)))
         given = {**dict.fromkeys(_DATA_FIELDS, calibration), "keep": kept, "cpu": self.options.get("cpu", cpu)}
-        return cls(**{**self.options, **{name: value for name, value in given.items() if name in _fields(cls)}})
+        return cls(**{**said, **{name: value for name, value in given.items() if name in fields}})
 
     @property
     def takes_data(self) -> bool:
@@ -221,17 +225,23 @@ def read(path: Path, *, trust: bool = False) -> Recipe:
     """
     content = texts.read_yaml(path)
     if not trust and (code := next(named.named_in(content), None)):
-        raise Refused(
-            f"'{path}' names Python code: {shown(code)}.",
-            hint="Name it on the command line (--calib, --eval), or give --trust if you trust the recipe.",
-        )
+        raise _names_code(path, code)
     found = parse(content, source=str(path))
+    if not trust and (code := next(named.named_in(found.model_dump()), None)):
+        raise _names_code(path, code)
     if not trust and (place := next(found.places, None)):
         raise Refused(
             f"'{path}' names a place to write to, and to read what lies there: {shown(place)}.",
             hint="Leave it out, name it on the command line, or give --trust if you trust the recipe.",
         )
     return found
+
+
+def _names_code(path: Path, code: str) -> Refused:
+    return Refused(
+        f"'{path}' names Python code: {shown(code)}.",
+        hint="Name it on the command line (--calib, --eval), or give --trust if you trust the recipe.",
+    )
 
 
 def parse(content: Any, *, source: str = "recipe") -> Recipe:
@@ -311,13 +321,13 @@ def configured(name: str, options: Mapping[str, Any], *, source: str) -> Target:
     return found
 
 
-def _words(value: Any) -> list[str]:
+def _words(value: Any) -> tuple[str, ...]:
     """Return several words; YAML reads ``8.6`` as a number.
 
     >>> _words("8.6,8.9"), _words([8.6, "12.0"])
-    (['8.6', '8.9'], ['8.6', '12.0'])
+    (('8.6', '8.9'), ('8.6', '12.0'))
     """
-    return [str(word).strip() for word in (value if isinstance(value, list | tuple) else str(value).split(","))]
+    return tuple(str(word).strip() for word in (value if isinstance(value, list | tuple) else str(value).split(",")))
 
 
 def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], source: str) -> Any:
@@ -325,9 +335,8 @@ def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], sou
     if option not in fields:
         raise UsageError(f"{source}: {owner} has no option '{option}'.", hint=nearest(option, fields))
     try:
-        return TypeAdapter(fields[option]).validate_python(
-            _words(value) if fields[option] == tuple[str, ...] else value
-        )
+        wanted = TypeAdapter(fields[option], config=ConfigDict(allow_inf_nan=False))
+        return wanted.validate_python(_words(value) if fields[option] == _WORDS else value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise UsageError(f"{source}: {owner}.{option} = {value!r}: {message}.") from error

@@ -12,7 +12,7 @@ MISSING = "–"
 SHARES = ("top1", "pixel_accuracy")
 EQUAL_DB = 200.0
 #: What is said of a file that rounds where there was no data: noise shows neither what is lost nor that nothing is.
-NOT_JUDGED = "not judged: what rounding loses shows on samples, not on noise: give some"
+NOT_JUDGED = "not judged: what rounding loses shows on samples that are answered with numbers, not on noise: give some"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))

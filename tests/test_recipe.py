@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from optimize import processor, recipe
+from optimize import Reparameterize, processor, recipe
 from optimize.errors import Refused, UsageError
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
@@ -44,7 +44,16 @@ def test_a_wrong_recipe_is_refused_with_the_nearest_name(content: str, message: 
 
 @pytest.mark.parametrize(
     "content",
-    ['calib: "evil:go"', 'eval: "this:s"', 'passes: [{QuantizeAware: {train: "evil:go"}}]'],
+    [
+        'calib: "evil:go"',
+        'eval: "this:s"',
+        'passes: [{QuantizeAware: {train: "evil:go"}}]',
+        'preprocess: "evil:go"',
+        'preprocess: " evil:go "',
+        'preprocess: "transform=evil:go"',
+        'preprocess: {transform: "evil:go"}',
+        'preprocess: {transform: ["evil:go"]}',
+    ],
 )
 def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "recipe.yaml"
@@ -54,6 +63,28 @@ def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path, monk
     with pytest.raises(Refused, match=r"names Python code: (evil:go|this:s)"):
         recipe.read(path)
     assert recipe.read(path, trust=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "preprocess: 5",
+        "preprocess: []",
+        "preprocess: .nan",
+        "passes: [{PruneChannels: {ratio: 'nan'}}]",
+        "passes: [{QuantizeStatic: {spare: 'inf'}}]",
+    ],
+)
+def test_values_of_odd_types_are_wrong_usage(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"recipe.yaml: "):
+        recipe.read(path)
+
+
+def test_several_words_may_be_one_number(tmp_path: Path) -> None:
+    (entry,) = recipe.parse({"passes": [{"Reparameterize": {"leave": 5}}]}).passes
+    assert entry.build(None) == Reparameterize(leave=("5",))
 
 
 @pytest.mark.parametrize(

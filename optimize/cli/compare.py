@@ -93,4 +93,4 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     if given["out"]:
         save(given["out"], told, record)
         options.told("Comparison", given["out"])
-    sys.exit(1 if given["min_sqnr"] is not None and record.found.is_below else 0)
+    sys.exit(1 if given["min_sqnr"] is not None and (record.found.is_below or not record.found.judged) else 0)

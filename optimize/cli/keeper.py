@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -33,6 +32,7 @@ import click
 from optimize import files, keeping
 from optimize.cli.options import Destination
 from optimize.errors import OptimizeError, Refused, as_fields
+from optimize.named import named_in
 from optimize.report import STEP_SUMMARY
 from optimize.sandbox.call import Died, left_in
 from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
@@ -45,7 +45,6 @@ _PATIENCE_S = 10.0
 _LOOK_S = 0.1
 #: Of a request, which holds two names; and of the text that becomes a file (a report, a graph, a baseline).
 _LINE_BYTES, _TEXT_BYTES = 16384, 1 << 30
-_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Guard:
@@ -139,17 +138,7 @@ def _own_configuration(named: Path | None) -> dict[str, Any]:
 
 def _runs_code(params: Mapping[str, Any]) -> bool:
     """Say whether the user names code that is to run, which may write and reach what it likes."""
-    named = (text for text in _texts(params) if _CODE.fullmatch(text))
-    return bool(params.get("trust")) or any(not os.path.exists(text) for text in named)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in what is nested."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
+    return bool(params.get("trust")) or any(not os.path.exists(text) for text in named_in(params))
 
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:

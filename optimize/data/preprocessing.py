@@ -216,6 +216,8 @@ def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
         if not all(equals for _, equals, _ in pairs):
             raise ValueError("write words such as 'resize=256 size=224 mean=0.5,0.5,0.5', or package.module:transform")
         text = {word: value for word, _, value in pairs}
+    if not isinstance(text, Mapping):
+        raise ValueError("words are wanted, such as 'resize=256 size=224', or a mapping of them")
     unknown = next((word for word in text if word not in _READERS), None)
     if unknown is not None:
         raise ValueError(f"there is no '{shown(str(unknown))}'. {nearest(str(unknown), _READERS)}")

@@ -128,8 +128,9 @@ def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterato
     # Accuracy allowed it what it answers here; and of noise nothing is asked but the same answers.
     if here is not None and (unjudged or (case.eval and case.min_sqnr is None)):
         case = case.model_copy(update={"min_sqnr": min(findings.MIN_SQNR_DB, round(here.sqnr_db - APART_DB, 1))})
+    unlabelled = case.model_copy(update={"eval": None})  # a few samples there, without their labels
     for cpu in case.verify_on:
-        for entry in findings.of_outputs(case, found[cpu]):
+        for entry in findings.of_outputs(unlabelled, found[cpu]):
             yield entry.model_copy(update={"metric": f"outputs on {cpu}", "reason": f"on {cpu} {entry.reason}"})
 
 

@@ -27,10 +27,14 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     least = case.min_sqnr if case.min_sqnr is not None or found.accuracy else MIN_SQNR_DB
     if found.agreement is not None and least is not None:
         asked.append(("outputs", "the outputs agree to", Bound(min_sqnr_db=least)))
+    if case.eval and found.accuracy is None:
+        reason = "none of the labels says anything, so accuracy cannot be compared"
+        return [_finding("accuracy", Verdict.INCONCLUSIVE, "labels", form.MISSING, reason)]
     if found.accuracy is not None:
         most = MAX_DROP if case.max_drop is None else case.max_drop
         asked.append(("accuracy", found.accuracy.metric, Bound(max_drop=most)))
-    return [_kept(metric, about, bound.check(found), asked=case.min_sqnr is not None) for metric, about, bound in asked]
+    needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
+    return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
 
 
 def _kept(metric: str, about: str, check: BoundCheck, *, asked: bool) -> FindingRecord:

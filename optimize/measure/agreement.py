@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimize.distances import CAP_DB
 from optimize.errors import VerificationFailed
 from optimize.measure.distance import DistanceMeter
 
@@ -21,13 +22,19 @@ class Agreement:
         max_abs_error: Largest absolute difference of any value.
         top1: Share of samples whose largest logit is the same; None where the first output is not ``[N, C >= 2]``.
         judged: Whether it says how well the artifact answers. Where a file rounds and there was no data but noise, it
-            does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too.
+            does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too, but not
+            those without a number: outputs of no elements, or of NaN alone.
     """
 
     sqnr_db: float
     max_abs_error: float
     top1: float | None
     judged: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the outputs are equal because they hold no number."""
+        return not self.judged and self.sqnr_db >= CAP_DB
 
 
 @dataclass
@@ -68,6 +75,7 @@ class AgreementMeter:
             sqnr_db=min(distance.sqnr_db for distance in found),
             max_abs_error=max(distance.max_abs_error for distance in found),
             top1=self._same / self._samples if self._samples else None,
+            judged=not all(distance.is_empty for distance in found),
         )
 
 

@@ -42,6 +42,11 @@ class Distance:
     second_range: tuple[float, float] | None
     not_finite: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither file held a number to compare."""
+        return self.first_range is None and self.second_range is None and not self.not_finite
+
 
 @dataclass
 class DistanceMeter:

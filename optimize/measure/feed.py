@@ -68,7 +68,12 @@ def open_samples(
 
     kept = {} if preprocessing else _kept(said)
     transform = kept.pop("transform", "")
-    image = ImagePreprocessing.read(preprocessing or kept)
+    try:
+        image = ImagePreprocessing.read(preprocessing or kept)
+    except UsageError as error:
+        if preprocessing:
+            raise
+        raise Refused(f"A file says of its own preprocessing what nobody can follow: {error.what}") from error
     if source is None:
         return Samples(NOISE, lambda: _noise(specs, batch, count, seed), synthetic=True)
     wanted = [

@@ -162,6 +162,7 @@ def compare(
     judged = not (given.synthetic and any(side.subject.artifact.is_rounded for side in (first, second)))
     values = [_values(side) for side in (first, second)] if layers else []
     outputs, top1, samples = _outputs(first, second, given, progress)
+    judged = judged and not all(output.distance.is_empty for output in outputs)
     if not layers:
         return Distances(outputs, top1, samples, threshold_db, judged=judged)
     pairs, distances, others, seen = _between((first, second), values, given, progress)

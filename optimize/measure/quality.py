@@ -81,7 +81,8 @@ class _Judge:
             return Quality(failure=self.failure, digest=self.digest)
         agreement = self.agreement.result()
         if agreement is not None:
-            agreement = replace(agreement, judged=judged or agreement.sqnr_db >= CAP_DB)
+            proof = judged or agreement.sqnr_db >= CAP_DB
+            agreement = replace(agreement, judged=agreement.judged and proof)
         return Quality(agreement, self.accuracy.result(), digest=self.digest)
 
 

@@ -121,6 +121,8 @@ def _opened(path: Path, input_shape: str | None, trust: bool) -> Artifact:
 def _inputs(artifact: Artifact, batch: int) -> list[np.ndarray]:
     """Return noise for one run, the batch as asked where the file leaves it free."""
     fixed = Subject("", "", artifact).fixed_batch
+    if fixed is not None and fixed < 1:
+        raise Refused(f"'{artifact.path}' takes a batch of {fixed}: there is nothing to profile.")
     if fixed is not None and batch not in (1, fixed):
         raise UsageError(f"'{artifact.path}' takes a batch of {fixed} and no other.", hint="Leave --batch out.")
     generator = np.random.default_rng(0)

@@ -261,3 +261,12 @@ def test_the_candidate_answers_on_other_processors_too(tmp_path: Path, models: M
     assert found.verdict is Verdict.FAIL and found.reason.endswith(
         "on avx2 the outputs agree to 20.0 dB, asked: at least 21 dB"
     )
+
+
+def test_labels_that_say_nothing_judge_nothing(tmp_path: Path, models: Models, measured: Models) -> None:
+    measured(1.0)
+    models(base={}, candidate={})
+    void = np.full(9, -100)
+    np.savez(tmp_path / "void.npz", x=np.ones((9, 3), np.float32), y=void)
+    found = check(tmp_path, eval=str(tmp_path / "void.npz"))
+    assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE), found.reason

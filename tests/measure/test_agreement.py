@@ -50,6 +50,17 @@ def test_no_batch_is_no_agreement() -> None:
     assert AgreementMeter().result() is None
 
 
+@pytest.mark.parametrize("nothing", [np.zeros((0, 4)), np.full((2, 4), np.nan)])
+def test_outputs_without_a_number_prove_nothing(nothing: np.ndarray) -> None:
+    meter = AgreementMeter()
+    meter.update([nothing], [nothing])
+    found = meter.result()
+    assert found is not None and not found.judged and found.is_empty
+    meter.update([np.ones((1, 4))], [np.ones((1, 4))])
+    found = meter.result()
+    assert found is not None and found.judged and not found.is_empty
+
+
 def test_equal_infinities_agree() -> None:
     masked = np.array([[1.0, -np.inf]])
     result = meter(([masked], [masked])).result()

@@ -44,6 +44,14 @@ def test_a_file_of_empty_parts_is_refused_before_it_is_parsed(part: bytes, times
     refused(tmp_path / "m.onnx", "more than a million parts")
 
 
+def test_numbers_that_stand_one_by_one_are_bounded(tmp_path: Path) -> None:
+    """A byte of the file is a number of eight bytes in memory, and of more while it is read."""
+    whole = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], []).read_bytes()
+    tensor = wrapped(5, wrapped(7, b"\1" * 64_000_001))  # int64_data of an initializer
+    (tmp_path / "m.onnx").write_bytes(whole + wrapped(7, tensor))
+    refused(tmp_path / "m.onnx", "whole numbers one by one")
+
+
 def calls(depth: int, width: int) -> list[onnx.FunctionProto]:
     """Returns functions of which each calls the next so many times."""
     found = [helper.make_function("local", "f0", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], OPSETS[:1])]

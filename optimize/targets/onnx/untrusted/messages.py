@@ -13,6 +13,10 @@ from optimize.regular import shown
 
 #: Of honest files: a network of ten thousand nodes has a hundred thousand messages, and three times the fields.
 MOST_MESSAGES, MOST_FIELDS = 1_000_000, 10_000_000
+#: Bytes of whole numbers that stand one by one, each in a byte or more: a parser makes eight bytes or more of each.
+#: Weights of any size stand as they lie in memory.
+MOST_NUMBERS_BYTES = 64_000_000
+_NUMBERS = {"TensorProto": ("dims", "int32_data", "int64_data", "uint64_data"), "AttributeProto": ("ints",)}
 _VARINT, _SIZED, _FIXED = 0, 2, {1: 8, 5: 4}
 #: Fields are counted from one, the form stands in three bits before that.
 _FIRST_TAG = 1 << 3
@@ -26,11 +30,11 @@ def check_messages(content: bytes, path: Path) -> None:
 
     Source: protobuf.dev, "Encoding".
     """
-    messages, fields = 0, 0
+    messages, fields, numbers = 0, 0, 0
     waiting: list[tuple[Any, int, int]] = [(onnx.ModelProto.DESCRIPTOR, 0, len(content))]
     while waiting:
         kind, place, end = waiting.pop()
-        inner = _messages_in(kind)
+        inner, packed = _messages_in(kind), _numbers_in(kind)
         while place < end:
             tag, place = _varint(content, place)
             fields += 1
@@ -40,6 +44,7 @@ def check_messages(content: bytes, path: Path) -> None:
                 if tag >> 3 in inner:
                     messages += 1
                     waiting.append((inner[tag >> 3], place, min(place + size, end)))
+                numbers += size if tag >> 3 in packed else 0
                 place += size
             elif form == _VARINT:
                 _, place = _varint(content, place)
@@ -52,12 +57,23 @@ def check_messages(content: bytes, path: Path) -> None:
                     f"'{shown(path)}' has more than a million parts, or ten million fields.",
                     hint="Add --trust if you trust this file.",
                 )
+            if numbers > MOST_NUMBERS_BYTES:
+                raise Refused(
+                    f"'{shown(path)}' holds more than {MOST_NUMBERS_BYTES:,} bytes of whole numbers one by one.",
+                    hint="Store them as raw data (onnx.numpy_helper), or add --trust if you trust this file.",
+                )
 
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
     """Return the messages that a message may hold, by their fields' numbers."""
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+@cache
+def _numbers_in(kind: Any) -> frozenset[int]:
+    """Return the fields of a message that hold many whole numbers."""
+    return frozenset(kind.fields_by_name[name].number for name in _NUMBERS.get(kind.name, ()))
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
