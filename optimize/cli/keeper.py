@@ -37,6 +37,7 @@ from optimize.report import STEP_SUMMARY
 from optimize.sandbox.call import Died, left_in
 from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
 from optimize.sandbox.lines import read_object
+from optimize.sandbox.process import confined_variables
 from optimize.transaction.commit import Transaction, begin, check
 
 #: A command that has not ended so long after it was told to is ended.
@@ -143,7 +144,8 @@ def _runs_code(params: Mapping[str, Any]) -> bool:
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:
     """Give up this process's rights, and rely on the keeper."""
-    tempfile.tempdir = os.environ["TMPDIR"] = str(work)
+    tempfile.tempdir = str(work)
+    os.environ.update(confined_variables(work))
     places = {out: transaction.foreign for out, transaction in transactions.items()}
     keeping.rely_on(keeping.Keeper(requests, replies, work, places))
     confine_command([work, *places.values()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 
 #: Calls that end with EPERM. What only reads, computes, allocates or starts a thread is left.
 _DENIED = """
@@ -29,6 +30,8 @@ _STARTING = frozenset(["socketpair", "execve", "execveat", "fork", "vfork", "set
 #: fchmodat2, lsm_set_self_attr, and all from setxattrat on, those that nobody has thought of yet included.
 _NUMBERS = (452, 460, *range(463, 700))
 _CLONE_THREAD = 0x00010000
+#: Of clone, what makes a namespace: of mounts, control groups, names, messages, users, processes, networks, time.
+_NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x80)
 _LOW_32 = 0xFFFFFFFF
 #: Commands of fcntl that let the kernel send signals to others: F_SETOWN, F_SETSIG, F_SETOWN_EX.
 _SIGNALLING = (8, 10, 15)
@@ -60,8 +63,7 @@ def filter_calls(*, starts_processes: bool = False) -> list[str]:
             elif call not in _STARTING:
                 _deny(rules, pyseccomp.ERRNO(0) if call in _PRETENDED else denied, call)
         _deny_with_arguments(pyseccomp, rules, denied)
-        if not starts_processes:
-            _deny_processes(pyseccomp, rules, denied)
+        (_guard_parent if starts_processes else _deny_processes)(pyseccomp, rules, denied)
         rules.load()
     except Exception as error:  # no package, no library, no kernel support
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
@@ -73,6 +75,10 @@ def _deny_with_arguments(pyseccomp: object, rules: object, denied: int) -> None:
     """Deny what is harmless in one form."""
     arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
     _deny(rules, denied, "prlimit64", arg(0, unequal, 0), arg(2, unequal, 0))
+    # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
+    _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
+    for flag in _NAMESPACES:
+        _deny(rules, denied, "clone", arg(0, masked, flag, flag))
     for command in _SIGNALLING:
         _deny(rules, denied, "fcntl", arg(1, masked, _LOW_32, command))
     for request in _REQUESTS:
@@ -86,13 +92,21 @@ def _deny_processes(pyseccomp: object, rules: object, denied: int) -> None:
     arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
     _deny(rules, denied, "prlimit64", arg(2, unequal, 0))
     _deny(rules, denied, "clone", arg(0, masked, _CLONE_THREAD, 0))
-    # The flags of clone3 lie in memory, where no filter looks: the C library goes back to clone.
-    _deny(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # type: ignore[attr-defined]
     for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         _deny(rules, denied, name, arg(0, unequal, os.getpid()))
     _deny(rules, denied, "tkill")
     _deny(rules, denied, "sched_setaffinity", arg(0, unequal, 0))
     _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG))
+
+
+def _guard_parent(pyseccomp: object, rules: object, denied: int) -> None:
+    """Deny signals to the parent, also through its group and everybody's, and to outlive it."""
+    arg, unequal, masked = (getattr(pyseccomp, name) for name in ("Arg", "NE", "MASKED_EQ"))
+    for number in (os.getppid(), 0, -1, -os.getpgrp()):
+        for name in ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
+            _deny(rules, denied, name, arg(0, masked, _LOW_32, number & _LOW_32))
+    signals = arg(1, unequal, signal.SIGKILL)
+    _deny(rules, denied, "prctl", arg(0, masked, _LOW_32, _PR_SET_PDEATHSIG), signals)
 
 
 def _deny(rules: object, denied: int, call: str | int, *arguments: object) -> None:

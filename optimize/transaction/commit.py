@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -37,10 +38,9 @@ _NOTED, _NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.jso
 _FOLDERS = ("new", "old", "replaced", "foreign")
 #: Permissions of a file that is no program.
 _NOT_RUN = 0o666
-#: Endings of results: whoever breaks into a process that makes some still writes no code, whatever ``--out`` is.
-_TAKEN = frozenset(
-    {".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine", ".json", ".md", ".html", ".yaml", ".svg"}
-)
+#: Endings of models, and how many files are taken, beside those of known names: whoever breaks into a process that
+#: makes some still replaces no ``package.json``, whatever ``--out`` is.
+_TAKEN, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine"}), 1000
 _HINT = "Choose another --out."
 
 
@@ -188,11 +188,15 @@ class Transaction:
         Raises:
             Refused: There is something else, or what in ``out`` only its owner can have made would be replaced.
         """
-        for name in sorted(os.listdir(self.foreign)):
-            _check_result(self.foreign / name)
+        with os.scandir(self.foreign) as found:
+            names = [entry.name for entry in itertools.islice(found, _MOST_TAKEN + 1)]
+        if len(names) > _MOST_TAKEN:
+            raise Refused(f"The model made the process that ran it leave more than {_MOST_TAKEN} files.", hint=_HINT)
+        for name in names:
+            self._check_result(self.foreign / name)
             os.rename(self.foreign / name, self.new / name)  # from now on that process cannot exchange it
         for name in sorted(os.listdir(self.new)):
-            _check_result(self.new / name)
+            self._check_result(self.new / name)
             os.chmod(self.new / name, os.lstat(self.new / name).st_mode & _NOT_RUN)
 
     def commit(self) -> None:
@@ -256,6 +260,15 @@ class Transaction:
         for folder in reversed(self.made if is_in_place else []):
             with suppress(OSError):  # it holds something
                 os.rmdir(folder)
+
+    def _check_result(self, file: Path) -> None:
+        """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
+        found = os.lstat(file)
+        plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not file.name.startswith(".")
+        if not plain or not (file.suffix in _TAKEN or file.name in self.names):
+            raise Refused(
+                f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT
+            )
 
     def _is_in_place(self) -> bool:
         """Say whether the hidden folder is where it was made: its name may lead to somebody else's by now."""
@@ -368,14 +381,6 @@ def _check_names(out: Path, names: Iterable[str]) -> None:
     """Make sure that a file replaces nothing but a file: no folder, and no link that somebody wants kept."""
     for name in names:
         check_file(out / name)
-
-
-def _check_result(file: Path) -> None:
-    """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
-    found = os.lstat(file)
-    plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-    if not plain or file.name.startswith(".") or file.suffix not in _TAKEN:
-        raise Refused(f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT)
 
 
 def _prefix(out: Path) -> str:
