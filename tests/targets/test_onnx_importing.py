@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -101,7 +102,7 @@ def test_weights_and_calls_keep_their_names(tmp_path: Path) -> None:
     assert all(graph.origin(node) + ".weight" in paths for node in convs)
 
 
-def graph_file(path: Path, *nodes: onnx.NodeProto, batch: int | str = "batch", **stored: np.ndarray) -> Path:
+def graph_file(path: Path, *nodes: onnx.NodeProto, batch: Any = "batch", **stored: np.ndarray) -> Path:
     sizes = [batch, 3, 8, 8]
     x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", sizes), ("y", None))
@@ -113,6 +114,7 @@ def graph_file(path: Path, *nodes: onnx.NodeProto, batch: int | str = "batch", *
 
 
 CASES = {
+    "steps": helper.make_node("Slice", ["x", "zeros", "ends", "", "steps"], ["y"]),
     "asymmetric": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]),
     "same": helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], auto_pad="VALID"),
     "space": helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2),
@@ -120,15 +122,33 @@ CASES = {
     "hard": helper.make_node("HardSigmoid", ["x"], ["y"]),
     "flat": helper.make_node("Flatten", ["x"], ["y"], axis=2),
     "l2": helper.make_node("ReduceL2", ["x"], ["y"], axes=[1], keepdims=0),
+    "product": helper.make_node("ReduceProd", ["x"], ["y"], axes=[-1, 1], keepdims=0),
     "top": helper.make_node("GlobalMaxPool", ["x"], ["y"]),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_single_operators(case: str, tmp_path: Path) -> None:
-    path = graph_file(tmp_path / "net.onnx", CASES[case])
+    bounds = {
+        name: np.array(values) for name, values in (("zeros", [0, 0]), ("ends", [2**31 - 1, 3]), ("steps", [1, 2]))
+    }
+    path = graph_file(tmp_path / "net.onnx", CASES[case], **(bounds if case == "steps" else {}))
     x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_by_names_that_a_module_has_itself(tmp_path: Path) -> None:
+    node, weight = helper.make_node("Conv", ["x", "forward.type"], ["y"]), np.ones((2, 3, 1, 1), np.float32)
+    program = opened(graph_file(tmp_path / "net.onnx", node, **{"forward.type": weight}))
+    assert [path for path, _ in program.graph_module.named_parameters()] == ["forward_.type_"]
+
+
+def test_an_example_of_whole_numbers_hides_nothing(tmp_path: Path) -> None:
+    path = graph_file(tmp_path / "net.onnx", helper.make_node("Add", ["x", "mask"], ["y"]))
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", 8]))
+    examples = OnnxGraph(model, path).examples(2)
+    assert examples is not None and examples[1].tolist() == [[1] * 8] * 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from optimize import graph
 from optimize.errors import Refused
 from optimize.frontend import ForeignGraph
 from optimize.regular import shown
-from optimize.targets.onnx.torch_operators import OPERATORS, SMALL, OnnxCall, Unknown, torch_type
+from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply, as_tensor, torch_type
 
 _NO_OPSET_BEFORE = 9
+#: Numbers of a small array: what axes, sizes and bounds are made of.
+_SMALL = 64
 _INTEGERS = ("Integer", "QuantizeLinear", "QLinear", "DynamicQuantize", "QGemm", "MatMulNBits")
 #: Of a recurrent layer's gates: the place in ONNX's order of each one in torch's.
 _ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}
@@ -36,8 +38,8 @@ _HINT = "Give the PyTorch model it was made from; bench, check, compare and prof
 class _Place(torch.nn.Module):
     """A place for weights, and for the call that belongs to them: its path is where the call comes from."""
 
-    def forward(self, function: Callable[[OnnxCall], Any], call: OnnxCall) -> Any:
-        return function(call)
+    def forward(self, call: OnnxCall) -> tuple[Any, ...]:
+        return apply(call)
 
 
 class OnnxGraph(ForeignGraph):
@@ -53,23 +55,25 @@ class OnnxGraph(ForeignGraph):
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         super().__init__()
-        model = onnx.inliner.inline_local_functions(model) if model.functions else model
-        self._path, self._model = path, model
+        self._path, self._model = path, onnx.inliner.inline_local_functions(model) if model.functions else model
         self._opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
         self._refuse_others()
-        stored = {tensor.name: numpy_helper.to_array(tensor, str(path.parent)) for tensor in model.graph.initializer}
-        nodes = _without_constants(model.graph.node, stored, self._opset)
-        self._inputs = [entry for entry in model.graph.input if entry.name not in stored]
-        self._outputs = [entry.name for entry in model.graph.output]
-        self._numbers = {name: value for name, value in stored.items() if value.size <= SMALL}
-        self._weights: dict[str, str] = {}
-        self._paths: dict[str, str] = {}
-        self._steps = [self._step(node, stored) for node in _linear_layers(nodes, stored, self._outputs)]
+        graph_ = self._model.graph
+        stored = {tensor.name: numpy_helper.to_array(tensor, str(path.parent)) for tensor in graph_.initializer}
+        self._inputs = [entry for entry in graph_.input if entry.name not in stored]
+        self._outputs = [entry.name for entry in graph_.output]
+        nodes = list(self._as_torch_has_them(_without_constants(graph_.node, stored, self._opset), stored))
+        read = {name for node in nodes for name in node.input} | set(self._outputs)
+        self._known = {name: value for name, value in stored.items() if name in read and value.size <= _SMALL}
+        self._numbers = {
+            name: value for name, value in self._known.items() if value.dtype in (np.int64, np.int32) and value.ndim < 2
+        }
+        paths = {name: _path(name) for name in sorted(read & stored.keys() - self._numbers.keys())}
+        self._steps = [(node, self._scope(node, stored, paths)) for node in nodes]
         self.eval()
-        read = {name for node, _, _ in self._steps for name in node.input} | set(self._outputs)
-        for name in sorted(read & stored.keys()):
-            self._weights[name] = self._paths.get(name, _path(name))
-            self._own(self._weights[name], stored[name])
+        for name, place in paths.items():
+            self._own(place, stored[name])
+        self._weights = paths
 
     @property
     def free_batch(self) -> bool:
@@ -78,7 +82,7 @@ class OnnxGraph(ForeignGraph):
         return all(not dims or not dims[0].HasField("dim_value") for dims in shapes)
 
     def examples(self, batch: int) -> tuple[torch.Tensor, ...] | None:
-        """Return inputs of the sizes that the file says, noise and zeros; None where it leaves others free."""
+        """Return inputs of the sizes that the file says, noise and ones; None where it leaves others free."""
         generator, found = torch.Generator().manual_seed(0), []
         for entry in self._inputs:
             kind = entry.type.tensor_type
@@ -88,7 +92,9 @@ class OnnxGraph(ForeignGraph):
                 return None
             dtype = torch_type(kind.elem_type)
             noise = torch.randn(sizes, generator=generator)
-            found.append(noise.to(dtype) if dtype.is_floating_point else torch.zeros(sizes, dtype=dtype))
+            found.append(
+                noise.to(dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
+            )  # a mask of zeros hides all
         return tuple(found)
 
     def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -106,72 +112,79 @@ class OnnxGraph(ForeignGraph):
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Compute the outputs, in the order of the file."""
         values: dict[str, Any] = {entry.name: value for entry, value in zip(self._inputs, inputs, strict=True)}
-        values |= {name: self._value(name) for name in self._weights}
-        for node, attributes, scope in self._steps:
-            taken = [values[name] if name else None for name in node.input]
-            numbers = [self._numbers.get(name) for name in node.input]
-            if node.op_type in _ORDERS:
-                attributes = attributes | {"weights": [graph.attribute(self, each) for each in attributes["weights"]]}
-            call = OnnxCall(node.op_type, attributes, taken, numbers, self._opset, sum(map(bool, node.output)))
+        values |= self._numbers | {name: graph.attribute(self, path) for name, path in self._weights.items()}
+        for node, scope in self._steps:
+            call = OnnxCall.of(node, values, self._known, self._opset)
             try:
-                found = (self.get_submodule(scope) if scope else _run)(OPERATORS[node.op_type], call)
+                found = self.get_submodule(scope)(call) if scope else apply(call)
             except Unknown as error:
                 raise self._refusal(node, str(error)) from error
-            outputs = found if isinstance(found, tuple) else (found,)
-            values |= {name: _wrapped(value) for name, value in zip(node.output, outputs, strict=False) if name}
-        found = tuple(OnnxCall("", {}, [values[name]], [None], 0, 1).x for name in self._outputs)
-        return found[0] if len(found) == 1 else found
+            values |= zip(node.output, found, strict=False)
+        outputs = tuple(as_tensor(values[name]) for name in self._outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
-    def _value(self, name: str) -> Any:
-        """Return a stored value: whole numbers that shapes may be computed from as numbers."""
-        known = self._numbers.get(name)
-        if known is not None and known.dtype in (np.int64, np.int32) and known.ndim < 2:
-            return known.astype(object)
-        return graph.attribute(self, self._weights[name])
-
-    def _step(self, node: onnx.NodeProto, stored: dict[str, np.ndarray]) -> tuple[onnx.NodeProto, dict[str, Any], str]:
-        """Return a node, its attributes, and the path that its call belongs to."""
-        attributes = {entry.name: _attribute(entry) for entry in node.attribute}
-        held = next((name for name in node.input[1:2] if name in stored and stored[name].ndim > 1), "")
-        scope = ".".join(_path(held).split(".")[:-1]) or (_path(node.name) if held and node.name else "")
-        if scope and "." not in _path(held):  # its name tells nothing, that of its layer does
-            self._paths.setdefault(held, f"{scope}.weight")
-        if node.op_type in _ORDERS:
-            attributes |= self._recurrent(node, stored, scope := _path(node.name or node.output[0]))
+    def _scope(self, node: onnx.NodeProto, stored: Mapping[str, np.ndarray], paths: dict[str, str]) -> str:
+        """Return the path that a call belongs to, a module made there, and let its weight have one below it."""
+        first = 8 if node.op_type in _ORDERS else 1
+        held = next((name for name in node.input[first : first + 1] if name in stored and stored[name].ndim > 1), "")
+        scope = _path(held).rpartition(".")[0] if held else ""
+        if held and node.name and not scope:  # its name tells nothing, that of its layer does
+            scope = _path(node.name)
+            if paths.get(held) == _path(held):
+                paths[held] = f"{scope}.weight"
         if scope:
             self._place(scope)
-        return node, attributes, scope
+        return scope
 
-    def _recurrent(self, node: onnx.NodeProto, stored: Mapping[str, np.ndarray], scope: str) -> dict[str, Any]:
-        """Keep the weights of a recurrent layer as torch has them, and return what its call needs to know."""
-        names = [name for name in node.input[1:4] if name]
-        if missing := next((name for name in names if name not in stored), None):
+    def _as_torch_has_them(
+        self, nodes: Sequence[onnx.NodeProto], stored: dict[str, np.ndarray]
+    ) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes, their weights turned as torch has them.
+
+        A product with a stored matrix is one layer with the constant that is added behind it: exporters make that of a
+        linear layer on more than two dimensions. Weights of a recurrent layer are its inputs from the ninth on.
+        """
+        readers = Counter(name for node in nodes for name in node.input) + Counter(self._outputs)
+        adds = {name: node for node in nodes if node.op_type == "Add" for name in node.input}
+        done: set[str] = set()
+        for node in nodes:
+            weight = node.input[1] if node.op_type == "MatMul" else ""
+            if node.op_type in _ORDERS:
+                yield self._recurrent(node, stored)
+            elif weight in stored and stored[weight].ndim == 2:
+                turned = weight if readers[weight] == 1 else f"{weight}_turned"
+                stored[turned] = np.ascontiguousarray(stored[weight].T)
+                output, add = node.output[0], adds.get(node.output[0])
+                inputs = [] if add is None or readers[output] > 1 else list(add.input)
+                bias = [name for name in inputs if name in stored and stored[name].shape == stored[turned].shape[:1]]
+                if add is not None and len(bias) == 1:
+                    output = add.output[0]
+                    done.add(output)
+                yield helper.make_node("Linear", [node.input[0], turned, *bias[:1]], [output], node.name)
+            elif node.op_type != "Add" or node.output[0] not in done:
+                yield node
+
+    def _recurrent(self, node: onnx.NodeProto, stored: dict[str, np.ndarray]) -> onnx.NodeProto:
+        if missing := next((name for name in node.input[1:4] if name and name not in stored), None):
             raise self._refusal(node, f"its weight '{shown(missing)}' is computed")
-        w, r, *bias = (stored[name] for name in names)
-        paths, order = [], _ORDERS[node.op_type]
+        w, r, *bias = (stored[name] for name in node.input[1:4] if name)
+        scope, order, names = _path(node.name or node.output[0]), _ORDERS[node.op_type], []
         for side in range(len(w)):
             parts = [w[side], r[side], *(np.split(bias[0][side], 2) if bias else ())]
             for kind, part in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), parts, strict=False):
-                turned = np.concatenate([np.split(part, len(order))[gate] for gate in order])
-                paths.append(f"{scope}.{kind}_l0{'_reverse' if side else ''}")
-                self._own(paths[-1], turned)
-        given = "activations" in {entry.name for entry in node.attribute}
-        usual = [b"Sigmoid", b"Tanh", b"Tanh"][: len(order) - 1]
-        said = next((list(entry.strings) for entry in node.attribute if entry.name == "activations"), [])
-        del node.input[1:4]
-        for _ in range(3):
-            node.input.insert(1, "")
-        return {"weights": paths, "biased": bool(bias), "activations_given": given and said != usual * len(w)}
+                names.append(f"{scope}/{kind}_l0{'_reverse' if side else ''}")
+                stored[names[-1]] = np.concatenate([np.split(part, len(order))[gate] for gate in order])
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        del made.input[:]
+        rest = (*node.input[4:], *[""] * 4)[:4]
+        made.input.extend([node.input[0], "", "", "", *rest, *names])
+        return made
 
     def _own(self, path: str, value: np.ndarray) -> None:
-        scope, _, name = path.rpartition(".")
-        owner, tensor = self._place(scope), torch.from_numpy(np.array(value))
-        if name in owner._modules or name in owner._parameters:
+        if hasattr(self._place(path.rpartition(".")[0]), path.rpartition(".")[2]):
             raise Refused(f"'{shown(self._path)}' has two weights of one path: '{shown(path)}'.", hint=_HINT)
-        if tensor.is_floating_point():
-            owner.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-        else:
-            owner.register_buffer(name, tensor)
+        graph.own(self, path, as_tensor(value))
 
     def _place(self, path: str) -> torch.nn.Module:
         """Return the module at a path, made where it is missing."""
@@ -194,28 +207,14 @@ class OnnxGraph(ForeignGraph):
         known = OPERATORS.keys() | {"Constant"}
         others = {node.op_type for node in self._model.graph.node if node.domain not in ("", "ai.onnx")}
         if missing := sorted({op for op in calls if op not in known or op == "Linear"} | others):
-            raise Refused(
-                f"'{path}' calls operators of ONNX that are not read: {', '.join(map(shown, missing[:8]))}.",
-                hint=_HINT,
-            )
+            named = ", ".join(map(shown, missing[:8]))
+            raise Refused(f"'{path}' calls operators of ONNX that are not read: {named}.", hint=_HINT)
         if self._opset < _NO_OPSET_BEFORE or not self._model.graph.output:
             raise Refused(f"'{path}' is of opset {self._opset}; {_NO_OPSET_BEFORE} and later are read.")
 
     def _refusal(self, node: onnx.NodeProto, reason: str) -> Refused:
         name = shown(node.name or next(iter(node.output), ""))
-        return Refused(
-            f"'{shown(self._path)}': {node.op_type} '{name}' cannot be read: {reason}.",
-            hint=_HINT,
-        )
-
-
-def _wrapped(value: Any) -> Any:
-    """Return a tensor as it is, and a number as an array of one."""
-    return value if isinstance(value, torch.Tensor | np.ndarray) else np.array(value, object)
-
-
-def _run(function: Callable[[OnnxCall], Any], call: OnnxCall) -> Any:
-    return function(call)
+        return Refused(f"'{shown(self._path)}': {node.op_type} '{name}' cannot be read: {reason}.", hint=_HINT)
 
 
 def _without_constants(
@@ -225,65 +224,26 @@ def _without_constants(
     left = []
     for node in nodes:
         if node.op_type == "Constant":
-            (entry,) = node.attribute
-            value = _attribute(entry)
-            kind = np.int64 if "int" in entry.name else np.float32
-            stored[node.output[0]] = value if isinstance(value, np.ndarray) else np.array(value, kind)
-        elif node.op_type in _ORDERS or not all(name in stored for name in node.input if name):
-            left.append(node)
-        else:
-            known = [stored[name] if name else None for name in node.input]
-            values = [None if value is None else torch.from_numpy(np.array(value)) for value in known]
-            attributes = {entry.name: _attribute(entry) for entry in node.attribute}
-            call = OnnxCall(node.op_type, attributes, values, known, opset, sum(map(bool, node.output)))
+            value, name = helper.get_attribute_value(node.attribute[0]), node.attribute[0].name
+            is_tensor = isinstance(value, onnx.TensorProto)
+            kind = np.int64 if "int" in name else np.float32
+            stored[node.output[0]] = numpy_helper.to_array(value) if is_tensor else np.array(value, kind)
+            continue
+        if node.op_type not in _ORDERS and all(name in stored for name in node.input if name):
             try:
-                found = OPERATORS[node.op_type](call)
+                found = apply(OnnxCall.of(node, stored, stored, opset))
             except Unknown:  # is told where the graph is run
-                left.append(node)
+                pass
+            else:
+                arrays = (value.numpy() if isinstance(value, torch.Tensor) else value for value in found)
+                stored |= zip(node.output, arrays, strict=False)
                 continue
-            outputs = found if isinstance(found, tuple) else (found,)
-            stored |= {name: _as_array(value) for name, value in zip(node.output, outputs, strict=False) if name}
+        left.append(node)
     return left
 
 
-def _as_array(value: Any) -> np.ndarray:
-    return value.numpy() if isinstance(value, torch.Tensor) else np.array(value, np.int64)
-
-
-def _linear_layers(
-    nodes: Sequence[onnx.NodeProto], stored: dict[str, np.ndarray], outputs: Sequence[str]
-) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes, each product with a stored matrix as one layer with the constant that is added behind it.
-
-    This is what exporters make of a linear layer on more than two dimensions.
-    """
-    readers = Counter(name for node in nodes for name in node.input) + Counter(outputs)
-    adds = {name: node for node in nodes if node.op_type == "Add" for name in node.input}
-    done: set[str] = set()
-    for node in nodes:
-        weight = node.input[1] if node.op_type == "MatMul" else ""
-        if node.op_type == "Add" and node.output[0] in done:
-            continue
-        if weight not in stored or stored[weight].ndim != 2:
-            yield node
-            continue
-        turned, output, add = f"{weight}_turned", node.output[0], adds.get(node.output[0])
-        bias = [name for name in add.input if name in stored and stored[name].ndim == 1] if add is not None else []
-        turned = weight if readers[weight] == 1 else turned
-        stored[turned] = np.ascontiguousarray(stored[weight].T)
-        if len(bias) == 1 and readers[output] == 1 and len(stored[bias[0]]) == len(stored[turned]) and add is not None:
-            output = add.output[0]
-            done.add(output)
-        else:
-            bias = []
-        yield helper.make_node("Linear", [node.input[0], turned, *bias], [output], node.name)
-
-
-def _attribute(entry: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(entry)
-    if isinstance(value, onnx.TensorProto):
-        return numpy_helper.to_array(value)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+#: What a module has already: no weight can go by such a name.
+_ANY = _Place()
 
 
 def _path(name: str) -> str:
@@ -295,4 +255,4 @@ def _path(name: str) -> str:
     if re.fullmatch(r"val_\d+", name):  # which torch's exporter calls what it makes up itself
         name = f"stored.{name}"
     parts = (re.sub(r"\W", "_", part, flags=re.ASCII) for part in name.replace("/", ".").split("."))
-    return ".".join(part for part in parts if part) or "value"
+    return ".".join(f"{part}_" if hasattr(_ANY, part) else part for part in parts if part) or "value"

@@ -1,23 +1,27 @@
-"""What the operators of an ONNX graph are in torch: a table of small functions, one an operator, from its call."""
+"""What the operators of an ONNX graph are in torch: a table of small functions, one an operator, from its call.
+
+Whole numbers that shapes are computed from stay with the rules that files are judged by (``untrusted.inference``).
+"""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
 from optimize.regular import shown
-
-#: Numbers of a small array: what axes, sizes and bounds are made of.
-SMALL = 64
+from optimize.targets.onnx.untrusted.inference import inferred
+from optimize.targets.onnx.untrusted.sizes import axes, slices
+from optimize.targets.onnx.untrusted.statics import NodeView, Static
+from optimize.targets.onnx.untrusted.survey import GROWING
 
 
 class Unknown(Exception):
@@ -25,500 +29,96 @@ class Unknown(Exception):
 
 
 @dataclass(frozen=True)
-class OnnxCall:
+class OnnxCall(NodeView):
     """One node, and the values that it reads.
 
     Attributes:
-        op: The operator.
-        attributes: By name; text is text.
-        values: A tensor, an array of whole numbers, or None where an input is left out.
-        numbers: What is known of each before anything runs: an array, else None.
+        values: A tensor, an array, or None where an input is left out; arrays hold whole numbers, or symbols of them.
         opset: Of the file.
         outputs: How many are read.
     """
 
-    op: str
-    attributes: Mapping[str, Any]
     values: Sequence[Any]
-    numbers: Sequence[np.ndarray | None]
     opset: int
     outputs: int
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute."""
-        return self.attributes.get(name, default)
+    @classmethod
+    def of(cls, node: onnx.NodeProto, values: Mapping[str, Any], known: Mapping[str, Any], opset: int) -> OnnxCall:
+        """Return the call of a node with values by name, and the stored numbers that are known before it runs."""
+        taken = [values[name] if name else None for name in node.input]
+        held = [
+            value if isinstance(value, np.ndarray) else known.get(name)
+            for name, value in zip(node.input, taken, strict=True)
+        ]
+        inputs = [
+            None if value is None else Static(tuple(value.shape), number)
+            for value, number in zip(taken, held, strict=True)
+        ]
+        attributes = {entry.name: entry for entry in node.attribute}
+        return cls(node.op_type, inputs, attributes, taken, opset, sum(map(bool, node.output)))
 
-    def given(self, place: int) -> bool:
-        """Say whether there is such an input."""
-        return place < len(self.values) and self.values[place] is not None
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; text is text."""
+        found = super().attribute(name, default)
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+
+    def numbers(self, index: int, name: str = "", default: Any = None) -> Any:
+        """Return the numbers of an input, or of the attribute that it was once; the default where there is neither."""
+        if index >= len(self.inputs) or self.inputs[index] is None:
+            return self.attribute(name, default)
+        try:
+            return super().numbers(index)
+        except KeyError as error:
+            raise Unknown(f"its input {index} is computed from data") from error
+
+    def number(self, index: int, name: str = "", default: Any = None) -> Any:
+        """Return one known number, of an input or an attribute."""
+        found = self.numbers(index, name, [default])
+        if isinstance(found, list) and len(found) != 1:
+            raise Unknown(f"its input {index} is computed from data")
+        return found[0] if isinstance(found, list) else found
+
+    def tensor(self, index: int) -> Any:
+        """Return an input as a tensor, None where it is left out."""
+        value = self.values[index] if index < len(self.values) else None
+        return None if value is None else as_tensor(value)
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Any]:
         """All inputs as tensors."""
-        return [self.tensor(place) for place in range(len(self.values))]
+        return [self.tensor(index) for index in range(len(self.values))]
 
     @property
-    def x(self) -> torch.Tensor:
+    def x(self) -> Any:
         """The first input as a tensor."""
         return self.tensor(0)
 
-    @property
-    def in_numbers(self) -> bool:
-        """Whether all inputs are numbers."""
-        return all(isinstance(value, np.ndarray) for value in self.values)
 
-    def tensor(self, place: int) -> torch.Tensor:
-        """Return an input as a tensor."""
-        value = self.values[place]
-        if not isinstance(value, np.ndarray):
-            return value
-        if any(isinstance(each, torch.SymInt) for each in value.flat):
-            return torch.stack([torch.scalar_tensor(each, dtype=torch.int64) for each in value.flat]).reshape(
-                value.shape
-            )
-        return torch.tensor(value.tolist(), dtype=torch.int64)
-
-    def optional(self, place: int) -> torch.Tensor | None:
-        """Return an input as a tensor, None where it is left out."""
-        return self.tensor(place) if self.given(place) else None
-
-    def ints(self, place: int, name: str = "", default: Any = None) -> Any:
-        """Return whole numbers of an input, or of the attribute that they were before they became one."""
-        if not self.given(place):
-            return self.get(name, default) if name else default
-        value = self.values[place] if isinstance(self.values[place], np.ndarray) else self.numbers[place]
-        if value is None:
-            raise Unknown(f"its input {place} is computed from data")
-        return [each if isinstance(each, torch.SymInt) else int(each) for each in value.flat]
-
-    def number(self, place: int, name: str = "", default: Any = None) -> Any:
-        """Return one known number, of an input or an attribute."""
-        if not self.given(place):
-            return self.get(name, default) if name else default
-        value = self.values[place] if isinstance(self.values[place], np.ndarray) else self.numbers[place]
-        if value is None or value.size != 1:
-            raise Unknown(f"its input {place} is computed from data")
-        return value.flat[0] if value.dtype == object else value.item()
-
-
-OPERATORS: dict[str, Callable[[OnnxCall], Any]] = {}
-
-
-def _op(*names: str) -> Callable[[Callable[[OnnxCall], Any]], Callable[[OnnxCall], Any]]:
-    def add(function: Callable[[OnnxCall], Any]) -> Callable[[OnnxCall], Any]:
-        OPERATORS.update(dict.fromkeys(names, function))
-        return function
-
-    return add
-
-
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "HardSwish": F.hardswish, "Mish": F.mish,
-    "Softplus": F.softplus, "Softsign": F.softsign, "Erf": torch.erf, "Exp": torch.exp, "Log": torch.log,
-    "Sqrt": torch.sqrt, "Reciprocal": torch.reciprocal, "Abs": torch.abs, "Neg": torch.neg, "Floor": torch.floor,
-    "Ceil": torch.ceil, "Round": torch.round, "Sign": torch.sign, "Sin": torch.sin, "Cos": torch.cos,
-    "Not": torch.logical_not, "Tan": torch.tan, "Atan": torch.atan, "Asin": torch.asin, "Acos": torch.acos,
-    "Sinh": torch.sinh, "Cosh": torch.cosh,
-    "IsNaN": torch.isnan, "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
-    "MatMul": torch.matmul, "Dropout": lambda x, *_: x, "Identity": lambda x: x, "Det": torch.det,
-}  # fmt: skip
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Pow": operator.pow, "Equal": operator.eq,
-    "Greater": operator.gt, "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le,
-}  # fmt: skip
-_MANY: dict[str, Callable[[Any, Any], Any]] = {
-    "Max": torch.maximum,
-    "Min": torch.minimum,
-    "Sum": torch.add,
-    "Mean": torch.add,
-}
-_REDUCED: dict[str, Callable[..., torch.Tensor]] = {
-    "ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin,
-    "ReduceLogSumExp": torch.logsumexp, "ReduceL1": lambda x, dims, keep: x.abs().sum(dims, keep),
-    "ReduceL2": lambda x, dims, keep: x.square().sum(dims, keep).sqrt(),
-    "ReduceSumSquare": lambda x, dims, keep: x.square().sum(dims, keep),
-}  # fmt: skip
-
-
-@_op(*_PLAIN)
-def _plain(call: OnnxCall) -> Any:
-    if call.op == "Identity" and call.in_numbers:
-        return call.values[0]
-    return _PLAIN[call.op](*call.tensors)
-
-
-@_op(*_BINARY)
-def _binary(call: OnnxCall) -> Any:
-    return _BINARY[call.op](*(call.values if call.in_numbers else call.tensors))
-
-
-@_op("Div", "Mod")
-def _div(call: OnnxCall) -> Any:
-    if call.in_numbers:
-        return (operator.floordiv if call.op == "Div" else operator.mod)(*call.values)
-    x, y = call.tensors
-    if call.op == "Mod":
-        return torch.fmod(x, y) if call.get("fmod", 0) else torch.remainder(x, y)
-    return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
-
-
-@_op(*_MANY)
-def _many(call: OnnxCall) -> Any:
-    found = reduce(_MANY[call.op], call.tensors)
-    return found / len(call.values) if call.op == "Mean" else found
-
-
-@_op("Where")
-def _where(call: OnnxCall) -> Any:
-    return np.where(*call.values) if call.in_numbers else torch.where(*call.tensors)
-
-
-@_op("LeakyRelu")
-def _leaky_relu(call: OnnxCall) -> Any:
-    return F.leaky_relu(call.x, call.get("alpha", 0.01))
-
-
-@_op("PRelu")
-def _prelu(call: OnnxCall) -> Any:
-    return torch.where(call.x >= 0, call.x, call.x * call.tensor(1))
-
-
-@_op("Elu", "Celu", "Selu")
-def _elu(call: OnnxCall) -> Any:
-    if call.op == "Selu":
-        return F.selu(call.x)
-    return (F.elu if call.op == "Elu" else F.celu)(call.x, call.get("alpha", 1.0))
-
-
-@_op("Gelu")
-def _gelu(call: OnnxCall) -> Any:
-    return F.gelu(call.x, approximate=call.get("approximate", "none"))
-
-
-@_op("HardSigmoid")
-def _hard_sigmoid(call: OnnxCall) -> Any:
-    slope, middle = call.get("alpha", 0.2), call.get("beta", 0.5)
-    if math.isclose(slope, 1 / 6, rel_tol=1e-5) and middle == 0.5:
-        return F.hardsigmoid(call.x)
-    return torch.clamp(call.x * slope + middle, 0, 1)
-
-
-@_op("Clip")
-def _clip(call: OnnxCall) -> Any:
-    low, high = call.number(1, "min"), call.number(2, "max")
-    return torch.clamp(call.x, low, high)
-
-
-@_op("Softmax", "LogSoftmax")
-def _softmax(call: OnnxCall) -> Any:
-    function, axis = (
-        (F.softmax if call.op == "Softmax" else F.log_softmax),
-        call.get("axis", -1 if call.opset >= 13 else 1),
-    )
-    if call.opset < 13 and axis % call.x.dim() != call.x.dim() - 1:
-        raise Unknown("before opset 13 it goes over several axes at once")
-    return function(call.x, axis)
-
-
-@_op("Conv", "ConvTranspose")
-def _conv(call: OnnxCall) -> Any:
-    x, weight, bias, dims = call.x, call.tensor(1), call.optional(2), call.x.dim() - 2
-    strides, dilations = (call.get(name, [1] * dims) for name in ("strides", "dilations"))
-    if call.op == "Conv":
-        x, pads = _padded(call, x, strides, dilations, weight.shape[2:], 0.0)
-        conv = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-        return conv(x, weight, bias, strides, pads, dilations, call.get("group", 1))
-    pads = call.get("pads", [0] * 2 * dims)
-    if call.get("output_shape") or call.get("auto_pad", "NOTSET") != "NOTSET" or pads[:dims] != pads[dims:]:
-        raise Unknown("its padding is not the same at both ends")
-    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
-    extra = call.get("output_padding", [0] * dims)
-    return transposed(x, weight, bias, strides, pads[:dims], extra, call.get("group", 1), dilations)
-
-
-def _padded(
-    call: OnnxCall, x: torch.Tensor, strides: Any, dilations: Any, kernel: Any, filled: float
-) -> tuple[torch.Tensor, list[int]]:
-    """Return a value and the padding that is left for its layer: what is not the same at both ends is written out."""
-    dims, auto = len(strides), call.get("auto_pad", "NOTSET")
-    pads = list(call.get("pads", [0] * 2 * dims))
-    if auto.startswith("SAME"):
-        sizes = zip(x.shape[2:], kernel, strides, dilations, strict=True)
-        sums = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, k, step, d in sizes]
-        small, large = [each // 2 for each in sums], [each - each // 2 for each in sums]
-        pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
-    if pads[:dims] == pads[dims:]:
-        return x, pads[:dims]
-    return F.pad(x, _torch_pads(pads), value=filled), [0] * dims
-
-
-def _torch_pads(pads: Sequence[int]) -> list[int]:
-    """Return ``[begins..., ends...]`` as torch writes it: a pair a dimension, the last one first."""
-    count = len(pads) // 2
-    return [each for dim in reversed(range(count)) for each in (pads[dim], pads[count + dim])]
-
-
-@_op("MaxPool", "AveragePool")
-def _pool(call: OnnxCall) -> Any:
-    kernel = call.get("kernel_shape")
-    dims, ceil = len(kernel), bool(call.get("ceil_mode", 0))
-    strides, dilations = (call.get(name, [1] * dims) for name in ("strides", "dilations"))
-    if call.op == "MaxPool":
-        if call.outputs > 1:
-            raise Unknown("its indices are read")
-        x, pads = _padded(call, call.x, strides, dilations, kernel, -math.inf)
-        return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1](x, kernel, strides, pads, dilations, ceil)
-    counts = bool(call.get("count_include_pad", 0))
-    x, pads = _padded(call, call.x, strides, dilations, kernel, 0.0)
-    if (x is not call.x and not counts) or set(dilations) != {1}:
-        raise Unknown("its padding is not the same at both ends, or it is dilated")
-    average: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
-    return average(x, kernel, strides, pads, ceil, counts)
-
-
-@_op("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(call: OnnxCall) -> Any:
-    axes = list(range(2, call.x.dim()))
-    return _mean(call.x, axes, True) if call.op == "GlobalAveragePool" else torch.amax(call.x, axes, True)
-
-
-def _mean(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
-    """Return a mean; that over an image as the pooling that it mostly was."""
-    if x.dim() == 4 and keep and sorted(axis % 4 for axis in axes) == [2, 3]:
-        return F.adaptive_avg_pool2d(x, 1)
-    return torch.mean(x, list(axes), keep)
-
-
-@_op(*_REDUCED, "ReduceProd")
-def _reduced(call: OnnxCall) -> Any:
-    axes, keep = call.ints(1, "axes"), bool(call.get("keepdims", 1))
-    if call.in_numbers or call.op == "ReduceProd":
-        if not call.in_numbers or call.op not in ("ReduceProd", "ReduceSum"):
-            raise Unknown("it is known of shapes alone")
-        done = (np.prod if call.op == "ReduceProd" else np.sum)(call.values[0])
-        return np.array([done] if keep else done, object)
-    if not axes and call.get("noop_with_empty_axes", 0):
-        return call.x
-    axes = axes or list(range(call.x.dim()))
-    return _mean(call.x, axes, keep) if call.op == "ReduceMean" else _REDUCED[call.op](call.x, axes, keep)
-
-
-@_op("ArgMax", "ArgMin")
-def _arg(call: OnnxCall) -> Any:
-    if call.get("select_last_index", 0):
-        raise Unknown("it selects the last of equals")
-    function = torch.argmax if call.op == "ArgMax" else torch.argmin
-    return function(call.x, call.get("axis", 0), bool(call.get("keepdims", 1)))
-
-
-@_op("TopK")
-def _top_k(call: OnnxCall) -> Any:
-    return tuple(torch.topk(call.x, call.number(1, "k"), call.get("axis", -1), bool(call.get("largest", 1))))
-
-
-@_op("CumSum")
-def _cum_sum(call: OnnxCall) -> Any:
-    if call.get("exclusive", 0) or call.get("reverse", 0):
-        raise Unknown("it is exclusive or reversed")
-    return torch.cumsum(call.x, int(call.number(1)))
-
-
-@_op("BatchNormalization", "InstanceNormalization")
-def _norm(call: OnnxCall) -> Any:
-    eps = call.get("epsilon", 1e-5)
-    if call.op == "InstanceNormalization":
-        return F.instance_norm(call.x, None, None, call.tensor(1), call.tensor(2), True, 0.0, eps)
-    scale, shift, mean, var = (call.tensor(place) for place in (1, 2, 3, 4))
-    if call.get("training_mode", 0):
-        raise Unknown("it is in training mode")
-    return F.batch_norm(call.x, mean, var, scale, shift, False, 0.0, eps)
-
-
-@_op("LayerNormalization", "GroupNormalization")
-def _layer_norm(call: OnnxCall) -> Any:
-    scale, eps = call.tensor(1), call.get("epsilon", 1e-5)
-    if call.op == "GroupNormalization":
-        if call.opset < 21:
-            raise Unknown("before opset 21 its scale is one a group")
-        return F.group_norm(call.x, call.get("num_groups"), scale, call.optional(2), eps)
-    if call.outputs > 1 or call.get("axis", -1) % call.x.dim() != call.x.dim() - scale.dim():
-        raise Unknown("its scale has another shape than what it normalises")
-    return F.layer_norm(call.x, scale.shape, scale, call.optional(2), eps)
-
-
-@_op("Gemm")
-def _gemm(call: OnnxCall) -> Any:
-    x, weight, bias = call.x, call.tensor(1), call.optional(2)
-    x = x.t() if call.get("transA", 0) else x
-    weight = weight if call.get("transB", 0) else weight.t()
-    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
-    if alpha == beta == 1 and (bias is None or bias.dim() == 1):
-        return F.linear(x, weight, bias)
-    found = F.linear(x, weight) * alpha
-    return found if bias is None else found + bias * beta
-
-
-@_op("Linear")
-def _linear(call: OnnxCall) -> Any:
-    """Apply a product with a weight, and the sum with a constant behind it (``_linear_layers``)."""
-    return F.linear(call.x, call.tensor(1), call.optional(2))
-
-
-@_op("Einsum")
-def _einsum(call: OnnxCall) -> Any:
-    return torch.einsum(call.get("equation"), *call.tensors)
-
-
-@_op("LSTM", "GRU")
-def _recurrent(call: OnnxCall) -> Any:
-    x, *states = call.x, *(call.tensor(place) for place in (5, 6) if call.given(place))
-    both, hidden = call.get("direction", "forward") == "bidirectional", call.get("hidden_size")
-    if call.get("direction") == "reverse" or call.get("layout", 0) or call.given(4) or call.get("activations_given"):
-        raise Unknown("it runs backwards, over sequences of several lengths, or with other activations")
-    if call.op == "GRU" and not call.get("linear_before_reset", 0):
-        raise Unknown("it resets before its product, which torch's does not")
-    directions, batch = (2 if both else 1), x.shape[1]
-    needed = 2 if call.op == "LSTM" else 1
-    states += [x.new_zeros(directions, batch, hidden) for _ in range(needed - len(states))]
-    weights = [each for each in call.attributes["weights"] if each is not None]
-    shared = (call.attributes["biased"], 1, 0.0, False, both, False)
-    found = torch.lstm(x, states, weights, *shared) if needed == 2 else torch.gru(x, states[0], weights, *shared)
-    y, *last = found
-    return y.reshape(x.shape[0], batch, directions, hidden).transpose(1, 2), *last
-
-
-@_op("Shape", "Size")
-def _shape(call: OnnxCall) -> Any:
-    sizes = list(call.x.shape)[call.get("start", 0) : call.get("end")]
-    return np.array(sizes if call.op == "Shape" else math.prod(sizes), object)
-
-
-@_op("Reshape", "Flatten")
-def _reshape(call: OnnxCall) -> Any:
-    if call.op == "Flatten":
-        axis = call.get("axis", 1)
-        if axis == 1:
-            return torch.flatten(call.x, 1)
-        return call.x.reshape(math.prod(call.x.shape[:axis]), math.prod(call.x.shape[axis:]))
-    wanted = call.ints(1, "shape")
-    if call.in_numbers:
-        return call.values[0].reshape(wanted)
-    keep = not call.get("allowzero", 0)
-    sizes = [call.x.shape[dim] if isinstance(n, int) and n == 0 and keep else n for dim, n in enumerate(wanted)]
-    return call.x.reshape(sizes)
-
-
-@_op("Transpose")
-def _transpose(call: OnnxCall) -> Any:
-    return torch.permute(call.x, call.get("perm", list(range(call.x.dim()))[::-1]))
-
-
-@_op("Squeeze", "Unsqueeze")
-def _squeeze(call: OnnxCall) -> Any:
-    axes, value = call.ints(1, "axes"), call.values[0]
-    if call.op == "Unsqueeze":
-        rank = (value.ndim if call.in_numbers else value.dim()) + len(axes)
-        for axis in sorted(axis % rank for axis in axes):
-            value = np.expand_dims(value, axis) if isinstance(value, np.ndarray) else torch.unsqueeze(value, axis)
+def as_tensor(value: Any) -> torch.Tensor:
+    """Return an array as a tensor; one that holds symbols is put together of them."""
+    if isinstance(value, torch.Tensor):
         return value
-    if isinstance(value, np.ndarray):
-        return np.squeeze(value, tuple(axes) if axes else None)
-    axes = (
-        [dim for dim, size in enumerate(value.shape) if isinstance(size, int) and size == 1] if axes is None else axes
-    )
-    for axis in sorted((axis % value.dim() for axis in axes), reverse=True):
-        value = torch.squeeze(value, axis)
-    return value
+    if value.dtype != object:
+        return torch.tensor(value)
+    return torch.stack([torch.scalar_tensor(each, dtype=torch.int64) for each in value.flat]).reshape(value.shape)
 
 
-@_op("Concat")
-def _concat(call: OnnxCall) -> Any:
-    if call.in_numbers:
-        return np.concatenate([np.atleast_1d(value) for value in call.values], call.get("axis"))
-    return torch.cat(call.tensors, call.get("axis"))
+def apply(call: OnnxCall) -> tuple[Any, ...]:
+    """Return what a call computes: numbers of numbers where they are few, else tensors.
 
-
-@_op("Split")
-def _split(call: OnnxCall) -> Any:
-    axis, sizes = call.get("axis", 0), call.ints(1, "split")
-    if sizes is None:
-        count = call.get("num_outputs", call.outputs)
-        sizes = [-(-call.x.shape[axis] // count)] * (count - 1)
-        sizes.append(call.x.shape[axis] - sum(sizes))
-    return tuple(torch.split(call.x, sizes, axis))
-
-
-@_op("Slice")
-def _slice(call: OnnxCall) -> Any:
-    starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
-    axes, steps = call.ints(3, "axes") or range(len(starts)), call.ints(4, default=[1] * len(starts))
-    value = call.values[0]
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if isinstance(value, np.ndarray):
-            value = value[slice(start, end if isinstance(end, int) and -1000 < end < 1000 else None, step)]
-        elif step < 0:
-            if (start, step) != (-1, -1) or end > -(2**31):
-                raise Unknown("it goes backwards over a part")
-            value = torch.flip(value, [axis])
-        else:
-            value = torch.ops.aten.slice.Tensor(value, axis, start, end, step)
-    return value
-
-
-@_op("Gather")
-def _gather(call: OnnxCall) -> Any:
-    axis, index = call.get("axis", 0), call.values[1]
-    if call.in_numbers:
-        return np.take(call.values[0], index.astype(np.int64), axis)
-    if isinstance(index, np.ndarray) and index.ndim == 0:
-        return torch.select(call.x, axis, index.item())
-    index, axis = call.tensor(1).to(torch.int64), axis % call.x.dim()
-    if axis == 0 and call.x.dim() == 2:
-        return F.embedding(torch.where(index < 0, index + call.x.shape[0], index), call.x)
-    found = torch.index_select(call.x, axis, torch.remainder(index, call.x.shape[axis]).reshape(-1))
-    return found.reshape([*call.x.shape[:axis], *index.shape, *call.x.shape[axis + 1 :]])
-
-
-@_op("GatherElements")
-def _gather_elements(call: OnnxCall) -> Any:
-    axis = call.get("axis", 0)
-    return torch.gather(call.x, axis, torch.remainder(call.tensor(1), call.x.shape[axis]))
-
-
-@_op("Expand")
-def _expand(call: OnnxCall) -> Any:
-    sizes, x = call.ints(1), call.x
-    have = [1] * (len(sizes) - x.dim()) + list(x.shape)
-    sizes = [1] * (len(have) - len(sizes)) + sizes
-    return x.expand([h if isinstance(s, int) and s == 1 else s for s, h in zip(sizes, have, strict=True)])
-
-
-@_op("Tile")
-def _tile(call: OnnxCall) -> Any:
-    return call.x.repeat(call.ints(1))
-
-
-@_op("Pad")
-def _pad(call: OnnxCall) -> Any:
-    pads, rank, mode = call.ints(1, "pads"), call.x.dim(), call.get("mode", "constant")
-    axes = [axis % rank for axis in call.ints(3) or range(rank)]
-    whole = [0] * 2 * rank
-    for place, axis in enumerate(axes):
-        whole[axis], whole[rank + axis] = pads[place], pads[len(axes) + place]
-    if mode == "constant":
-        return F.pad(call.x, _torch_pads(whole), value=float(call.number(2, "value", 0.0)))
-    names = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-    if mode not in names or any(whole[:2] + whole[rank : rank + 2]):
-        raise Unknown(f"it pads by {shown(mode)} beside height and width")
-    return F.pad(call.x, _torch_pads(whole)[: 2 * (rank - 2)], mode=names[mode])
-
-
-@_op("Cast", "CastLike")
-def _cast(call: OnnxCall) -> Any:
-    if call.op == "CastLike":
-        return call.x.to(call.tensor(1).dtype)
-    kind = torch_type(call.get("to"))
-    return call.values[0] if call.in_numbers and not kind.is_floating_point else call.x.to(kind)
+    Raises:
+        Unknown: It asks for what is not known here.
+    """
+    kinds = {value.dtype.kind if isinstance(value, np.ndarray) else "f" for value in call.values if value is not None}
+    if kinds <= set("biuO") and not ("O" in kinds and call.op in GROWING):
+        known = inferred(call).value
+        if known is not None and known.dtype.kind in "biuO":
+            return (known,)
+    is_unread, reason = _UNREAD.get(call.op, (None, ""))
+    if is_unread is not None and is_unread(call):
+        raise Unknown(reason)
+    found = OPERATORS[call.op](call)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def torch_type(kind: int) -> torch.dtype:
@@ -528,62 +128,321 @@ def torch_type(kind: int) -> torch.dtype:
         Unknown: It has none.
     """
     try:
-        name = np.dtype(helper.tensor_dtype_to_np_dtype(kind)).name
-        found: torch.dtype = getattr(torch, name)
+        found: torch.dtype = getattr(torch, np.dtype(helper.tensor_dtype_to_np_dtype(kind)).name)
     except (AttributeError, KeyError, TypeError) as error:
         raise Unknown(f"torch has no type {kind}") from error
     return found
 
 
-@_op("ConstantOfShape")
-def _constant_of_shape(call: OnnxCall) -> Any:
-    sizes, value = call.ints(0), call.get("value", np.zeros(1, np.float32))
-    if value.dtype == np.int64 and len(sizes) == 1 and isinstance(sizes[0], int) and sizes[0] <= SMALL:
-        return np.full(sizes, value.item(), object)
-    return torch.full(sizes, value.item(), dtype=torch.from_numpy(value).dtype)
+_Rule = Callable[[OnnxCall], Any]
+_ZERO = numpy_helper.from_array(np.zeros(1, np.float32))
 
 
-@_op("Range")
-def _range(call: OnnxCall) -> Any:
-    start, end, step = (call.number(place) for place in range(3))
-    return torch.arange(start, end, step)
+def _reduced(call: OnnxCall) -> Any:
+    over, keep = call.numbers(1, "axes"), bool(call.attribute("keepdims", 1))
+    if not over and call.attribute("noop_with_empty_axes", 0):
+        return call.x
+    return _REDUCED[call.op](call.x, list(over or range(call.x.dim())), keep)
 
 
-@_op("Trilu")
-def _trilu(call: OnnxCall) -> Any:
-    return (torch.triu if call.get("upper", 1) else torch.tril)(call.x, int(call.number(1, default=0)))
+def _mean(x: torch.Tensor, over: Sequence[int], keep: bool) -> torch.Tensor:
+    """Return a mean; that over an image as the pooling that it mostly was."""
+    if x.dim() == 4 and keep and sorted(axis % 4 for axis in over) == [2, 3]:
+        return F.adaptive_avg_pool2d(x, 1)
+    return torch.mean(x, list(over), keep)
 
 
-@_op("DepthToSpace", "SpaceToDepth")
-def _shuffle(call: OnnxCall) -> Any:
-    block = call.get("blocksize")
-    if call.op == "DepthToSpace" and call.get("mode", "DCR") == "CRD":
-        return F.pixel_shuffle(call.x, block)
-    n, c, h, w = call.x.shape
-    if call.op == "DepthToSpace":
-        apart = call.x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
-        return apart.reshape(n, c // block**2, h * block, w * block)
-    apart = call.x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
-    return apart.reshape(n, c * block**2, h // block, w // block)
+def _hard_sigmoid(call: OnnxCall) -> Any:
+    slope, middle = call.attribute("alpha", 0.2), call.attribute("beta", 0.5)
+    if math.isclose(slope, 1 / 6, rel_tol=1e-5) and middle == 0.5:
+        return F.hardsigmoid(call.x)
+    return torch.clamp(call.x * slope + middle, 0, 1)
 
 
-@_op("Resize", "Upsample")
+def _eps(call: OnnxCall) -> float:
+    return float(call.attribute("epsilon", 1e-5))
+
+
+def _softmax_axis(call: OnnxCall) -> int:
+    axis: int = call.attribute("axis", -1 if call.opset >= 13 else 1)
+    if call.opset < 13 and axis % call.x.dim() != call.x.dim() - 1:
+        raise Unknown("before opset 13 it goes over several axes at once")
+    return axis
+
+
+def _slide(call: OnnxCall) -> Any:
+    """Run a convolution or a pooling; padding that is not the same at both ends is written out."""
+    x, weight, auto = call.x, call.tensor(1), call.attribute("auto_pad", "NOTSET")
+    kernel = list(weight.shape[2:]) if call.op.startswith("Conv") else call.attribute("kernel_shape")
+    dims, group, ceil = len(kernel), call.attribute("group", 1), bool(call.attribute("ceil_mode", 0))
+    strides, dilations, extra = (
+        call.attribute(name, [fill] * dims) for name, fill in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    pads = list(call.attribute("pads", [0] * 2 * dims))
+    if auto.startswith("SAME"):
+        sizes = zip(x.shape[2:], kernel, strides, dilations, strict=True)
+        sums = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, k, step, d in sizes]
+        small, large = [each // 2 for each in sums], [each - each // 2 for each in sums]
+        pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
+    is_even = pads[:dims] == pads[dims:]
+    if not is_even:
+        x = F.pad(x, _torch_pads(pads), value=-math.inf if call.op == "MaxPool" else 0.0)
+    pads = pads[:dims] if is_even else [0] * dims
+    function: Any = getattr(F, f"{_SLIDING[call.op]}{dims}d")
+    if call.op == "Conv":
+        return function(x, weight, call.tensor(2), strides, pads, dilations, group)
+    if call.op == "ConvTranspose":
+        if not is_even or auto != "NOTSET" or call.attribute("output_shape"):
+            raise Unknown("its padding is not the same at both ends")
+        return function(x, weight, call.tensor(2), strides, pads, extra, group, dilations)
+    if call.op == "MaxPool":
+        return function(x, kernel, strides, pads, dilations, ceil)
+    counts = bool(call.attribute("count_include_pad", 0))
+    if (not is_even and not counts) or set(dilations) != {1}:
+        raise Unknown("its padding is not the same at both ends, or it is dilated")
+    return function(x, kernel, strides, pads, ceil, counts)
+
+
+def _torch_pads(pads: Sequence[int]) -> list[int]:
+    """Return ``[begins..., ends...]`` as torch writes it: a pair a dimension, the last one first."""
+    pairs = zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True)
+    return [each for pair in reversed(list(pairs)) for each in pair]
+
+
+def _gemm(call: OnnxCall) -> Any:
+    x, weight, bias = call.x, call.tensor(1), call.tensor(2)
+    x = x.t() if call.attribute("transA", 0) else x
+    weight = weight if call.attribute("transB", 0) else weight.t()
+    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
+    if alpha == beta == 1 and (bias is None or bias.dim() == 1):
+        return F.linear(x, weight, bias)
+    found = F.linear(x, weight) * alpha
+    return found if bias is None else found + bias * beta
+
+
+def _recurrent(call: OnnxCall) -> Any:
+    """Run a layer whose weights are its inputs from the ninth on, as torch has them."""
+    both, hidden = call.attribute("direction", "forward") == "bidirectional", call.attribute("hidden_size")
+    x, weights, directions = call.x, call.tensors[8:], 2 if both else 1
+    if call.op == "GRU" and not call.attribute("linear_before_reset", 0):
+        raise Unknown("it resets before its product, which torch's does not")
+    states = [
+        x.new_zeros(directions, x.shape[1], hidden) if state is None else state
+        for state in map(call.tensor, (5, 6) if call.op == "LSTM" else (5,))
+    ]
+    shared = (len(weights) == 4 * directions, 1, 0.0, False, both, False)
+    y, *last = (
+        torch.lstm(x, states, weights, *shared) if call.op == "LSTM" else torch.gru(x, states[0], weights, *shared)
+    )
+    return y.reshape(x.shape[0], x.shape[1], directions, hidden).transpose(1, 2), *last
+
+
+def _is_unlike_torch(call: OnnxCall) -> bool:
+    directions = 2 if call.attribute("direction", "forward") == "bidirectional" else 1
+    usual = [b"Sigmoid", b"Tanh", b"Tanh"][: 3 if call.op == "LSTM" else 2] * directions
+    others = call.attribute("direction") == "reverse" or call.attribute("layout", 0) or call.tensor(4) is not None
+    return bool(others) or call.attribute("activations", usual) != usual
+
+
+def _reshape(call: OnnxCall) -> Any:
+    wanted, keep = call.numbers(1, "shape"), not call.attribute("allowzero", 0)
+    sizes = [call.x.shape[dim] if isinstance(n, int) and n == 0 and keep else n for dim, n in enumerate(wanted)]
+    return call.x.reshape(sizes)
+
+
+def _squeeze(call: OnnxCall) -> Any:
+    over = call.numbers(1, "axes")
+    if over is None:
+        over = [dim for dim, size in enumerate(call.x.shape) if isinstance(size, int) and size == 1]
+    return reduce(torch.squeeze, sorted((axis % call.x.dim() for axis in over), reverse=True), call.x)
+
+
+def _split(call: OnnxCall) -> Any:
+    axis, sizes = call.attribute("axis", 0), call.numbers(1, "split")
+    if sizes is None:
+        count, whole = call.attribute("num_outputs", call.outputs), call.x.shape[axis]
+        sizes = [-(-whole // count)] * (count - 1)
+        sizes.append(whole - sum(sizes))
+    return tuple(torch.split(call.x, sizes, axis))
+
+
+def _slice(call: OnnxCall) -> Any:
+    value = call.x
+    for axis, part in slices(call, value.dim()):
+        if part.step > 0:
+            value = torch.ops.aten.slice.Tensor(value, axis, part.start, part.stop, part.step)
+        elif (part.start, part.step) == (-1, -1) and part.stop <= -(2**31):
+            value = torch.flip(value, [axis])
+        else:
+            raise Unknown("it goes backwards over a part")
+    return value
+
+
+def _gather(call: OnnxCall) -> Any:
+    x, axis, index = call.x, call.attribute("axis", 0) % call.x.dim(), call.values[1]
+    if isinstance(index, np.ndarray) and index.ndim == 0:
+        return torch.select(x, axis, index.item())
+    index = call.tensor(1).to(torch.int64)
+    if axis == 0 and x.dim() == 2:
+        return F.embedding(torch.where(index < 0, index + x.shape[0], index), x)
+    found = torch.index_select(x, axis, torch.remainder(index, x.shape[axis]).reshape(-1))
+    return found.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
+
+
+def _expand(call: OnnxCall) -> Any:
+    sizes, x = call.numbers(1), call.x
+    have = [1] * (len(sizes) - x.dim()) + list(x.shape)
+    sizes = [1] * (len(have) - len(sizes)) + sizes
+    return x.expand([h if isinstance(s, int) and s == 1 else s for s, h in zip(sizes, have, strict=True)])
+
+
+def _pad(call: OnnxCall) -> Any:
+    pads, rank, mode = call.numbers(1, "pads"), call.x.dim(), call.attribute("mode", "constant")
+    over = [axis % rank for axis in call.numbers(3) or range(rank)]
+    whole = [0] * 2 * rank
+    for place, axis in enumerate(over):
+        whole[axis], whole[rank + axis] = pads[place], pads[len(over) + place]
+    if mode == "constant":
+        return F.pad(call.x, _torch_pads(whole), value=float(call.number(2, "value", 0.0)))
+    names = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    if mode not in names or any(whole[:2] + whole[rank : rank + 2]):
+        raise Unknown(f"it pads by {shown(mode)} beside height and width")
+    return F.pad(call.x, _torch_pads(whole)[: 2 * (rank - 2)], mode=names[mode])
+
+
+def _swapped(x: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """Return a value whose channels are counted in two numbers, counted in the other of these first."""
+    return x.unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+
+
 def _resize(call: OnnxCall) -> Any:
     place = 1 if call.op == "Upsample" or call.opset < 11 else 2
-    mode, dims = call.get("mode", "nearest"), call.x.dim() - 2
-    where = call.get("coordinate_transformation_mode", "half_pixel" if place == 2 else "asymmetric")
-    known = call.numbers[place] if call.given(place) else None
-    given = np.zeros(0) if known is None else known
-    scales, sizes = [float(each) for each in given.flat], call.ints(3) if call.given(3) else None
-    if call.get("antialias", 0) or call.get("axes") or (scales and scales[:2] != [1, 1]) or not (scales or sizes):
+    mode, dims, is_new = call.attribute("mode", "nearest"), call.x.dim() - 2, place == 2
+    where = call.attribute("coordinate_transformation_mode", "half_pixel" if is_new else "asymmetric")
+    known = call.inputs[place] if place < len(call.inputs) else None
+    scales = [] if known is None or known.value is None else list(map(float, known.value.flat))
+    sizes = call.numbers(3)
+    others = call.attribute("antialias", 0) or call.attribute("axes") or (scales and scales[:2] != [1, 1])
+    if others or not (scales or sizes):
         raise Unknown("it smooths, or resizes batch and channels, or its scales are computed from data")
-    whole = all(scale >= 1 and scale == int(scale) for scale in scales) if scales else False
+    whole = bool(scales) and all(scale >= 1 and scale == int(scale) for scale in scales)
     wanted = {"size": sizes[2:]} if sizes else {"scale_factor": scales[2:]}
-    nearest = call.get("nearest_mode", "round_prefer_floor" if place == 2 else "floor")
+    nearest = call.attribute("nearest_mode", "round_prefer_floor" if is_new else "floor")
     if mode == "nearest" and ((where, nearest) == ("asymmetric", "floor") or (whole and where == "half_pixel")):
         return F.interpolate(call.x, mode="nearest", **wanted)
-    if mode in ("linear", "cubic") and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
-        names = {"linear": ("linear", "bilinear", "trilinear")[dims - 1], "cubic": "bicubic"}
-        if mode == "linear" or (dims == 2 and math.isclose(call.get("cubic_coeff_a", -0.75), -0.75)):
-            return F.interpolate(call.x, mode=names[mode], align_corners=where == "align_corners", **wanted)
+    names = {"linear": ("linear", "bilinear", "trilinear")[dims - 1], "cubic": "bicubic"}
+    is_cubic = mode == "cubic" and dims == 2 and math.isclose(call.attribute("cubic_coeff_a", -0.75), -0.75)
+    if (mode == "linear" or is_cubic) and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        return F.interpolate(call.x, mode=names[mode], align_corners=where == "align_corners", **wanted)
     raise Unknown(f"it resizes by {shown(mode)}, {shown(where)}, {shown(nearest)}")
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "HardSwish": F.hardswish, "Mish": F.mish,
+    "Softplus": F.softplus, "Softsign": F.softsign, "Erf": torch.erf, "Exp": torch.exp, "Log": torch.log,
+    "Sqrt": torch.sqrt, "Reciprocal": torch.reciprocal, "Abs": torch.abs, "Neg": torch.neg, "Floor": torch.floor,
+    "Ceil": torch.ceil, "Round": torch.round, "Sign": torch.sign, "Sin": torch.sin, "Cos": torch.cos,
+    "Not": torch.logical_not, "Tan": torch.tan, "Atan": torch.atan, "Asin": torch.asin, "Acos": torch.acos,
+    "Sinh": torch.sinh, "Cosh": torch.cosh, "IsNaN": torch.isnan, "And": torch.logical_and, "Or": torch.logical_or,
+    "Xor": torch.logical_xor, "MatMul": torch.matmul, "Dropout": lambda x, *_: x, "Identity": lambda x: x,
+    "Det": torch.det, "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Pow": torch.pow, "Equal": torch.eq,
+    "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "Where": torch.where,
+    "Selu": F.selu, "PRelu": lambda x, slope: torch.where(x >= 0, x, x * slope),
+    "CastLike": lambda x, like: x.to(like.dtype),
+}  # fmt: skip
+_SLIDING = {
+    "Conv": "conv", "ConvTranspose": "conv_transpose", "MaxPool": "max_pool", "AveragePool": "avg_pool",
+}  # fmt: skip
+_MANY: dict[str, Callable[..., Any]] = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "ReduceMean": _mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin,
+    "ReduceLogSumExp": torch.logsumexp, "ReduceL1": lambda x, dims, keep: x.abs().sum(dims, keep),
+    "ReduceL2": lambda x, dims, keep: x.square().sum(dims, keep).sqrt(),
+    "ReduceSumSquare": lambda x, dims, keep: x.square().sum(dims, keep),
+    "ReduceProd": lambda x, dims, keep: reduce(
+        lambda found, dim: found.prod(dim, keep), sorted((dim % x.dim() for dim in dims), reverse=True), x
+    ),
+}  # fmt: skip
+OPERATORS: dict[str, _Rule] = {
+    **dict.fromkeys(_PLAIN, lambda c: _PLAIN[c.op](*c.tensors)),
+    **dict.fromkeys(_MANY, lambda c: reduce(_MANY[c.op], c.tensors)),
+    **dict.fromkeys(_REDUCED, _reduced),
+    "Mean": lambda c: reduce(torch.add, c.tensors) / len(c.values),
+    "Div": lambda c: torch.div(*c.tensors, rounding_mode=None if c.x.is_floating_point() else "trunc"),
+    "Mod": lambda c: (torch.fmod if c.attribute("fmod", 0) else torch.remainder)(*c.tensors),
+    "LeakyRelu": lambda c: F.leaky_relu(c.x, c.attribute("alpha", 0.01)),
+    "Elu": lambda c: F.elu(c.x, c.attribute("alpha", 1.0)),
+    "Celu": lambda c: F.celu(c.x, c.attribute("alpha", 1.0)),
+    "Gelu": lambda c: F.gelu(c.x, approximate=c.attribute("approximate", "none")),
+    "HardSigmoid": _hard_sigmoid,
+    "Clip": lambda c: torch.clamp(c.x, c.number(1, "min"), c.number(2, "max")),
+    "Softmax": lambda c: F.softmax(c.x, _softmax_axis(c)),
+    "LogSoftmax": lambda c: F.log_softmax(c.x, _softmax_axis(c)),
+    **dict.fromkeys(_SLIDING, _slide),
+    "GlobalAveragePool": lambda c: _mean(c.x, list(range(2, c.x.dim())), True),
+    "GlobalMaxPool": lambda c: torch.amax(c.x, list(range(2, c.x.dim())), True),
+    "ArgMax": lambda c: torch.argmax(c.x, c.attribute("axis", 0), bool(c.attribute("keepdims", 1))),
+    "ArgMin": lambda c: torch.argmin(c.x, c.attribute("axis", 0), bool(c.attribute("keepdims", 1))),
+    "TopK": lambda c: tuple(
+        torch.topk(c.x, c.number(1, "k"), c.attribute("axis", -1), bool(c.attribute("largest", 1)))
+    ),
+    "CumSum": lambda c: torch.cumsum(c.x, int(c.number(1))),
+    "BatchNormalization": lambda c: F.batch_norm(
+        c.x, c.tensor(3), c.tensor(4), c.tensor(1), c.tensor(2), False, 0.0, _eps(c)
+    ),
+    "InstanceNormalization": lambda c: F.instance_norm(c.x, None, None, c.tensor(1), c.tensor(2), True, 0.0, _eps(c)),
+    "LayerNormalization": lambda c: F.layer_norm(c.x, c.tensor(1).shape, c.tensor(1), c.tensor(2), _eps(c)),
+    "GroupNormalization": lambda c: F.group_norm(c.x, c.attribute("num_groups"), c.tensor(1), c.tensor(2), _eps(c)),
+    "Gemm": _gemm,
+    # A product with a weight, and the sum with a constant behind it (``importing._as_torch_has_them``).
+    "Linear": lambda c: F.linear(c.x, c.tensor(1), c.tensor(2)),
+    "Einsum": lambda c: torch.einsum(c.attribute("equation"), *c.tensors),
+    "LSTM": _recurrent, "GRU": _recurrent,
+    "Shape": lambda c: inferred(c).value,
+    "Size": lambda c: inferred(c).value,
+    "Reshape": _reshape, "Squeeze": _squeeze,
+    "Flatten": lambda c: (
+        c.x.flatten(1) if c.attribute("axis", 1) == 1 else c.x.reshape(math.prod(c.x.shape[: c.attribute("axis")]), -1)
+    ),
+    "Unsqueeze": lambda c: reduce(torch.unsqueeze, sorted(axes(c, c.x.dim() + len(c.numbers(1, "axes")))), c.x),
+    "Transpose": lambda c: torch.permute(c.x, c.attribute("perm", list(range(c.x.dim()))[::-1])),
+    "Concat": lambda c: torch.cat(c.tensors, c.attribute("axis")),
+    "Split": _split, "Slice": _slice, "Gather": _gather, "Expand": _expand,
+    "GatherElements": lambda c: torch.gather(
+        c.x, c.attribute("axis", 0), torch.remainder(c.tensor(1), c.x.shape[c.attribute("axis", 0)])
+    ),
+    "Tile": lambda c: c.x.repeat(c.numbers(1)),
+    "Pad": _pad,
+    "Cast": lambda c: c.x.to(torch_type(c.attribute("to"))),
+    "ConstantOfShape": lambda c: torch.full(
+        c.numbers(0), (value := numpy_helper.to_array(c.attribute("value", _ZERO))).item(), dtype=as_tensor(value).dtype
+    ),
+    "Range": lambda c: torch.arange(*map(c.number, range(3))),
+    "Trilu": lambda c: (torch.triu if c.attribute("upper", 1) else torch.tril)(c.x, int(c.number(1, default=0))),
+    "DepthToSpace": lambda c: F.pixel_shuffle(
+        c.x if c.attribute("mode") == "CRD" else _swapped(c.x, c.attribute("blocksize") ** 2, -1),
+        c.attribute("blocksize"),
+    ),
+    "SpaceToDepth": lambda c: _swapped(
+        F.pixel_unshuffle(c.x, c.attribute("blocksize")), -1, c.attribute("blocksize") ** 2
+    ),
+    "Resize": _resize, "Upsample": _resize,
+}  # fmt: skip
+#: What a call may ask for that is not known here, and why.
+_UNREAD: dict[str, tuple[Callable[[OnnxCall], Any], str]] = {
+    **dict.fromkeys(
+        ("LSTM", "GRU"),
+        (_is_unlike_torch, "it runs backwards, over sequences of several lengths, or with other activations"),
+    ),
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin"), (lambda c: c.attribute("select_last_index", 0), "it selects the last of equals")
+    ),
+    "MaxPool": (lambda c: c.outputs > 1, "its indices are read"),
+    "CumSum": (lambda c: c.attribute("exclusive", 0) or c.attribute("reverse", 0), "it is exclusive or reversed"),
+    "BatchNormalization": (lambda c: c.attribute("training_mode", 0), "it is in training mode"),
+    "GroupNormalization": (lambda c: c.opset < 21, "before opset 21 its scale is one a group"),
+    "LayerNormalization": (
+        lambda c: c.outputs > 1 or c.attribute("axis", -1) % c.x.dim() != c.x.dim() - c.tensor(1).dim(),
+        "its scale has another shape than what it normalises",
+    ),
+}

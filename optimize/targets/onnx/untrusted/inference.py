@@ -54,8 +54,13 @@ def _evaluated(call: NodeView, shape: Shape) -> np.ndarray | None:
 
 
 def _is_numbers(value: np.ndarray | None) -> bool:
-    """Say whether a value is known and of numbers: text is Python's objects, whose arithmetic has no end."""
-    return value is not None and value.dtype.kind in "biuf"
+    """Say whether a value is known and of numbers: text is Python's objects, whose arithmetic has no end.
+
+    So are symbols of sizes, which nothing is computed from but by an importer.
+    """
+    if value is None or value.dtype != object:
+        return value is not None and value.dtype.kind in "biuf"
+    return not any(isinstance(each, str | bytes) for each in value.flat)
 
 
 def _folded(function: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
@@ -74,7 +79,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": np.power, "Mod": np.mod, "Equal": np.equal,
     "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal,
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Where": np.where,
-    "Div": lambda a, b: np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b,
+    "Div": lambda a, b: _divided(a, b),
     "Max": lambda *values: _folded(np.maximum, values), "Min": lambda *values: _folded(np.minimum, values),
     "Sum": lambda *values: _folded(np.add, values), "Mean": lambda *values: _folded(np.add, values) / len(values),
     "Identity": np.asarray, "Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Ceil": np.ceil, "Sqrt": np.sqrt,
@@ -88,14 +93,28 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _divided(a: Any, b: Any) -> Any:
+    if object in (a.dtype, b.dtype):
+        return a // b
+    return np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b
+
+
+def _sizes(call: NodeView) -> Any:
+    """Return sizes as numbers, an array of objects where some are symbols."""
+    sizes = call.shape(0)[part(call)]
+    return np.array(sizes, np.int64 if all(isinstance(size, int) for size in sizes) else object)
+
+
 def _cast(call: NodeView, values: Sequence[Any]) -> Any:
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(call.attribute("to")))
-    return values[0].astype(kind)
+    if values[0].dtype == object and kind.kind not in "iu":
+        raise KeyError("symbols are whole numbers")
+    return values[0] if values[0].dtype == object else values[0].astype(kind)
 
 
 def _filled(call: NodeView, values: Sequence[Any]) -> Any:
     found = call.attribute("value")
-    return np.full(values[0].ravel().tolist(), 0.0 if found is None else numpy_helper.to_array(found).item())
+    return np.full(values[0].ravel().tolist(), 0.0 if found is None else numpy_helper.to_array(found).flat[0])
 
 
 def _cut(call: NodeView, values: Sequence[Any]) -> Any:
@@ -115,10 +134,10 @@ _VALUES: dict[str, Callable[[NodeView, Sequence[Any]], Any]] = {
     **dict.fromkeys(_FUNCTIONS, lambda call, values: _FUNCTIONS[call.op](*values)),
     **dict.fromkeys(_REDUCTIONS, _total),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), lambda call, values: values[0]),
-    "Shape": lambda call, values: np.array(call.shape(0)[part(call)], np.int64),
-    "Size": lambda call, values: np.array(math.prod(call.shape(0)), np.int64),
+    "Shape": lambda call, values: _sizes(call),
+    "Size": lambda call, values: np.prod(_sizes(call)),
     "Concat": lambda call, values: np.concatenate(values, call.attribute("axis", 0)),
-    "Gather": lambda call, values: np.take(values[0], values[1], call.attribute("axis", 0)),
+    "Gather": lambda call, values: np.take(values[0], values[1].astype(np.int64), call.attribute("axis", 0)),
     "Transpose": lambda call, values: values[0].transpose(call.attribute("perm")),
     "Tile": lambda call, values: np.tile(values[0], values[1]),
     "Range": lambda call, values: np.arange(*(value.item() for value in values)),

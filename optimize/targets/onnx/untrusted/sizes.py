@@ -70,8 +70,9 @@ def _sliced(call: NodeView) -> Shape:
 def slices(call: NodeView, rank: int) -> list[tuple[int, slice]]:
     """Return the parts that a Slice takes, each with its axis."""
     starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
-    named = call.numbers(3, "axes") if len(call.inputs) > 3 or "axes" in call.attributes else list(range(len(starts)))
-    steps = call.numbers(4) if len(call.inputs) > 4 else [1] * len(starts)
+    given = [index < len(call.inputs) and call.inputs[index] is not None for index in (3, 4)]
+    named = call.numbers(3, "axes") if given[0] or "axes" in call.attributes else list(range(len(starts)))
+    steps = call.numbers(4) if given[1] else [1] * len(starts)
     parts = map(slice, starts, ends, steps)
     return [(axis % rank, part) for axis, part in zip(named, parts, strict=True)]
 

@@ -22,7 +22,7 @@ from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 #: What is computed from stored weights (transposed, cast, dequantized) may be this many times as large.
 _COPIES = 16
 #: Operators that make a value as large as their arguments say.
-_GROWING = frozenset(
+GROWING = frozenset(
     {
         "ConstantOfShape",
         "Expand",
@@ -151,7 +151,7 @@ class _Survey:
             return static
         elements = math.prod(static.shape)
         self._grown += elements if static.fixed else 0
-        if self._grown > self._most_elements or (op in _GROWING and elements > self._most_elements):
+        if self._grown > self._most_elements or (op in GROWING and elements > self._most_elements):
             raise self._refusal(
                 f"a node {shown(op)} makes {elements} elements from constants ({self._grown} with those before); "
                 f"{self._most_elements} are allowed"
