@@ -88,6 +88,9 @@ def doubts(
             )
         )
     first = next((figures for figures in judged[0].scenarios if figures.blocks), None)
+    advice = "Stop other work and run again for ratios on the wall."
+    clocks = [(entry.scenario.name, entry.clock.told) for entry in judged[0].scenarios if entry.clock.told]
+    found += _one_a_kind(Doubt("clock", name, told, advice) for name, told in clocks)
     return [*found, *(_drift(first) if first else ())]
 
 
@@ -217,7 +220,7 @@ def _between_restarts(about: str, figures: Figures, first: Sequence[Block]) -> I
     """Say when processes of one file sit at different levels against the first file in the same rounds."""
     if figures.speedup is None:
         return
-    shared, ratios = round_ratios(first, figures.blocks)
+    shared, ratios = round_ratios(first, figures.blocks, figures.clock.clock)
     numbers = sorted({block.restart for block in shared})
     medians = [
         float(np.median([ratio for block, ratio in zip(shared, ratios, strict=True) if block.restart == number]))

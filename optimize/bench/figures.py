@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from optimize.measure.agreement import Agreement
+from optimize.measure.clock import BY_WALL, Choice, choose_told
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import (
     Block,
@@ -59,6 +60,7 @@ class Figures:
         restart_medians_s: The median of each restart.
         energy_j: Joules a run; None where nothing counts them.
         blocks: Every sample.
+        clock: The clock of the ratios, and why.
     """
 
     batch: int
@@ -79,6 +81,7 @@ class Figures:
     restart_medians_s: tuple[float, ...] = ()
     energy_j: float | None = None
     blocks: tuple[Block, ...] = ()
+    clock: Choice = BY_WALL
 
     @property
     def scenario(self) -> Scenario:
@@ -117,20 +120,23 @@ class Judged:
 
 def figures(outcome: Runs[Subject], plan: Plan) -> list[Judged]:
     """Return what each subject came to, in order."""
-    first = outcome.tracks[0]
-    return [_judged(track, first, plan) for track in outcome.tracks]
+    choices = {}
+    for scenario in plan.scenarios:
+        found = [(it.subject.artifact.target, it.blocks[scenario]) for it in outcome.tracks if it.blocks.get(scenario)]
+        choices[scenario] = choose_told(found, threads=max(plan.threads, scenario.streams), seed=plan.seed or 0)
+    return [_judged(track, outcome.tracks[0], plan.seed or 0, choices) for track in outcome.tracks]
 
 
-def _judged(track: Track[Subject], first: Track[Subject], plan: Plan) -> Judged:
+def _judged(track: Track[Subject], first: Track[Subject], seed: int, choices: Mapping[Scenario, Choice]) -> Judged:
     agreement, differs = _agreement(first, track)
     status: Status = "measured"
     if track.failure is not None:
         status = "not_run" if track.failure.startswith("not run") else "failed"
-    found = tuple(_figures(track, first, scenario, plan.seed or 0) for scenario in plan.scenarios)
+    found = tuple(_figures(track, first, scenario, seed, choice) for scenario, choice in choices.items())
     return Judged(status, track.failure or "", agreement, differs, found)
 
 
-def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, seed: int) -> Figures:
+def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, seed: int, choice: Choice) -> Figures:
     blocks = track.blocks.get(scenario, [])
     if not blocks:
         reason = track.refusals.get(scenario) or track.failure or "no round was finished"
@@ -154,10 +160,11 @@ def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, s
         cpu_s=float(np.median([value for block in blocks for value in block.cpu_s])),
         device_s=float(np.median(device)) if device else None,
         throughput=_throughput(blocks, scenario, seed),
-        speedup=None if track is first else speedup(first.blocks.get(scenario, []), blocks, seed),
+        speedup=None if track is first else speedup(first.blocks.get(scenario, []), blocks, seed, choice.clock),
         restart_medians_s=tuple(float(np.median(np.concatenate(rounds))) for rounds in restarts),
         energy_j=_energy_j(blocks),
         blocks=tuple(blocks),
+        clock=choice,
     )
 
 

@@ -11,23 +11,19 @@ Rounds are taken as exchangeable given the restart; restarts guard against the l
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from optimize.gate import clock as clocks
-from optimize.gate.clock import Choice
 from optimize.gate.evidence import e_value
 from optimize.gate.rounds import FIRST_LOOK, SIDES, GateTrace
+from optimize.measure.clock import Choice, choose, ticks
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import order_interval
 
 #: Restarts without which a verdict is not given while restarts disagree, and rounds of one that has a say in that.
 BIMODAL_RESTARTS, SAY = 5, 6
-#: Ticks of its clock that a run must last.
-TICKS = 200
 
 
 class Verdict(StrEnum):
@@ -127,7 +123,7 @@ class Decision:
 def decide(trace: GateTrace, demand: Demand) -> Decision:
     """Return the verdict on what was measured so far, which must be a round at least."""
     choice = choose_clock(trace, demand)
-    ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if _ticks(trace, clock)}
+    ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if ticks(map(trace.blocks, SIDES), clock)}
     e_fail, e_pass = evidence(trace.log_ratios(choice.clock), demand.max_regression)
     restart_ratios = tuple(_restart_medians(trace, choice.clock))
     bimodal = is_bimodal(trace, choice.clock, demand.max_regression)
@@ -158,11 +154,8 @@ def evidence(log_ratios: np.ndarray, max_regression: float) -> tuple[float, floa
 
 def choose_clock(trace: GateTrace, demand: Demand) -> Choice:
     """Return the clock that decides, from the restarts before the first look."""
-    early = [entry for restart in trace.restarts[:FIRST_LOOK] for entry in restart.rounds]
-    choice = clocks.choose(early, threads=demand.threads, targets=demand.targets)
-    if choice.clock is Clock.CPU and not _ticks(trace, Clock.CPU):
-        return Choice(Clock.WALL, "this system's processor clock is too coarse for so short a run")
-    return choice
+    early = [(entry.base, entry.candidate) for restart in trace.restarts[:FIRST_LOOK] for entry in restart.rounds]
+    return choose(early, threads=demand.threads, targets=demand.targets)
 
 
 def is_bimodal(trace: GateTrace, clock: Clock, max_regression: float) -> bool:
@@ -185,19 +178,13 @@ def _restart_medians(trace: GateTrace, clock: Clock) -> list[float]:
 def _doubt(trace: GateTrace, clock: Clock, bimodal: bool) -> str:
     """Return why no verdict may be given whatever the evidence; empty where nothing speaks against it."""
     restarts = sum(bool(restart.rounds) for restart in trace.restarts)
-    if not _ticks(trace, clock):
+    if not ticks(map(trace.blocks, SIDES), clock):
         return "a run is too short for the clock of this machine; time a larger batch"
     if restarts <= FIRST_LOOK:
         return f"the time allowed {restarts} restarts only; {FIRST_LOOK + 1} are needed"
     if bimodal and restarts < BIMODAL_RESTARTS:
         return f"restarts disagree, and {restarts} are too few to average that"
     return ""
-
-
-def _ticks(trace: GateTrace, clock: Clock) -> bool:
-    """Say whether a run lasts long enough for the resolution of a clock."""
-    info = time.get_clock_info("perf_counter" if clock is Clock.WALL else "process_time")
-    return min(float(np.median(trace.medians(side, clock))) for side in SIDES) >= TICKS * info.resolution
 
 
 def _absolute(trace: GateTrace, limit_s: float) -> tuple[float, float]:

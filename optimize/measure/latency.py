@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimize.measure.clock import BY_WALL, Choice, choose_told
 from optimize.measure.environment import busy
 from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import MIN_ROUNDS, SINGLE, Plan, lockstep
@@ -32,6 +33,8 @@ class Latency:
         load_s: Importing the runtime and loading the file.
         threads: Compute threads.
         batch: Samples in one run.
+        cpu_s: Median processor time of a run; None in reports that did not say.
+        clock: The clock of the ratios, and why.
     """
 
     median_s: float
@@ -43,6 +46,8 @@ class Latency:
     load_s: float
     threads: int
     batch: int
+    cpu_s: float | None = None
+    clock: Choice = BY_WALL
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,17 @@ def measure(
     runs = lockstep(tracks, plan, start=lambda *_: started, feed=lambda *_: inputs, progress=progress or silent)
     batch = int(inputs[0].shape[0]) if inputs and inputs[0].ndim else 1
     rounds = max((len(track.blocks[SINGLE]) for track in _finished(runs)), default=0)
-    timings = tuple(_timing(track, runs, plan, batch) for track in tracks)
-    return MeasureResult(timings, rounds, tuple(_warnings(runs, load)))
+    found = [(track.subject.target, track.blocks[SINGLE]) for track in _finished(runs)]
+    choice = choose_told(found, threads=plan.threads, seed=seed)
+    timings = tuple(_timing(track, runs, plan, batch, choice) for track in tracks)
+    return MeasureResult(timings, rounds, tuple(_warnings(runs, load, choice)))
 
 
 def _finished(runs: Runs[Artifact]) -> list[Track[Artifact]]:
     return [track for track in runs.tracks if track.failure is None and track.blocks]
 
 
-def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int) -> Timing:
+def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int, choice: Choice) -> Timing:
     if track.failure is not None or not track.blocks:
         return Timing(failure=track.failure or "no round was finished")
     blocks, start, first, seed = track.blocks[SINGLE], track.starts[0], runs.tracks[0], plan.seed or 0
@@ -127,14 +134,17 @@ def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int
         load_s=start.load_s,
         threads=plan.threads,
         batch=batch,
+        cpu_s=float(np.median([sample for block in blocks for sample in block.cpu_s])),
+        clock=choice,
     )
     alone = track is first or first.failure is not None
-    return Timing(latency, None if alone else speedup(first.blocks[SINGLE], blocks, seed), start.peak_memory_bytes)
+    over = None if alone else speedup(first.blocks[SINGLE], blocks, seed, choice.clock)
+    return Timing(latency, over, start.peak_memory_bytes)
 
 
-def _warnings(runs: Runs[Artifact], load: float) -> list[str]:
+def _warnings(runs: Runs[Artifact], load: float, choice: Choice) -> list[str]:
     """Say what makes the figures doubtful, and what would help."""
-    found = []
+    found = [choice.told] if choice.told else []
     if told := busy(load):
         found.append(f"{told} Ratios hold better than seconds; stop other work and run again for seconds.")
     for track in _finished(runs):

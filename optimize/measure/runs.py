@@ -189,11 +189,18 @@ def samples_by_restart(blocks: Sequence[Block]) -> list[list[np.ndarray]]:
     return by_restart(blocks, [np.array(block.samples_s) for block in blocks])
 
 
-def round_ratios(first: Sequence[Block], other: Sequence[Block]) -> tuple[list[Block], list[float]]:
+def paired(first: Sequence[Block], other: Sequence[Block]) -> list[tuple[Block, Block]]:
+    """Return the blocks of each round that both finished, side by side."""
+    found = {(block.restart, block.round): block for block in first}
+    return [(found[at], block) for block in other if (at := (block.restart, block.round)) in found]
+
+
+def round_ratios(
+    first: Sequence[Block], other: Sequence[Block], clock: Clock = Clock.WALL
+) -> tuple[list[Block], list[float]]:
     """Return how many times faster the other was in each round both finished, with the other's blocks."""
-    medians = {(block.restart, block.round): float(np.median(block.samples_s)) for block in first}
-    shared = [block for block in other if (block.restart, block.round) in medians]
-    return shared, [medians[block.restart, block.round] / float(np.median(block.samples_s)) for block in shared]
+    pairs = paired(first, other)
+    return [block for _, block in pairs], [base.medians[clock] / block.medians[clock] for base, block in pairs]
 
 
 def middle(blocks: Sequence[Block], values: Sequence[float], seed: int) -> tuple[float, float, float]:
@@ -202,7 +209,7 @@ def middle(blocks: Sequence[Block], values: Sequence[float], seed: int) -> tuple
     return float(np.median(values)), low, high
 
 
-def speedup(first: Sequence[Block], other: Sequence[Block], seed: int) -> Speedup | None:
+def speedup(first: Sequence[Block], other: Sequence[Block], seed: int, clock: Clock = Clock.WALL) -> Speedup | None:
     """Return how many times faster the other was than the first, None where they finished no round together."""
-    shared, ratios = round_ratios(first, other)
+    shared, ratios = round_ratios(first, other, clock)
     return Speedup(*middle(shared, ratios, seed)) if ratios else None

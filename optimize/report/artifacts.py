@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from optimize import wording as form
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup
-from optimize.report.charts import Mark, Plot, distributions, linear_axis, log_axis, short_seconds
+from optimize.report.charts import LOOK_HINT, Mark, Plot, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
 from optimize.report.model import DISAGREES_DB, Report, Row, file_name
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Columns a narrow terminal does without; the page has them all.
 FIRST_TO_GO = ("Peak memory", "Top-1 agreement", "SQNR", "Size")
-LOOK_HINT = "the dot is the median, the bar its 95 % interval"
 #: Equal outputs stand at this SQNR.
 _CEILING_DB = 150.0
 
@@ -28,12 +27,13 @@ _CEILING_DB = 150.0
 def best_float32(report: Report) -> Row | None:
     """Return the fastest float32 row, the baseline included: what a user has without any loss."""
     rows = [row for row in (report.baseline, *report.rows) if row.precision == "float32" and is_timed(row)]
-    return min(rows, key=_median_s, default=None)
+    return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 
 def fastest(report: Report) -> Row | None:
     """Return the fastest artifact that was measured and answers like the original."""
-    return min((row for row in report.rows if is_timed(row) and agrees(row)), key=_median_s, default=None)
+    rows = [row for row in report.rows if is_timed(row) and agrees(row)]
+    return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 
 def agrees(row: Row) -> bool:
@@ -51,7 +51,12 @@ def over_best_float32(report: Report, row: Row) -> float | None:
     best = best_float32(report)
     if best is None or best.latency is None or row.latency is None:
         return None
-    return best.latency.median_s / row.latency.median_s
+    return cost_s(best.latency) / cost_s(row.latency)
+
+
+def cost_s(taken: Latency | Figures | None) -> float:
+    """Return the median seconds of a run on the clock of the ratios; infinite where it was not timed."""
+    return (taken and (taken.cpu_s if taken.clock.told else taken.median_s)) or math.inf
 
 
 def artifacts(report: Report) -> Grid:
@@ -128,10 +133,6 @@ def _accuracy(row: Row, *, baseline: bool) -> Cell:
     between = form.change_interval(found.difference_low, found.difference_high)
     change = (form.change(found.value - found.baseline, found.metric), *(("\n", between) if between else ()))
     return Cell(form.score(found.value, found.metric), "" if baseline else change)
-
-
-def _median_s(row: Row) -> float:
-    return row.latency.median_s if row.latency else float("inf")
 
 
 def cards(report: Report) -> tuple[tuple[str, Cell], ...]:

@@ -14,6 +14,7 @@ from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
 from optimize.replay import included
+from optimize.report.artifacts import cost_s
 from optimize.report.model import (
     DISAGREES_DB,
     FLOAT_DISAGREES_DB,
@@ -173,8 +174,10 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
         plain = floats.get(row.target)
         if plain is None or row is plain or row.latency is None or plain.latency is None:
             continue
-        times = row.latency.median_s / plain.latency.median_s
-        if times >= NOTABLY_SLOWER and row.latency.ci_low_s > plain.latency.ci_high_s:
+        times, apart = cost_s(row.latency) / cost_s(plain.latency), row.latency.ci_low_s > plain.latency.ci_high_s
+        if row.latency.clock.told and row.speedup and plain.speedup:  # intervals in seconds are those of the wall
+            apart = row.speedup.ci_high < plain.speedup.ci_low
+        if times >= NOTABLY_SLOWER and apart:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
     for row in rows:
         least = FLOAT_DISAGREES_DB if row.precision == "float32" else DISAGREES_DB

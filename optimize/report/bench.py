@@ -18,8 +18,8 @@ from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.measure.subjects import Subject
 from optimize.report import document as doc
-from optimize.report.artifacts import LOOK_HINT, agreement_cell, ratio_cell, seconds_cell, short_status, status_text
-from optimize.report.charts import Axis, Mark, Plot, distributions, linear_axis, short_count
+from optimize.report.artifacts import agreement_cell, cost_s, ratio_cell, seconds_cell, short_status, status_text
+from optimize.report.charts import LOOK_HINT, Axis, Mark, Plot, distributions, linear_axis, short_count
 from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
 
@@ -221,11 +221,11 @@ def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
 def scenario_grid(report: BenchReport, scenario: Scenario) -> doc.Grid:
     """Return one scenario's figures; columns without a figure are left out."""
     found = [(row, figures_of(row, scenario)) for row in report.rows]
-    medians = [entry.median_s for row, entry in found if entry.median_s is not None and row.status == "measured"]
+    costs_s = [cost_s(entry) for row, entry in found if row.status == "measured"]
     lines = []
     for row, entry in found:
         reason = status_text(row) or entry.reason
-        best = len(found) > 1 and not reason and entry.median_s == min(medians, default=None)
+        best = len(found) > 1 and not reason and cost_s(entry) == min(costs_s, default=None)
         cells = _cells(entry)
         if reason:
             kept = cells["Median"]
@@ -297,7 +297,7 @@ def cards(report: BenchReport) -> tuple[tuple[str, doc.Cell], ...]:
     timed = [(row, entry) for row, entry in timed if entry.median_s is not None]
     if not timed:
         return ()
-    row, best = min(timed, key=lambda pair: pair[1].median_s or 0.0)
+    row, best = min(timed, key=lambda pair: cost_s(pair[1]))
     cells = _cells(best)
     found = [(f"Fastest, {scenario.name}", doc.Cell(row.name, row.kind)), ("Median latency", cells["Median"])]
     if best.speedup:

@@ -30,6 +30,7 @@ _LETTER = 7.0  # width of an average letter
 #: A lane of a distribution holds its label on a line of its own, and the outline below.
 _LANE, _PEAK, _BASE = 68.0, 36.0, 60.0
 _POINTS = 96
+LOOK_HINT = "the dot is the median, the bar its 95 % interval"
 Kind = Literal["line", "curve", "limit", "front", "area", "interval", "bar", "dot", "hollow", "cloud", "label"]
 
 

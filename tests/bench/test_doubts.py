@@ -15,6 +15,7 @@ from optimize.measure.quality import Quality
 from optimize.measure.runs import Runs, Scenario
 from optimize.processor import described
 from tests.bench.conftest import answering, blocks, noisy, track
+from tests.measure.conftest import side
 
 QUIET = Environment(cpu="c", cores=8, memory_bytes=1, system="s", python="3", load_average=(0.1, 0.1, 0.1))
 
@@ -120,3 +121,10 @@ def test_files_for_other_processors(outcome: Runs, plan: Plan, monkeypatch: pyte
         monkeypatch.setattr(processor, "host", lambda flags=flags: described(f"flags : {flags}"))
         (doubt,) = [entry for entry in found(outcome, plan) if entry.kind == "processor"]
         assert doubt.about == "fast.onnx" and seen in doubt.seen
+
+
+def test_ratios_in_processor_time_are_told_once(plan: Plan) -> None:
+    outcome = Runs([track("a", {Scenario(): side(0.004, 1.5)}), track("b", {Scenario(): side(0.0004, seed=1)})])
+    outcome.restarts = plan.restarts
+    (entry,) = found(outcome, plan)
+    assert entry.kind == "clock" and entry.about == "batch 1" and "Ratios are in processor time" in entry.text

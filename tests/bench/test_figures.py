@@ -8,8 +8,9 @@ import pytest
 from optimize.bench.figures import Throughput, figures
 from optimize.measure.lockstep import Plan
 from optimize.measure.quality import Quality
-from optimize.measure.runs import Runs, Scenario, round_ratios
+from optimize.measure.runs import Clock, Runs, Scenario, round_ratios
 from tests.bench.conftest import blocks, noisy, track
+from tests.measure.conftest import side
 
 
 def test_medians_and_paired_ratios(outcome: Runs, plan: Plan) -> None:
@@ -79,3 +80,14 @@ def test_without_the_first_file_there_are_no_ratios(plan: Plan) -> None:
     judged = figures(Runs([lost, track("b", {Scenario(): blocks(noisy(0.001, 12))})]), plan)
     assert judged[0].status == "failed" and judged[0].scenarios[0].reason.startswith("block: ")
     assert judged[1].scenarios[0].median_s is not None and judged[1].scenarios[0].speedup is None
+
+
+def test_ratios_of_a_busy_machine_are_in_processor_time(plan: Plan) -> None:
+    outcome = Runs([track("a", {Scenario(): side(0.004, 1.5)}), track("b", {Scenario(): side(0.0004, seed=1)})])
+    for judged in figures(outcome, plan):
+        assert judged.scenarios[0].clock.clock is Clock.CPU
+    entry = judged.scenarios[0]
+    assert entry.speedup is not None and entry.speedup.ratio == pytest.approx(10.0, rel=0.02)
+    (several,) = figures(outcome, dataclasses.replace(plan, threads=2))[1].scenarios
+    assert several.clock.clock is Clock.WALL and several.speedup is not None
+    assert several.speedup.ratio == pytest.approx(15.0, rel=0.02)

@@ -1,14 +1,18 @@
 """Timing in rounds, on artifacts that say how long they take."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from optimize.measure import latency
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import default_budget_s, measure
+from optimize.measure.lockstep import SINGLE
+from optimize.measure.runs import Clock
 from optimize.targets.base import Artifact
-from tests.measure.conftest import AMPLE_S
+from tests.measure.conftest import AMPLE_S, side
 
 X = np.ones((4, 3), np.float32)
 Make = Callable[..., Artifact]
@@ -69,3 +73,24 @@ def test_busy_machine_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_time_grows_with_the_artifacts() -> None:
     assert default_budget_s(3) == 19.0
+
+
+def test_ratios_of_a_busy_machine_are_in_processor_time_and_say_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = latency.lockstep
+
+    def lockstep(tracks: Any, *given: Any, **more: Any) -> Any:
+        runs = real(tracks, *given, **more)
+        for track, blocks in zip(tracks, (side(0.004, stretch), side(0.0004, seed=1)), strict=True):
+            track.blocks = {SINGLE: blocks}
+        return runs
+
+    monkeypatch.setattr(latency, "lockstep", lockstep)
+    for stretch, clock in ((1.0, Clock.WALL), (1.5, Clock.CPU)):
+        with Fleet([make(), make()]) as fleet:
+            result = measure(fleet, [X], budget_s=0.0)
+        base, found = result.timings
+        assert base.latency and found.latency and found.speedup
+        assert found.speedup.ratio == pytest.approx(10.0, rel=0.02) and found.latency.clock.clock is clock
+        assert base.latency.median_s == pytest.approx(0.004 * stretch, rel=0.02)
+        assert base.latency.cpu_s == pytest.approx(0.004, rel=0.02)
+        assert any("processor time" in warning for warning in result.warnings) is (clock is Clock.CPU)

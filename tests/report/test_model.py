@@ -50,6 +50,7 @@ def test_contract(report: Report) -> None:
     }  # fmt: skip
     assert set(row["latency"]) == {
         "median_s", "p95_s", "ci_low_s", "ci_high_s", "samples_s", "first_call_s", "load_s", "threads", "batch",
+        "cpu_s", "clock",
     }  # fmt: skip
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
     assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged"}

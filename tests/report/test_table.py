@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
+from optimize.measure.clock import Choice
+from optimize.measure.runs import Clock, Speedup
 from optimize.report import artifacts
 from optimize.report.assemble import _about_rows
 from optimize.report.changes import grouped_skips
@@ -14,6 +18,19 @@ def test_best_float32_counts_the_baseline(report: Report) -> None:
     assert artifacts.best_float32(alone) is alone.baseline
     assert artifacts.over_best_float32(report, report.rows[1]) == 0.00451 / 0.00132
     assert artifacts.over_best_float32(report, report.rows[3]) is None
+
+
+def test_in_processor_time_everything_is_compared_on_that_clock(report: Report) -> None:
+    """On the wall the INT8 file is the fastest; in processor time, which decides, it takes twice the float file's."""
+    choice, rows = Choice(Clock.CPU, "other work took the processor"), []
+    for row, cpu_s, ratio in ((report.rows[0], 0.001, 10.0), (report.rows[1], 0.002, 5.0)):
+        taken = replace(row.latency, clock=choice, cpu_s=cpu_s)  # type: ignore[type-var]
+        rows.append(row.model_copy(update={"latency": taken, "speedup": Speedup(ratio, ratio, ratio)}))
+    found = report.model_copy(update={"rows": tuple(rows)})
+    assert artifacts.fastest(found) is artifacts.best_float32(found) is rows[0]
+    assert artifacts.over_best_float32(found, rows[1]) == pytest.approx(0.5)
+    assert any("2.00x slower than" in line for line in _about_rows(rows))
+    assert not any("slower than" in line for line in _about_rows(report.rows[:2]))
 
 
 def test_a_failed_row_is_never_the_best(report: Report) -> None:
