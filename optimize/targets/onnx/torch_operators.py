@@ -38,6 +38,7 @@ class OnnxCall(NodeView):
         outputs: How many are read.
     """
 
+    kinds = "biufO"
     values: Sequence[Any]
     opset: int
     outputs: int

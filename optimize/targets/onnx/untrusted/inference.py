@@ -45,22 +45,19 @@ def _evaluated(call: NodeView, shape: Shape) -> np.ndarray | None:
     values = [None if entry is None else entry.value for entry in call.inputs]
     if call.op in ("Shape", "Size"):
         return _VALUES[call.op](call, [])
-    if not all(map(_is_numbers, values)):
+    if not all(_is_numbers(value, call.kinds) for value in values):
         return None
     found = np.asarray(_VALUES[call.op](call, values))
-    if not _is_numbers(found):
+    if not _is_numbers(found, call.kinds):
         return None
     return found if found.shape == shape else found.reshape(shape)
 
 
-def _is_numbers(value: np.ndarray | None) -> bool:
-    """Say whether a value is known and of numbers: text is Python's objects, whose arithmetic has no end.
-
-    So are symbols of sizes, which nothing is computed from but by an importer.
-    """
-    if value is None or value.dtype != object:
-        return value is not None and value.dtype.kind in "biuf"
-    return not any(isinstance(each, str | bytes) for each in value.flat)
+def _is_numbers(value: np.ndarray | None, kinds: str) -> bool:
+    """Say whether a value is known and of numbers: text is Python's objects, whose arithmetic has no end."""
+    if value is None or value.dtype.kind not in kinds:
+        return False
+    return value.dtype != object or not any(isinstance(each, str | bytes) for each in value.flat)
 
 
 def _folded(function: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
@@ -107,8 +104,8 @@ def _sizes(call: NodeView) -> Any:
 
 def _cast(call: NodeView, values: Sequence[Any]) -> Any:
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(call.attribute("to")))
-    if values[0].dtype == object and kind.kind not in "iu":
-        raise KeyError("symbols are whole numbers")
+    if kind.kind not in ("iu" if values[0].dtype == object else "biuf"):
+        raise KeyError("text, or a symbol, which stands for a whole number")
     return values[0] if values[0].dtype == object else values[0].astype(kind)
 
 

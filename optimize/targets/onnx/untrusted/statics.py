@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import AttributeProto, helper
@@ -42,8 +42,10 @@ class NodeView:
         op: Operator.
         inputs: What it reads; None where an input is left out.
         attributes: By name.
+        kinds: Of the numbers that are calculated with, by the letters of numpy; an importer adds symbols ("O").
     """
 
+    kinds: ClassVar[str] = "biuf"
     op: str
     inputs: Sequence[Static | None]
     attributes: Attributes
