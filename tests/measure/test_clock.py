@@ -1,6 +1,7 @@
 """Which clock decides."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_a_wall_too_noisy_to_contradict_anything_says_nothing_either() -> None:
     ],
 )
 def test_reported_ratios_stay_where_processor_time_is_not_latency(
-    base: dict[str, object], targets: tuple[str, str], threads: int
+    base: dict[str, Any], targets: tuple[str, str], threads: int
 ) -> None:
     found = told(side(0.004, 1.5, **base), side(0.0004, seed=1), targets=targets, threads=threads)
     assert found.clock is Clock.WALL and found.told == ""
