@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from optimize.errors import UsageError
+from optimize.measure.environment import Environment
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor, states
 from optimize.report import charts, html, layers
 from optimize.report.charts import Drawn
@@ -41,6 +42,7 @@ def record(levels: list[float], threshold_db: float = 20.0) -> layers.FileCompar
         command="optimize compare net.onnx net.int8.onnx --layers",
         first=layers.ComparedFile(path="net.onnx", kind="ONNX", sha256="00" * 32),
         second=layers.ComparedFile(path="net.int8.onnx", kind="ONNX", sha256=None),
+        environment=Environment(cpu="A CPU", cores=2, memory_bytes=None, system="Linux", python="3.11"),
         data="photos.npz",
         synthetic=False,
         first_wrong=None,
