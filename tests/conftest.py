@@ -42,6 +42,12 @@ def _deterministic() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True)
+def _rights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a command that is run in this process run in it alone: what confines itself stays so."""
+    monkeypatch.setattr(keeper, "can_confine", lambda: False)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _translations_are_read_once() -> Iterator[None]:
     """Keeps torch.onnx's table of translations, which every export builds anew: half a second for the same table."""
@@ -60,7 +66,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(sys, "argv", ["optimize", *map(str, words)])
         for name in ("install", "ignore"):  # Ctrl-C stays that of pytest
             monkeypatch.setattr(interrupt, name, lambda: None)
-        monkeypatch.setattr(keeper, "confine", lambda context: None)  # and so do its rights
         capsys.readouterr()
         code = 0
         try:

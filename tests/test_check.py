@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_nothing(files: tuple[Path, Path, Path], tmp_path: Path) -
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not list(tmp_path.glob("optimize-*/*/own")):
+    while process.poll() is None and not list(tmp_path.glob("optimize-*/optimize-*/*/own")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=600)

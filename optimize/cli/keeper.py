@@ -83,7 +83,7 @@ def confine(context: click.Context) -> None:
     configured: dict[str, Any] = {}
     if context.command.name == "check" and not context.params["models"]:
         strangers, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
-    if not strangers or _runs_code({**context.params, **configured}) or not can_confine():
+    if not strangers or _runs_code({**context.params, **configured}) or not can_confine() or _has_threads():
         return
     written = {"write": [path for path, kind in outputs if kind.names is None], "append": list[Path]()}
     if STEP_SUMMARY in os.environ and context.command.name == "check":
@@ -119,6 +119,11 @@ def confine(context: click.Context) -> None:
     if code < 0:
         raise Died(f"'{strangers[0]}'", code, b"")
     raise SystemExit(code)
+
+
+def _has_threads() -> bool:
+    """Say whether this process has threads: they would keep their rights, and a fork would lack them."""
+    return len(os.listdir("/proc/self/task")) > 1
 
 
 def _words(context: click.Context) -> Iterator[str]:

@@ -47,7 +47,7 @@ class IncludePreprocess(Pass):
         >>> program = optimize.capture(net, (torch.zeros(2, 3, 8, 8),))
         >>> program, outcome = IncludePreprocess((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)).apply(program)
         >>> program
-        Program(input uint8[batch, 8, 8, 3] -> output_0; 3 calls, float32)
+        Program(input_1 uint8[batch, 8, 8, 3] -> output_0; 4 calls, float32)
         >>> program(torch.full((1, 8, 8, 3), 128, dtype=torch.uint8)).shape
         torch.Size([1, 8, 6, 6])
     """

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 Ended = subprocess.CompletedProcess
 _TYPIST = """
 import contextlib, io, json, sys
-from optimize.cli import main
-ended = []
+from optimize.cli import keeper, main
+ended, keeper.can_confine = [], lambda: False  # it goes on after a command
 for words in json.loads(sys.argv[1]):
     sys.argv, code = ["optimize", *words], 0
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:

@@ -106,6 +106,7 @@ def _commanded(door: str, path: Path) -> tuple[str, str]:
     before, sys.argv = sys.argv, ["optimize", *words]
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            cli.keeper.can_confine = lambda: False  # it goes on after a command
             cli.main()
     except SystemExit as stop:
         code = stop.code
