@@ -20,9 +20,10 @@ import torch
 from onnx import helper, numpy_helper
 
 from optimize import graph
-from optimize.errors import Refused
+from optimize.errors import Refused, TargetUnavailable
 from optimize.frontend import ForeignGraph
 from optimize.regular import shown
+from optimize.targets.onnx.runner import import_runtime, open_session, session_options
 from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply, as_tensor, torch_type
 
 _NO_OPSET_BEFORE = 9
@@ -92,20 +93,17 @@ class OnnxGraph(ForeignGraph):
                 return None
             dtype = torch_type(kind.elem_type)
             noise = torch.randn(sizes, generator=generator)
-            found.append(
-                noise.to(dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
-            )  # a mask of zeros hides all
+            # A mask of zeros would hide everything.
+            found.append(noise.to(dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype))
         return tuple(found)
 
     def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return what ONNX Runtime answers to the file itself; None where it is not installed."""
         try:
-            import onnxruntime
-        except ImportError:
+            runtime = import_runtime()
+        except TargetUnavailable:
             return None
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        session = open_session(runtime, str(self._path), session_options(runtime, threads=1))
         named = {entry.name: value.numpy() for entry, value in zip(self._inputs, inputs, strict=True)}
         return [torch.as_tensor(value) for value in session.run(self._outputs, named)]
 
