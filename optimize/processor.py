@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from optimize import bounds
 from optimize.errors import TargetUnavailable, UsageError, nearest
 
 #: What tells apart machines whose processors share a model name.
@@ -166,3 +167,19 @@ def described(cpuinfo: str) -> Processor:
     name = fields.get("model name") or platform.processor() or platform.machine()
     flags = (fields.get("flags") or fields.get("Features", "")).split()
     return Processor(name, frozenset(flags), {key: fields[key] for key in _IDENTITY if key in fields})
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """Return the numbers of the processors that ``--cpus`` names, each once.
+
+    Raises:
+        UsageError: They are no numbers.
+
+    >>> numbers_of("0-2,5")
+    (0, 1, 2, 5)
+    """
+    try:
+        ranges = [[bounds.PROCESSOR.read(end) for end in part.split("-")] for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--cpus '{text}' does not name processors: {error}.", hint="Write 0-3 or 0,2.") from error
+    return tuple(dict.fromkeys(number for ends in ranges for number in range(ends[0], ends[-1] + 1)))

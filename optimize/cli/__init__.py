@@ -110,7 +110,6 @@ def cli() -> None:
 
 
 for _command in COMMANDS:
-    _command.callback = keeper.guarding(_command.callback)
     cli.add_command(_command)
 
 
@@ -128,7 +127,7 @@ def _ended(debug: bool) -> int | str | None:
     """Run the command and return its exit code."""
     try:
         try:
-            cli.main(prog_name="optimize", standalone_mode=False, obj=keeper.Guard())
+            cli.main(prog_name="optimize", standalone_mode=False, obj=keeper.confine)
             code: int | str | None = 0
         except SystemExit as stop:
             code = stop.code

@@ -12,7 +12,6 @@ with ``--trust``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
@@ -21,8 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -38,6 +36,7 @@ from optimize.sandbox.call import Died, left_in
 from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
 from optimize.sandbox.lines import read_object
 from optimize.sandbox.process import confined_variables
+from optimize.texts import read_toml
 from optimize.transaction.commit import Transaction, begin, check
 
 #: A command that has not ended so long after it was told to is ended.
@@ -48,24 +47,6 @@ _LOOK_S = 0.1
 _LINE_BYTES, _TEXT_BYTES = 16384, 1 << 30
 
 
-class Guard:
-    """What `main` gives a command to say that this process is its own: it may become two."""
-
-
-def guarding(callback: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return a command's function that goes on confined where it is to open somebody else's file."""
-    assert callback is not None
-
-    @functools.wraps(callback)
-    def guarded(**given: Any) -> Any:
-        context = click.get_current_context()
-        if isinstance(context.obj, Guard):
-            confine(context)
-        return callback(**given)
-
-    return guarded
-
-
 def confine(context: click.Context) -> None:
     """Return in a process that may write nothing but this command's results, while this one waits for it.
 
@@ -73,31 +54,16 @@ def confine(context: click.Context) -> None:
         OptimizeError: A result cannot be written, or the model killed the process.
         SystemExit: The command has ended.
     """
-    given = {**context.meta, **context.params}
-    outputs = [
-        (given[option.name], option.type)
-        for option in context.command.params
-        if isinstance(option.type, Destination) and option.name and given[option.name] is not None
-    ]
-    strangers = [word for word in _words(context) if os.path.exists(word)]
-    configured: dict[str, Any] = {}
-    if context.command.name == "check" and not context.params["models"]:
-        strangers, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
-    if not strangers or _runs_code({**context.params, **configured}) or not can_confine() or _has_threads():
+    strangers = _strangers(context)
+    if not strangers or not can_confine():
         return
-    written = {"write": [path for path, kind in outputs if kind.names is None], "append": list[Path]()}
-    if STEP_SUMMARY in os.environ and context.command.name == "check":
-        written["append"].append(Path(os.environ[STEP_SUMMARY]))
+    if _has_threads():
+        click.echo("optimize: this process has threads already, so that it cannot be confined.", err=True)
+        return
     work = Path(tempfile.mkdtemp(prefix="optimize-"))
     with contextlib.ExitStack() as closing:
         closing.callback(_remove, work)
-        transactions = {}
-        for path, kind in outputs:
-            if kind.names is not None:
-                place = check(path, kind.names)
-                transactions[place] = transaction = begin(place, kind.names)
-                closing.callback(transaction.close)
-                transaction.foreign.mkdir()
+        desk = _desk(context, work, closing)
         requests, replies, others = os.pipe(), os.pipe(), _children()
         os.set_blocking(replies[1], False)
         adopt_orphans()
@@ -109,13 +75,13 @@ def confine(context: click.Context) -> None:
             if os.getppid() != own:  # it was killed before we could ask for that
                 os._exit(1)
             _close_all_but(requests[1], replies[0])
-            _go_on(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), work, transactions)
+            _go_on(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), work, desk.transactions)
             return
         os.close(requests[1])
         os.close(replies[0])
         closing.callback(_end_orphans, others)
         with os.fdopen(requests[0], "rb", buffering=0) as asked, os.fdopen(replies[1], "wb", buffering=0) as answers:
-            code = _serve(child, asked, answers, _Desk(work, written, transactions))
+            code = _serve(child, asked, answers, desk)
     if code < 0:
         raise Died(f"'{strangers[0]}'", code, b"")
     raise SystemExit(code)
@@ -126,18 +92,40 @@ def _has_threads() -> bool:
     return len(os.listdir("/proc/self/task")) > 1
 
 
-def _words(context: click.Context) -> Iterator[str]:
-    """Yield what stands on the command line without an option: files of models, mostly."""
-    for param in context.command.params:
-        if isinstance(param, click.Argument) and param.name:
-            given = context.params[param.name]
-            yield from given if isinstance(given, tuple) else (given,)
+def _strangers(context: click.Context) -> list[str]:
+    """Return what the command opens that somebody else may have made; nothing where the user names code to run."""
+    arguments = [entry.name for entry in context.command.params if isinstance(entry, click.Argument)]
+    given = [context.params[name] for name in arguments if name]
+    words = [word for value in given for word in (value if isinstance(value, tuple) else (value,))]
+    found, configured = [word for word in words if os.path.exists(word)], {}
+    if context.command.name == "check" and not words:
+        found, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
+    return [] if _runs_code({**context.params, **configured}) else found
+
+
+def _desk(context: click.Context, work: Path, closing: contextlib.ExitStack) -> _Desk:
+    """Return where results are asked for: the files and folders that options name, each folder's transaction begun."""
+    given = {**context.meta, **context.params}
+    written, transactions = [], {}
+    for option in context.command.params:
+        path = given.get(option.name or "")
+        if not isinstance(option.type, Destination) or path is None or str(path) == "-":
+            continue
+        if option.type.names is None:
+            written.append(path)
+            continue
+        place = check(path, option.type.names)
+        transactions[place] = transaction = begin(place, option.type.names)
+        closing.callback(transaction.close)
+        transaction.foreign.mkdir()
+    summary = os.environ.get(STEP_SUMMARY) if context.command.name == "check" else None
+    return _Desk(work, {"write": written, "append": [Path(summary)] if summary else []}, transactions)
 
 
 def _own_configuration(named: Path | None) -> dict[str, Any]:
     """Return what the folder's own configuration of a check says; one that is named as an option runs no code."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        content = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8")) if named is None else {}
+    with contextlib.suppress(OptimizeError, KeyError, TypeError):
+        content = read_toml(Path("pyproject.toml")) if named is None else {}
         return dict(content["tool"]["optimize"]["check"])
     return {}
 
@@ -183,17 +171,17 @@ class _Desk:
     def __init__(
         self, work: Path, written: Mapping[str, Sequence[Path]], transactions: Mapping[Path, Transaction]
     ) -> None:
-        self._work, self._transactions = work, transactions
-        self._written = written
+        self.transactions = transactions
+        self._work, self._written = work, written
 
     def answer(self, line: bytes) -> dict[str, str]:
         """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""
         message = read_object(line) or {}
         do, path, source = (str(message.get(key)) for key in ("do", "path", "source"))
         try:
-            if do == "commit" and Path(path) in self._transactions:
-                self._transactions[Path(path)].take()
-                self._transactions[Path(path)].commit()
+            if do == "commit" and Path(path) in self.transactions:
+                self.transactions[Path(path)].take()
+                self.transactions[Path(path)].commit()
             elif Path(path) in self._written.get(do, ()):
                 self._copy(source, Path(path), append=do == "append")
             else:

@@ -16,7 +16,7 @@ from optimize import bounds
 from optimize.cli import failures
 from optimize.errors import UsageError
 from optimize.escaping import plain
-from optimize.processor import EMULATED, adds_pairs, named
+from optimize.processor import EMULATED, adds_pairs, named, numbers_of
 from optimize.regular import shown
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ class Command(click.Command):
             add(self)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a record does not take the place of what it is made from."""
+        """Run the command; a record does not take the place of what it is made from.
+
+        In a process of its own (`main`) the command is confined first, by what its context holds as ``obj``.
+        """
         written, arguments = json_path(ctx), [entry for entry in self.params if isinstance(entry, click.Argument)]
         if written:
             from optimize.files import check, check_apart
@@ -63,6 +66,8 @@ class Command(click.Command):
             read = (ctx.params[entry.name or ""] for entry in arguments)
             check(written)
             check_apart(written, [word for words in read for word in ((words,) if isinstance(words, str) else words)])
+        if ctx.obj is not None:
+            ctx.obj(ctx)
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -134,9 +139,7 @@ class Cpus(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """Return their numbers, each once."""
-        from optimize.gate.limits import cpus
-
-        return cpus(value) if value else ()
+        return numbers_of(value) if value else ()
 
 
 factory = model("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")

@@ -93,22 +93,6 @@ def growth(value: Any) -> Any:
     return Growth(share=share(value))
 
 
-def cpus(text: str) -> tuple[int, ...]:
-    """Read processors.
-
-    Raises:
-        UsageError: They are no numbers.
-
-    >>> cpus("0-2,5")
-    (0, 1, 2, 5)
-    """
-    try:
-        ranges = [[bounds.PROCESSOR.read(end) for end in part.split("-")] for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--cpus '{text}' does not name processors: {error}.", hint="Write 0-3 or 0,2.") from error
-    return tuple(dict.fromkeys(number for ends in ranges for number in range(ends[0], ends[-1] + 1)))
-
-
 def _scaled(text: str, units: Mapping[str, float]) -> float:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
     if found is None or found[2] not in units:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 from optimize.cli import cli, keeper
@@ -62,12 +63,19 @@ os.chmod("net.pt", 0)
 """
 
 
+def _arguments(command: click.Command) -> int:
+    """Return how many files a command is given; two where it takes any number."""
+    counts = [entry.nargs for entry in command.params if isinstance(entry, click.Argument)]
+    return sum(2 if count < 0 else count for count in counts)
+
+
 def started(folder: Path, *words: object) -> subprocess.Popen[str]:
     """Start the command in a folder that holds a file, which need be no model."""
     (folder / "net.pt").write_bytes(b"somebody's")
     command = [sys.executable, "-c", COMMAND, *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, text=True, **pipes)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")  # NumPy starts some when it is imported
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **threads}, text=True, **pipes)
 
 
 def broken(folder: Path, code: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -75,6 +83,30 @@ def broken(folder: Path, code: str, *words: object) -> subprocess.CompletedProce
     process = started(folder, *(words or ("show", "net.pt")))
     printed, errors = process.communicate(code, timeout=100)
     return subprocess.CompletedProcess(words, process.returncode, printed, errors)
+
+
+#: What a command that opens files is asked beside them: whatever it reads of that, it is confined first.
+ASKED = {
+    "run": ("--to", "onnx", "--opset", "18", "--cpu", "any", "--threads", "2"),
+    "bench": ("--cpus", "0", "--data", "data.npz"),
+    "check": ("--cpus", "0", "--max-drop", "1", "--data", "data.npz", "--json", "check.json"),
+    "compare": ("--min-sqnr", "20", "--preprocess", "size=8"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in cli.commands.items() if _arguments(entry)])
+def test_every_command_that_opens_files_is_confined(name: str, tmp_path: Path) -> None:
+    files = ["net.pt"] * _arguments(cli.commands[name])
+    done = broken(tmp_path, "print(pathlib.Path('/proc/self/status').read_text())", name, *files, *ASKED.get(name, ()))
+    assert "\nSeccomp:\t2\n" in done.stdout, done.stderr
+
+
+def test_a_process_with_threads_says_that_it_is_not(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    code = "import threading\nthreading.Thread(target=lambda: threading.Event().wait(60), daemon=True).start()\n"
+    words = [sys.executable, "-c", f"{code}from optimize.cli import main\nmain()", "show", "net.pt"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "has threads already, so that it cannot be confined" in done.stderr
 
 
 def test_nothing_of_the_user_is_written_and_nobody_reached(tmp_path: Path) -> None:
