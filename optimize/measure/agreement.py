@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimize import wording as form
 from optimize.distances import CAP_DB
 from optimize.errors import VerificationFailed
 from optimize.measure.distance import DistanceMeter
@@ -35,6 +36,13 @@ class Agreement:
     def is_empty(self) -> bool:
         """Whether the outputs are equal because they hold no number."""
         return not self.judged and self.sqnr_db >= CAP_DB
+
+    @property
+    def caveat(self) -> str:
+        """What there is in place of a judgement; empty where it is judged."""
+        if self.judged:
+            return ""
+        return "no number to compare" if self.is_empty else f"{form.decibels(self.sqnr_db)} on noise"
 
 
 @dataclass

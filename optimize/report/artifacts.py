@@ -120,10 +120,10 @@ def ratio_cell(found: Speedup | None) -> Cell:
 
 
 def agreement_cell(found: Agreement | None) -> Cell:
-    """Return how near outputs are; of noise that judges nothing the figure stands below that."""
+    """Return how near outputs are; where nothing is judged, what there is instead stands below that."""
     if found is None or found.judged:
         return Cell(form.decibels(found.sqnr_db if found else None))
-    return Cell("not judged", f"{form.decibels(found.sqnr_db)} on noise")
+    return Cell("not judged", found.caveat)
 
 
 def _accuracy(row: Row, *, baseline: bool) -> Cell:

@@ -314,8 +314,9 @@ class Report(SavedRecord):
         lines = []
         for row in self.rows:
             faster = f"{row.speedup.ratio:.2f} x as fast as eager" if row.speedup else ""
-            level = f"{row.agreement.sqnr_db:.1f} dB" if row.agreement else ""
-            level = level if row.agreement is None or row.agreement.judged else f"not judged ({level} on noise)"
+            found = row.agreement
+            level = f"{found.sqnr_db:.1f} dB" if found is not None else ""
+            level = f"not judged ({found.caveat})" if found is not None and found.caveat else level
             right = f"{row.accuracy.metric} {row.accuracy.value:.4f}" if row.accuracy else ""
             told = [faster, level, right] if row.status == "measured" else [f"{row.status}: {row.reason}"]
             lines.append(f"  {row.name}: {', '.join(filter(None, told))}")

@@ -55,10 +55,10 @@ def test_outputs_without_a_number_prove_nothing(nothing: np.ndarray) -> None:
     meter = AgreementMeter()
     meter.update([nothing], [nothing])
     found = meter.result()
-    assert found is not None and not found.judged and found.is_empty
+    assert found is not None and not found.judged and found.is_empty and found.caveat == "no number to compare"
     meter.update([np.ones((1, 4))], [np.ones((1, 4))])
     found = meter.result()
-    assert found is not None and found.judged and not found.is_empty
+    assert found is not None and found.judged and not found.is_empty and not found.caveat
 
 
 def test_equal_infinities_agree() -> None:
