@@ -1,46 +1,102 @@
-"""Whether a captured model answers as its module does: on its example inputs, one of them, another height and width."""
+"""Whether a captured model answers as its module does: on its example inputs, on one of them, at other sizes."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize import graph
+from optimize import graph, ops
+from optimize.dimensions import BATCH
 from optimize.distances import output_error
 from optimize.errors import Refused, VerificationFailed
 from optimize.invariants import EXACT_TOLERANCE
-from optimize.program import Program
+from optimize.preparation import first_line
+from optimize.program import Program, tensor_value
+
+_COMPARISONS = (graph.aten.eq.Scalar, graph.aten.ne.Scalar, graph.aten.gt.Scalar, graph.aten.lt.Scalar)
 
 _HINT = (
-    "Resample an embedding that has one size, pool to one size before a Linear, or leave --dynamic-size "
-    "(dynamic_size=True) out."
+    "Resample an embedding that has one size, pool to one size before a Linear, or leave the dimension out of "
+    "--dynamic and --dynamic-size."
 )
 
 
-def vary_tokens(program: Program) -> Program:
-    """Return the program with random tokens in place of constant ones, within the smallest table each input reads.
+def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return example inputs that a module answers with numbers: one that is zeros, a mask of nothing, becomes ones.
 
-    Passes are verified and files are judged on the example inputs: one token in every place would hide nearly all
-    errors.
+    They are returned as they are where that does not help.
+    """
+    places = [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _is_constant(value)]
+    if not places or _answers_finitely(module, inputs):
+        return inputs
+    opened = ([*inputs[:place], torch.ones_like(inputs[place]), *inputs[place + 1 :]] for place in places)
+    return next((found for found in opened if _answers_finitely(module, found)), inputs)
+
+
+def _answers_finitely(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
+    try:
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(copy.deepcopy(module).eval()(*inputs))
+    except Exception:  # told by what captures it
+        return False
+    return all(bool(value.isfinite().all()) for value in leaves if isinstance(value, torch.Tensor))
+
+
+def vary_tokens(program: Program) -> Program:
+    """Return the program with random tokens in place of constant ones, and with masks that let everything through.
+
+    Passes are verified and files are judged on the example inputs: one token in every place, or nothing that is
+    attended to, would hide nearly all errors. Tokens are drawn within the smallest table that each input reads.
     """
     generator = torch.Generator().manual_seed(0)
+    masks = {place for place, node in enumerate(_placeholders(program)) if _is_mask(program, node, place)}
     inputs = tuple(
-        torch.randint(0, _vocabulary(program, index), tensor.shape, generator=generator).to(tensor.dtype)
-        if not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor == 0).all())
+        torch.randint(0, _vocabulary(program, place), tensor.shape, generator=generator).to(tensor.dtype)
+        if _is_constant(tensor)
         else tensor
-        for index, tensor in enumerate(program.inputs)
+        for place, tensor in enumerate(program.inputs)
     )
-    return dataclasses.replace(program, inputs=inputs)
+    varied = replace(program, inputs=inputs)
+    open_masks = tuple(torch.ones_like(value) if place in masks else value for place, value in enumerate(inputs))
+    finite = masks and all(bool(value.isfinite().all()) for value in program.run(open_masks))
+    return replace(varied, inputs=open_masks) if finite else varied
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor == 0).all())
+
+
+def _placeholders(program: Program) -> list[fx.Node]:
+    return [node for node in program.graph.nodes if node.op == "placeholder"]
+
+
+def _is_mask(program: Program, node: fx.Node, place: int) -> bool:
+    """Say whether an input is zeros and becomes, moved about, numbers to compute with or truths: a mask of tokens."""
+    return _is_constant(program.inputs[place]) and any(
+        user.target in _COMPARISONS or ((value := tensor_value(user)) is not None and value.dtype.is_floating_point)
+        for user in _moved(node)
+        if user.target is not graph.aten.embedding.default
+    )
+
+
+def _moved(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the readers of a value, and of what moves it."""
+    for user in node.users:
+        if user.target in (*ops.PERMUTATIONS, *ops.SELECTIONS):
+            yield from _moved(user)
+        else:
+            yield user
 
 
 def _vocabulary(program: Program, index: int) -> int:
     """Return the rows of the smallest embedding that reads an input directly, 1 where none does."""
-    placeholder = [node for node in program.graph.nodes if node.op == "placeholder"][index]
+    placeholder = _placeholders(program)[index]
     tables = [
         graph.constant(program.graph_module, node.args[0])
         for node in graph.calls(program.graph, graph.aten.embedding.default)
@@ -96,13 +152,73 @@ def _excess(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
     return 0.0
 
 
-def check_sizes(program: Program) -> None:
-    """Run a program whose height and width are free at twice and three times its own, beside its module.
+#: Smaller sizes of a free dimension, as (numerator, denominator, added): an odd one finds what even ones hide.
+_SMALLER = ((1, 2, 1), (1, 2, 0), (3, 4, 0))
+
+
+def check_sizes(program: Program) -> Program:
+    """Run a program beside its module at a larger and a smaller size of all that is free besides the batch.
+
+    Returns:
+        The program, which remembers the sizes. Where the module itself takes no larger one, that is the largest.
 
     Raises:
         Refused: It computes with the size of the example; the message names the layer.
     """
-    inputs = program.enlarged(program.batch or 1)
+    examples = {name: size for name, size in program.example_sizes().items() if name != BATCH}
+    if program.source is None or not examples:
+        return program
+    tried, larger = [], _enlarge(program, examples)
+    smaller = (
+        {name: program.free[name].within(size * share // of + more) for name, size in examples.items()}
+        for share, of, more in _SMALLER
+    )
+    for sizes in (larger, next((sizes for sizes in smaller if _takes(program, sizes)), examples)):
+        if sizes != examples:
+            _check_at(program, sizes)
+            tried.append(sizes)
+    if not tried:
+        _check_at(program, _doubled(program, examples))  # what fails there is told
+    free = dict(program.free)
+    for name, size in examples.items():
+        most = larger[name] if larger != _doubled(program, examples) else free[name].most
+        others = tuple(dict.fromkeys(sizes[name] for sizes in tried if sizes[name] != size))
+        free[name] = replace(free[name], most=most, others=others)
+    return replace(program, free=free)
+
+
+def _doubled(program: Program, examples: Mapping[str, int]) -> dict[str, int]:
+    """Return twice the sizes of the examples, three times every other one, as far as they may be as large."""
+    return {
+        name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
+    }
+
+
+def _enlarge(program: Program, examples: dict[str, int]) -> dict[str, int]:
+    """Return the largest sizes up to twice the examples' that the module takes; those of the examples where none."""
+    larger = _doubled(program, examples)
+    if _takes(program, larger):
+        return larger
+    if len(examples) > 1:
+        return examples
+    ((name, least),) = examples.items()
+    most = larger[name]
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if _takes(program, {name: middle}) else (least, middle)
+    return {name: least}
+
+
+def _takes(program: Program, sizes: Mapping[str, int]) -> bool:
+    try:
+        _expected(program, program.resized(sizes))
+    except Exception:
+        return False
+    return True
+
+
+def _check_at(program: Program, sizes: Mapping[str, int]) -> None:
+    inputs = program.resized(sizes)
     shapes = ", ".join(str(list(tensor.shape)) for tensor in inputs)
     located = _Located(program)
     try:
@@ -111,10 +227,9 @@ def check_sizes(program: Program) -> None:
     except Exception as error:
         where = graph.origin(located.reached) if located.reached is not None else ""
         raise Refused(
-            f"The model fixes its height or width: '{where}' fails on {shapes}: {str(error).splitlines()[0]}",
-            hint=_HINT,
+            f"The model fixes its {' or '.join(sizes)}: '{where}' fails on {shapes}: {first_line(error)}", hint=_HINT
         ) from error
-    if _excess(_expected(program, inputs), found):
+    if not _agree(_expected(program, inputs), found):
         raise Refused(f"The captured graph answers differently from the module on {shapes}.", hint=_HINT)
 
 

@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimize import graph, ops
+from optimize.dimensions import BATCH
 from optimize.graph import aten
 from optimize.records import Stats
 
@@ -192,7 +193,7 @@ def values_at(program: Program, batch: int) -> Values:
 
 def fitting_batch(program: Program, wanted: int) -> int:
     """Return the largest batch, halved from ``wanted``, at which no value has more than half a gigabyte."""
-    batch = wanted
+    batch = program.free[BATCH].within(wanted) if BATCH in program.free else wanted
     while batch > 1 and max(map(size_bytes, values_at(program, batch).values()), default=0) > _LARGEST_VALUE:
         batch //= 2
     return batch

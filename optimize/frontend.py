@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,13 +16,16 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize import graph, ops
-from optimize.capture_checks import check_capture
+from optimize import bounds, graph, ops
+from optimize.bindings import Binding, heard_bindings
+from optimize.capture_checks import check_capture, check_sizes
+from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize, find_free, read_dynamic
 from optimize.errors import Refused, require
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs
-from optimize.program import MAX_BATCH, SIZES, Program
+from optimize.program import MAX_BATCH, Program
+from optimize.recurrent import shape_rules
 
 
 def capture(
@@ -31,6 +35,7 @@ def capture(
     *,
     dynamic_batch: bool = True,
     dynamic_size: bool = False,
+    dynamic: Any = None,
 ) -> Program:
     """Capture a module as a program that owns its weights; the module is left untouched.
 
@@ -42,16 +47,20 @@ def capture(
         module: The trained module.
         args: Example positional arguments (or the only one); a batch of 1 is doubled, because export specialises on 1.
         kwargs: Example keyword arguments.
-        dynamic_batch: Leave dimension 0 of every tensor input free. False fixes every shape to the example's.
+        dynamic_batch: Leave dimension 0 of every tensor input free; a model that computes with its batch as a constant
+            keeps the example's, and the program's notes say so. False fixes the batch to the example's.
         dynamic_size: Leave height and width of every input ``[N, C, H, W]`` free too.
+        dynamic: Further free dimensions, by input and dimension the name: ``{"input_ids": {1: "sequence"}}``, with a
+            range ``"sequence:16..512"``, or a ``torch.export.Dim``. ``"sequence"`` alone is dimension 1 of all inputs.
+            Dimensions of one name have one size.
 
     Returns:
         The program.
 
     Raises:
-        Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free, or returns
-            something that is no tensor.
-        UsageError: It is no module.
+        Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free (the message names
+            the line), takes fewer sizes than asked, or returns something that is no tensor.
+        UsageError: It is no module, or has no such input or dimension.
         VerificationFailed: The graph answers otherwise than the module.
 
     Example:
@@ -69,14 +78,53 @@ def capture(
     source, notes = inference_copy(module)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
-    inputs = own_inputs(flat, dynamic_batch)
+    said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
+
+    def captured(batch: bool) -> Program:
+        inputs = own_inputs(flat, batch)
+        free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
+        return _captured(source, module, inputs, in_spec, free)
+
+    try:
+        program = captured(dynamic_batch)
+    except BatchFixed as error:
+        program = captured(False)
+        notes.append(f"The batch stays fixed to {program.samples}: {error.why}.")
+    program.notes[:0] = notes
+    check_capture(program)
+    return check_sizes(program)
+
+
+def _captured(
+    source: torch.nn.Module,
+    module: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    in_spec: pytree.TreeSpec,
+    free: Dimensions,
+) -> Program:
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
     with _quiet_export():
         check_it_runs(source, arguments, keywords, module)
-        exported = _export(source, arguments, keywords, dynamic_batch, dynamic_size)
-    program = from_exported(exported, inputs, in_spec, source=source, notes=notes)
-    check_capture(program)
-    return program
+        exported = _export(source, arguments, keywords, free)
+    return from_exported(exported, inputs, in_spec, source=source, free=free)
+
+
+def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a module's parameters call its inputs, flat; of values inside of one the words on the way there."""
+    entries = list(inspect.signature(module.forward).parameters.values())
+    paths, _ = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    single = [entry.name for entry in entries if entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)]
+    names = []
+    for (holder, *rest), _ in paths:
+        first, *words = map(_step, rest)
+        if not _step(holder):  # positional
+            first = single[first] if first < len(single) else f"args_{first - len(single)}"
+        names.append("_".join(map(str, (first, *words))))
+    return tuple(names)
+
+
+def _step(key: Any) -> Any:
+    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
 
 
 class ForeignGraph(torch.nn.Module):
@@ -231,7 +279,7 @@ def from_exported(
     in_spec: pytree.TreeSpec,
     *,
     source: torch.nn.Module | None = None,
-    notes: Sequence[str] = (),
+    free: Dimensions | None = None,
 ) -> Program:
     """Bring an ExportedProgram into the normal form; its weights are copied.
 
@@ -240,7 +288,10 @@ def from_exported(
         inputs: Flat example inputs.
         in_spec: How a caller's ``(args, kwargs)`` flatten.
         source: The eager module it came from, if there is one.
-        notes: What to carry into the report.
+        free: What its free dimensions are called, and which sizes are asked of them; found and named where None.
+
+    Raises:
+        Refused: It takes fewer sizes than are asked.
     """
     with _quiet_export():
         for region in exported.graph_module.modules():  # such as one without gradients, of which torch makes one graph
@@ -251,19 +302,75 @@ def from_exported(
         unlifted = functional.module(check_guards=False)
     _check_straight(unlifted)
     module = _plain_graph_module(unlifted)
-    notes = [*notes, *_dropped_updates(module)]
+    notes = _dropped_updates(module)
     normalize(module)
+    dynamic = _dynamic_dims(module) if free is None else free.names
     program = Program(
         graph_module=module,
         inputs=inputs,
-        dynamic=_dynamic_dims(module, inputs),
+        dynamic=dynamic,
         in_spec=in_spec,
         out_spec=functional.call_spec.out_spec,
         source=source,
-        notes=list(notes),
+        free=_free_sizes_of(module, dynamic, functional.range_constraints, free.sizes if free else {}),
+        notes=notes,
     )
+    _check_apart(program)
+    if len(program.symbols()) > len(program.free):  # one name for sizes that nothing in the graph says are equal
+        program.give_shapes()
     program.refresh()
     return program
+
+
+def _check_apart(program: Program) -> None:
+    """Check that free dimensions of two names may differ.
+
+    Raises:
+        Refused: The model needs them to be equal.
+    """
+    called: dict[str, str] = {}
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, dims in zip(placeholders, program.dynamic, strict=True):
+        for dim, name in dims.items():
+            other = called.setdefault(str(node.meta["val"].shape[dim]), name)
+            if other != name:
+                raise Refused(
+                    f"'{other}' and '{name}' have one size: the model computes with both.",
+                    hint="Give the dimensions one name (--dynamic, dynamic=).",
+                )
+
+
+def _free_sizes_of(
+    module: fx.GraphModule,
+    dynamic: Sequence[Mapping[int, str]],
+    ranges: Mapping[Any, Any],
+    asked: Mapping[str, FreeSize],
+) -> dict[str, FreeSize]:
+    """Return the sizes that torch found each free dimension to have, within those that are asked.
+
+    Raises:
+        Refused: More are asked.
+    """
+    found: dict[str, FreeSize] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, dims in zip(placeholders, dynamic, strict=True):
+        for dim, name in dims.items():
+            limits = ranges.get(node.meta["val"].shape[dim].node.expr)
+            known, wanted = found.get(name, FreeSize()), asked.get(name, FreeSize())
+            least, most = (int(limits.lower), limits.upper) if limits is not None else (1, None)
+            least = 1 if least == 2 else least  # torch never looks at 1 itself
+            most = int(most) if most is not None and most.is_Integer and most <= bounds.SIZE.most else None
+            size = FreeSize(max(least, known.least), min((n for n in (most, known.most) if n), default=None))
+            if (wanted.least < size.least and wanted.least > 1) or (size.most and (wanted.most or 0) > size.most):
+                raise Refused(
+                    f"'{name}' is asked for {wanted}; the model takes {size}.",
+                    hint=f"Ask for sizes within that, or for '{name}' without a range.",
+                )
+            found[name] = size
+    return {
+        name: FreeSize(max(size.least, asked[name].least), asked[name].most or size.most) if name in asked else size
+        for name, size in found.items()
+    }
 
 
 @contextlib.contextmanager
@@ -273,7 +380,7 @@ def _quiet_export() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), shape_rules():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -299,31 +406,29 @@ def _export(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    dynamic_batch: bool,
-    dynamic_size: bool = False,
+    free: Dimensions,
+    most: int = MAX_BATCH,
 ) -> torch.export.ExportedProgram:
-    flat, _ = pytree.tree_flatten((args, kwargs))
-    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    sizes = [value.shape[0] for value in flat if value.dim()]
-    leading = sizes[0] if sizes else None
-
-    def dims(value: torch.Tensor) -> dict[int, Any]:
-        size = dict.fromkeys(SIZES, torch.export.Dim.DYNAMIC) if dynamic_size and value.dim() == 4 else {}
-        return size | ({0: batch} if dynamic_batch and value.dim() and value.shape[0] == leading else {})
-
-    shapes = pytree.tree_map(dims, args), pytree.tree_map(dims, kwargs)
-    signature = _by_name(module, *shapes)
-    try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
-    except Exception as error:
-        raise _capture_refusal(error, dynamic_size) from error
+    batch, size = torch.export.Dim(BATCH, min=1, max=most), torch.export.Dim.DYNAMIC
+    dims = [{dim: batch if name == BATCH else size for dim, name in names.items()} for names in free.names]
+    spec = pytree.tree_structure((args, kwargs))
+    signature = _by_name(module, *pytree.tree_unflatten(dims, spec))
+    with heard_bindings() as bindings:
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
+        except Exception as error:
+            failure = error
+    bound = re.search(r"batch = Dim\('batch',.* max=(\d+)\)", str(failure))
+    if bound and int(bound[1]) < most:  # a table of that many rows, for example
+        return _export(module, args, kwargs, free, int(bound[1]))
+    raise _capture_refusal(failure, free, bindings) from failure
 
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     try:
         return exported.run_decompositions({})
     except Exception as error:
-        raise _capture_refusal(error) from error
+        raise _capture_refusal(error, Dimensions(())) from error
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -333,17 +438,39 @@ def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return dict(signature.bind(*args, **kwargs).arguments) if kwargs or collects else args
 
 
-def _capture_refusal(error: Exception, dynamic_size: bool = False) -> Refused:
+class BatchFixed(Refused):
+    """The model computes with its batch as a constant.
+
+    Attributes:
+        why: The reason, as the end of a sentence.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The batch cannot stay free: {why}.", hint="Take sizes from the input, such as x.shape[0].")
+        self.why = why
+
+
+def _capture_refusal(error: Exception, free: Dimensions, bindings: Sequence[Binding] = ()) -> Refused:
     text = str(error)
-    if dynamic_size and "Constraints violated" in text:
+    names = {name for dims in free.names for name in dims.values()}
+    by_torch = "specialized" in text or "Constraints violated" in text or "ConstraintViolation" in type(error).__name__
+    for binding in bindings:
+        name = dict(zip(free.inputs, free.names, strict=True)).get(binding.name, {}).get(binding.dim)
+        if by_torch and name == BATCH:
+            return BatchFixed(f"the model computes with {binding.size} as a constant{binding.where}")
+        if by_torch and name is not None:
+            return Refused(
+                f"'{name}' cannot stay free: the model computes with its size of {binding.size} as a constant"
+                f"{binding.where}.",
+                hint="Take the size from the input there (x.shape), or leave the dimension out of --dynamic and "
+                "--dynamic-size.",
+            )
+    if BATCH in names and (BATCH in text and by_torch):
+        return BatchFixed("the model computes with the batch as a constant")
+    if by_torch and names - {BATCH}:
         return Refused(
-            "The model fixes its height or width (a Linear behind Flatten, a loop over rows); they cannot stay free.",
-            hint="Pool to one size, or leave --dynamic-size (dynamic_size=True) out.",
-        )
-    if "batch" in text and ("specialized" in text or "constant" in text or "Constraints violated" in text):
-        return Refused(
-            "The model fixes its batch size (it computes with the batch as a constant), so the batch cannot stay free.",
-            hint="Use sizes taken from the input, such as x.shape[0], or pass dynamic_batch=False (--static-batch N).",
+            f"The model does not take every size of {', '.join(sorted(names - {BATCH}))}: {_violation(text)}",
+            hint="Leave fewer dimensions free (--dynamic, --dynamic-size), or let it compute alike for any size.",
         )
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
@@ -352,6 +479,12 @@ def _capture_refusal(error: Exception, dynamic_size: bool = False) -> Refused:
         if depends_on_data
         else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",
     )
+
+
+def _violation(text: str) -> str:
+    """Return the line of torch's error that says what is violated."""
+    lines = [line.strip(" -") for line in text.splitlines() if line.startswith("  - ")]
+    return lines[0] if lines else text.partition("\n")[0]
 
 
 def _plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
@@ -425,7 +558,7 @@ def _own(
     graph.own(root, path, owned[id(tensor)])
 
 
-def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[dict[int, str], ...]:
+def _dynamic_dims(module: fx.GraphModule) -> tuple[dict[int, str], ...]:
     """Read the free dimensions off the placeholders; dimensions of one symbol share one name."""
     names: dict[str, str] = {}
     dynamic = []
@@ -442,6 +575,6 @@ def _dynamic_dims(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tup
 def _free_name(dim: int, names: Mapping[str, str]) -> str:
     """Return a name for a free dimension that none of ``names`` has."""
     if not names and dim == 0:
-        return "batch"
+        return BATCH
     wanted = SIZES.get(dim, f"dim{len(names)}")
     return wanted if wanted not in names.values() else f"{wanted}{len(names)}"

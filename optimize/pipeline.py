@@ -142,8 +142,8 @@ def _run_pass(entry: Pass, program: Program, *, verify: bool) -> tuple[Step, Pro
 def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]:
     """Compare outputs at two batch sizes; return (max absolute error, the same relative to the largest output)."""
     worst, relative = 0.0, 0.0
-    larger = [before.enlarged(before.batch or 1)] if before.is_resizable else []
-    for inputs in (before.inputs, before.sample((before.batch or 1) + 1), *larger):
+    others = map(before.resized, before.other_sizes())
+    for inputs in (before.inputs, before.sample((before.batch or 1) + 1), *others):
         given, same = entry.pair(inputs)
         taken = [value.to(example.dtype) for value, example in zip(same, after.inputs, strict=True)]
         expected, found = before.run(given), after.run(taken)

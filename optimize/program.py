@@ -13,23 +13,24 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
 from optimize import graph
 from optimize.costs import count
+from optimize.dimensions import BATCH, FreeSize
 from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.plan import Quantization
 from optimize.records import Stats
+from optimize.recurrent import shape_rules
 
 MAX_BATCH = 4096
 _LONGEST_NAME = 64
 #: What one does who has a module where a program is wanted.
 CAPTURE_FIRST = "Capture a module first: optimize.capture(module, inputs)."
-#: The dimensions of ``[N, C, H, W]`` that may be free besides the batch, by name.
-SIZES = {2: "height", 3: "width"}
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Program:
         dynamic: One mapping {dimension: name} an input.
         in_spec: How the caller's ``(args, kwargs)`` flatten to the inputs.
         out_spec: How the flat outputs unflatten to what the module returned.
+        free: The sizes of each free dimension, by name.
         source: The eager module (a copy, in inference mode) until the first graph rewrite, then None.
         quantization: What static or dynamic quantization decided; placed when a target lowers the program.
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
@@ -58,6 +60,7 @@ class Program:
     source: torch.nn.Module | None = None
     quantization: Quantization | None = None
     compiled: torch.jit.ScriptModule | None = None
+    free: dict[str, FreeSize] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     applied: tuple[Any, ...] = ()
     unquantized: Program | None = field(default=None, repr=False)
@@ -103,15 +106,15 @@ class Program:
     @property
     def batch(self) -> int | None:
         """The example batch size, or None when the batch is fixed."""
-        for tensor, dims in zip(self.inputs, self.dynamic, strict=True):
-            for dim in dims.keys() - SIZES.keys():
-                return int(tensor.shape[dim])
-        return None
+        return self.example_sizes().get(BATCH)
 
-    @property
-    def is_resizable(self) -> bool:
-        """Whether height and width of an input are free."""
-        return any(dims.keys() & SIZES.keys() for dims in self.dynamic)
+    def example_sizes(self) -> dict[str, int]:
+        """Return the size of each free dimension in the example inputs, by name."""
+        return {
+            name: int(tensor.shape[dim])
+            for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
+            for dim, name in dims.items()
+        }
 
     @property
     def precision(self) -> str:
@@ -148,21 +151,29 @@ class Program:
             raise Refused(f"The program takes {len(self.inputs)} input(s) {self.input_names}; got {len(flat)}.")
         for name, value, example, dims in zip(self.input_names, flat, self.inputs, self.dynamic, strict=True):
             _check_input(name, value, example, dims)
+            for dim, word in dims.items():
+                if word != BATCH and word in self.free and not self.free[word].holds(size := int(value.shape[dim])):
+                    raise Refused(f"Input '{name}' has {size} for '{word}', which may be {self.free[word]}.")
         return tuple(flat)
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
         """Return flat inputs of another batch size, made by cycling through the rows of the example inputs."""
+        return self.resized({BATCH: batch})
+
+    def resized(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """Return flat inputs of other sizes of free dimensions, by name, made by cycling through the example inputs."""
         return tuple(
-            _cycled(tensor, dict.fromkeys(dims.keys() - SIZES.keys(), batch))
+            _cycled(tensor, {dim: sizes[name] for dim, name in dims.items() if name in sizes})
             for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
         )
 
-    def enlarged(self, batch: int) -> tuple[torch.Tensor, ...]:
-        """Return ``sample(batch)`` with twice the height and three times the width where those are free."""
-        return tuple(
-            _cycled(tensor, {dim: int(tensor.shape[dim]) * dim for dim in dims.keys() & SIZES.keys()})
-            for tensor, dims in zip(self.sample(batch), self.dynamic, strict=True)
-        )
+    def other_sizes(self) -> list[dict[str, int]]:
+        """Return other sizes than the examples', of free dimensions by name, at which it has answered as its module."""
+        free = {name: size.others for name, size in self.free.items() if size.others}
+        return [
+            {name: others[min(place, len(others) - 1)] for name, others in free.items()}
+            for place in range(max(map(len, free.values()), default=0))
+        ]
 
     def clone(self) -> Program:
         """Return a program that shares nothing mutable with this one (the eager source is never written to)."""
@@ -170,8 +181,24 @@ class Program:
             self,
             graph_module=copy.deepcopy(self.graph_module),
             dynamic=tuple(dict(dims) for dims in self.dynamic),
+            free=dict(self.free),
             notes=list(self.notes),
         )
+
+    def give_shapes(self) -> None:
+        """Give each placeholder a value of its example's shape, free dimensions of one name one symbol."""
+        shapes = ShapeEnv(duck_shape=False)
+        # Without a rule of shapes an operator would run, before it is known whether its arguments fit.
+        mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        symbols: dict[str, Any] = {}
+        for name, size in self.example_sizes().items():
+            symbol = shapes.create_symbol(size, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
+            symbols[name] = shapes.create_symintnode(symbol, hint=size, source=ConstantSource(name))
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        for node, tensor, dims in zip(placeholders, self.inputs, self.dynamic, strict=True):
+            sizes = [symbols[dims[dim]] if dim in dims else size for dim, size in enumerate(tensor.shape)]
+            with mode:
+                node.meta["val"] = torch.empty(sizes, dtype=tensor.dtype)
 
     def refresh(self, check: Callable[[fx.Node], None] | None = None) -> None:
         """Remove what is unused and recompute the shape and dtype of every value; call after rewriting the graph.
@@ -188,16 +215,19 @@ class Program:
         Raises:
             Refused: torch.export does not accept the graph.
         """
-        dims: dict[str, Any] = {
-            name: torch.export.Dim.DYNAMIC if dim in SIZES else torch.export.Dim(name, min=1, max=MAX_BATCH)
-            for entry in self.dynamic
-            for dim, name in entry.items()
-        }
-        shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
-        try:
-            return torch.export.export(self.graph_module, self.inputs, dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            raise Refused(f"The program cannot be re-exported: {_first_line(error)}") from error
+        named = {name: self._dim(name) for name in self.free}
+        for dims in (named, {**dict.fromkeys(named, torch.export.Dim.DYNAMIC), **_only(named, BATCH)}):
+            shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
+            try:
+                with shape_rules():
+                    return torch.export.export(self.graph_module, self.inputs, dynamic_shapes=shapes, strict=False)
+            except Exception as error:  # where not every size of a range fits, such as multiples of 8 alone
+                failure = error
+        raise Refused(f"The program cannot be re-exported: {_first_line(failure)}") from failure
+
+    def _dim(self, name: str) -> Any:
+        size = self.free[name]
+        return torch.export.Dim(name, min=size.least, **({} if size.most is None else {"max": size.most}))
 
     def stats(self) -> Stats:
         """Count operators, parameters, weight bytes, MACs (layers, matrix products, attention) and bytes moved."""
@@ -249,6 +279,10 @@ def _path_name(path: Sequence[Any]) -> str:
         return ""
     name = re.sub(r"\W+", "_", "_".join(map(str, steps)), flags=re.ASCII)[:_LONGEST_NAME]
     return f"output_{name}" if name[:1].isdecimal() else name
+
+
+def _only(named: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in named.items() if key == name}
 
 
 def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
@@ -307,7 +341,7 @@ def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None 
     fakes = [node.meta["val"] for node in placeholders]
     mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv(), allow_fallback_kernels=False)
     # Composite operators (LSTM) have symbolic-shape rules in Python only.
-    with mode, torch.no_grad(), enable_python_dispatcher():
+    with mode, torch.no_grad(), enable_python_dispatcher(), shape_rules():
         _ShapePropagation(program.graph_module, mode, check).run(*fakes, enable_io_processing=False)
 
 

@@ -24,6 +24,7 @@ from pydantic import (
 
 from optimize import bounds, named, processor, registry, texts
 from optimize.data.preprocessing import read_words
+from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import Pass, Stage
 from optimize.regular import shown
@@ -129,6 +130,8 @@ class Recipe(BaseModel):
         verify_on: Emulated processors that INT8 files are run on too, on a few samples: ``avx2``, ``sse4``.
         static_batch: Fix the batch to this size; None leaves it free.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
+        dynamic: Further free dimensions: ``sequence`` for dimension 1 of all inputs, or by input and dimension the
+            name, ``{input_ids: {1: "sequence:16..512"}}``.
         preprocess: How image folders become inputs, as ``--preprocess`` says it or by its words; ImageNet's way where
             nothing is said.
         mean: Mean of image folders, such as ``0.5,0.5,0.5``: a word of ``preprocess``.
@@ -154,6 +157,7 @@ class Recipe(BaseModel):
     verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
     static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
     dynamic_size: bool = False
+    dynamic: Annotated[dict[str, dict[int, str]], BeforeValidator(read_dynamic)] = {}
     preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     mean: str | None = None
     std: str | None = None

@@ -15,6 +15,7 @@ from optimize import registry, replay
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
+from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed, require
 from optimize.files import write_text
 from optimize.job import Export, Job, Variant
@@ -55,6 +56,7 @@ def optimize(
     layer_timing: bool = True,
     threads: int = 1,
     dynamic_size: bool = False,
+    dynamic: Any = None,
     factory: str | None = None,
     trust: bool = False,
 ) -> Report:
@@ -74,6 +76,7 @@ def optimize(
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         threads: Compute threads while measuring.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
+        dynamic: Further free dimensions, as ``optimize.capture`` takes them: ``{"input_ids": {1: "sequence"}}``.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
 
@@ -86,7 +89,13 @@ def optimize(
     names = (targets,) if isinstance(targets, str) else tuple(targets)
     asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing, "dynamic_size": dynamic_size}
     options = {name: dict(entry) for name, entry in (target_options or {}).items()}
-    content = {"targets": names, "target_options": options, "threads": threads, **asked}
+    content = {
+        "targets": names,
+        "target_options": options,
+        "threads": threads,
+        "dynamic": read_dynamic(dynamic),
+        **asked,
+    }
     recipe = parse(content, source="optimize.optimize")
     given = Job(
         model,
@@ -348,9 +357,9 @@ def _runs_here(entry: Export) -> bool:
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
-    """Yield one batch of another height and width where those are free: the files must answer there too."""
-    if program.is_resizable:
-        yield [to_array(tensor) for tensor in program.enlarged(program.batch or 1)], None
+    """Yield a batch of each other size of what is free besides the batch: the files must answer there too."""
+    for sizes in program.other_sizes():
+        yield [to_array(tensor) for tensor in program.resized(sizes)], None
 
 
 def _drop_failed(exports: Sequence[Export], report: Report) -> None:

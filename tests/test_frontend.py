@@ -98,15 +98,39 @@ def test_data_dependent_control_flow_is_refused() -> None:
         optimize.capture(Branching(), (torch.rand(2, 3),))
 
 
-def test_a_module_that_fixes_its_batch_is_refused_with_the_way_out() -> None:
+def test_a_module_that_computes_with_its_batch_keeps_it_and_says_where() -> None:
     class Fixed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.reshape(2, -1) @ torch.ones(12, 1)
 
-    with pytest.raises(Refused, match="batch"):
-        optimize.capture(Fixed(), (torch.rand(2, 3, 4),))
-    program = optimize.capture(Fixed(), (torch.rand(2, 3, 4),), dynamic_batch=False)
-    assert program.batch is None
+    program = optimize.capture(Fixed().eval(), (torch.rand(2, 3, 4),))
+    assert program.batch is None and program.inputs[0].shape == (2, 3, 4)
+    (note,) = program.notes
+    assert note.startswith("The batch stays fixed to 2: the model computes with 2 as a constant in test_frontend.py:")
+    assert note.endswith("(return x.reshape(2, -1) @ torch.ones(12, 1)).")
+
+
+def test_a_batch_of_one_that_the_model_computes_with_is_not_doubled() -> None:
+    class One(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(12) * 2 if len(x) == 1 else x.reshape(-1)[: 12 * int(str(len(x)))]
+
+    program = optimize.capture(One().eval(), (torch.rand(1, 3, 4),))
+    assert program.batch is None and program.inputs[0].shape == (1, 3, 4)
+
+
+def test_a_bound_of_the_batch_is_found_and_kept() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.rand(64, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.rows[: x.shape[0]]
+
+    program = optimize.capture(Rows().eval(), (torch.rand(2, 3),))
+    assert program.batch == 2 and program.free["batch"].most == 64
+    assert program.export().range_constraints.popitem()[1].upper == 64
 
 
 def test_exported_program_is_freed_where_its_graph_allows() -> None:

@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "texts", "archives", "regular", "files", "named", "processor",
+    "ground": ("errors", "escaping", "bounds", "dimensions", "texts", "archives", "regular", "files", "named", "processor",
         "progress", "distances", "records", "wording", "keeping"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
-        "plan",        "scripting",
+        "plan", "scripting", "recurrent", "bindings",
     ),
     "load": ("load",),
     "data": ("data",),

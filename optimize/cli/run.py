@@ -109,6 +109,13 @@ if TYPE_CHECKING:
     "--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
 )
 @options.model("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
+@options.model(
+    "--dynamic",
+    metavar="NAME",
+    multiple=True,
+    help="Leave a length free: 'sequence' for dimension 1 of all inputs, input_ids:1=sequence, with a range "
+    "sequence:16..512. Again, or with commas, for more.",
+)
 @options.judgement(
     "--max-drop",
     metavar="POINTS",
@@ -180,6 +187,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         "verify_on",
     )
     overrides = {"targets": targets, "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
+    overrides |= {"dynamic": ",".join(given["dynamic"])}
     overrides |= {name: given[name] for name in same} | {"preprocess": options.preprocessing(given)}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from optimize.capture_checks import check_capture, check_sizes, vary_tokens
+from optimize.capture_checks import check_capture, finite_examples, vary_tokens
+from optimize.dimensions import Said
 from optimize.distances import output_error
-from optimize.errors import InputsUnknown, UsageError, VerificationFailed
+from optimize.errors import InputsUnknown, OptimizeError, UsageError, VerificationFailed
 from optimize.frontend import ForeignGraph, capture, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
 from optimize.load.guessing import guess_inputs
@@ -25,10 +27,12 @@ class Capturing:
     Attributes:
         static_batch: Fix the batch to this, the example's; None leaves it free.
         dynamic_size: Leave height and width of images free.
+        dynamic: Further free dimensions, by input and dimension the name.
     """
 
     static_batch: int | None = None
     dynamic_size: bool = False
+    dynamic: Said = field(default_factory=dict)
 
 
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
@@ -55,9 +59,9 @@ def capture_model(
         OptimizeError: It cannot be captured so.
     """
     is_eager = isinstance(held, torch.nn.Module) and not isinstance(held, torch.jit.ScriptModule)
-    if how.dynamic_size and not is_eager:
+    if (how.dynamic_size or how.dynamic) and not is_eager:
         raise UsageError(
-            "Height and width are left free in eager modules only; this file holds a graph.",
+            "Sizes besides the batch are left free in eager modules only; this file holds a graph.",
             hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
         )
     if not isinstance(held, torch.nn.Module):
@@ -69,12 +73,26 @@ def capture_model(
         elif isinstance(held, ForeignGraph):
             program = capture_foreign(held, examples, how)
         else:
-            program = capture_module(held, examples, how)
+            program = _of_one(held, capture_module(held, finite_examples(held, examples), how), how)
         program.notes += note
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
         check_capture(varied)
     return varied
+
+
+def _of_one(held: torch.nn.Module, program: Program, how: Capturing) -> Program:
+    """Return a program with a fixed batch with a batch of 1, where the model takes one: nobody asked for two."""
+    if how.static_batch is not None or program.batch is not None or program.samples == 1:
+        return program
+    first = [value[:1] if value.dim() else value for value in program.inputs]
+    args, kwargs = pytree.tree_unflatten(first, program.in_spec)
+    try:
+        one = capture(held, args, kwargs, dynamic_batch=False, dynamic_size=how.dynamic_size, dynamic=how.dynamic)
+    except OptimizeError:
+        return program
+    said = f"fixed to {program.samples}:", "fixed to 1 (--static-batch N for another):"
+    return replace(one, notes=[note.replace(*said) for note in program.notes])
 
 
 def _examples(
@@ -120,15 +138,18 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:
-    """Capture an eager module, at another height and width too where those are to be free.
+    """Capture an eager module, at other sizes too where those are to be free.
 
     Raises:
         Refused: It cannot be captured so.
     """
-    program = capture(module, inputs, dynamic_batch=how.static_batch is None, dynamic_size=how.dynamic_size)
-    if how.dynamic_size:
-        check_sizes(program)
-    return program
+    return capture(
+        module,
+        inputs,
+        dynamic_batch=how.static_batch is None,
+        dynamic_size=how.dynamic_size,
+        dynamic=how.dynamic,
+    )
 
 
 def capture_program(held: torch.export.ExportedProgram | Exported, *, dynamic_batch: bool = True) -> Program:

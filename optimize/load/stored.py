@@ -14,12 +14,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import fx
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from optimize import graph
+from optimize import bounds, graph
 from optimize.costs import UNASKED_BATCH
+from optimize.dimensions import FreeSize
 from optimize.errors import OptimizeError, Refused
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
@@ -57,6 +55,7 @@ def store(program: Program, folder: Path) -> None:
         **asdict(found),
         "tied": {path: kept[id(tensor)] for path, tensor in paths.items()},
         "dynamic": [{str(dim): name for dim, name in dims.items()} for dims in program.dynamic],
+        "free": {name: asdict(size) for name, size in program.free.items()},
         "in_tree": in_tree,
         "out_tree": out_tree,
         "notes": program.notes,
@@ -152,7 +151,7 @@ def _refuse_calls(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
 def _runs(program: Program) -> list[misfits.Sizes]:
     """Return what free sizes are in the runs that compare a program with itself; others are the user's to ask for."""
     batch = program.batch or 1
-    given = (program.inputs, program.sample(1), program.sample(batch + 1), program.enlarged(batch))
+    given = (program.inputs, program.sample(1), program.sample(batch + 1), *map(program.resized, program.other_sizes()))
     return [dict(_sizes(program, inputs)) for inputs in given]
 
 
@@ -177,9 +176,11 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     inputs = tuple(held[f"input:{place}"] for place in range(len(found.inputs)))
     dynamic = tuple({int(dim): checked(NAME, name) for dim, name in dims.items()} for dims in content["dynamic"])
     module = build(found, tensors, functional=True)
-    _give_shapes(module, inputs, dynamic)
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
-    program = Program(module, inputs, dynamic, in_spec, out_spec, notes=[str(note) for note in content["notes"]])
+    notes = [str(note) for note in content["notes"]]
+    program = Program(module, inputs, dynamic, in_spec, out_spec, notes=notes)
+    program.free = _read_free(content["free"], program.example_sizes())
+    program.give_shapes()
     runs = _runs(program)
     program.refresh(_refuse_calls(runs))
     if not all(isinstance(symbol, sympy.Symbol) for symbol in runs[0]) or dict(_sizes(program, inputs)) != runs[0]:
@@ -195,22 +196,21 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     return program
 
 
-def _give_shapes(module: fx.GraphModule, inputs: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> None:
-    """Give each placeholder a fake value of its example's shape, free dimensions of one name one symbol."""
-    shapes = ShapeEnv(duck_shape=False)
-    # Without a rule of shapes an operator would run, before it is known whether its arguments fit.
-    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True, allow_fallback_kernels=False)
-    symbols: dict[str, Any] = {}
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for node, tensor, dims in zip(placeholders, inputs, dynamic, strict=True):
-        for dim, name in dims.items():
-            if name not in symbols:
-                size = int(tensor.shape[dim])
-                symbol = shapes.create_symbol(size, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
-                symbols[name] = shapes.create_symintnode(symbol, hint=size, source=ConstantSource(name))
-        sizes = [symbols[dims[dim]] if dim in dims else size for dim, size in enumerate(tensor.shape)]
-        with mode:
-            node.meta["val"] = torch.empty(sizes, dtype=tensor.dtype)
+def _read_free(content: Mapping[str, Any], examples: Mapping[str, int]) -> dict[str, FreeSize]:
+    """Return the sizes of free dimensions that a description tells.
+
+    Raises:
+        Malformed: They are none, others than the free ones, or larger than inputs may be.
+    """
+    found = {}
+    for name, size in examples.items():
+        least, most, others = (content[name][key] for key in ("least", "most", "others"))
+        numbers = (least, *others, *([] if most is None else [most]))
+        fit = all(type(number) is int and 1 <= number <= bounds.SIZE.most for number in numbers)
+        if not fit or len(others) > 2 or any(number > 3 * size for number in others):
+            raise Malformed(f"'{name}' has no such sizes")
+        found[name] = FreeSize(least, most, tuple(others))
+    return found
 
 
 def _reason(error: Exception) -> str:

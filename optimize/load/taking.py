@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from optimize import sandbox
+from optimize.dimensions import read_dynamic
 from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.escaping import plain
 from optimize.load import stored, untrusted, weights
@@ -101,6 +102,7 @@ def _ask(
         "kind": kind.name,
         "static_batch": how.static_batch,
         "dynamic_size": how.dynamic_size,
+        "dynamic": how.dynamic,
         "guess": guess,
     }
     answer = sandbox.call(
@@ -154,6 +156,7 @@ def take(
     kind: str,
     static_batch: int | None,
     dynamic_size: bool,
+    dynamic: dict[str, dict[str, str]],
     guess: bool,
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
@@ -178,7 +181,8 @@ def take(
         return needs
     tell("capture", 0.0)
     try:
-        program = capture_model(held, lambda: _read_inputs(folder), Capturing(static_batch, dynamic_size))
+        how = Capturing(static_batch, dynamic_size, read_dynamic(dynamic))
+        program = capture_model(held, lambda: _read_inputs(folder), how)
     except InputsUnknown:
         return needs
     tell("capture", 1.0)

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimize.data import Batch, Given, Samples
+from optimize.dimensions import BATCH
 from optimize.errors import Refused, UsageError
 from optimize.program import Program
 from optimize.progress import tell
@@ -180,8 +181,7 @@ def require_batches(data: Any) -> None:
 
 def batch_axes(program: Program) -> tuple[int | None, ...]:
     """Return the axis of each input that counts samples; None where there is none, or where the batch is fixed."""
-    batch = next((name for dims in program.dynamic for name in dims.values()), None)
-    return tuple(next((axis for axis, name in dims.items() if name == batch), None) for dims in program.dynamic)
+    return tuple(next((axis for axis, name in dims.items() if name == BATCH), None) for dims in program.dynamic)
 
 
 def samples_of(program: Program, flat: Sequence[torch.Tensor]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from optimize.dimensions import BATCH, FreeSize
 from optimize.errors import Refused, UsageError, nearest
 from optimize.files import check
 
@@ -96,16 +97,22 @@ class EngineOptions:
         found = {}
         for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True):
             if dims:
-                ranges = [self._range(size, dims.get(dim)) for dim, size in enumerate(tensor.shape)]
+                ranges = [self._range(size, dims.get(dim), program.free) for dim, size in enumerate(tensor.shape)]
                 smallest, typical, largest = zip(*ranges, strict=True)
                 found[name] = (smallest, typical, largest)
         return found
 
-    def _range(self, size: int, name: str | None) -> tuple[int, int, int]:
-        """Return the sizes of a dimension; one that is free and not the batch goes from half to twice the example's."""
+    def _range(self, size: int, name: str | None, free: Mapping[str, FreeSize]) -> tuple[int, int, int]:
+        """Return the sizes of a dimension; one that is free and not the batch has its range, if that has an end.
+
+        Else it goes from half to twice the example's, and to the sizes at which files are tried.
+        """
         if name is None:
             return size, size, size
-        if name != "batch":
-            return max(1, size // 2), size, 2 * size
+        if name != BATCH:
+            found = free[name]
+            if found.most:
+                return found.least, size, found.most
+            return min(max(found.least, size // 2), *found.others, size), size, max(2 * size, *found.others)
         typical = max(self.min_batch, size) if self.opt_batch is None else self.opt_batch
         return self.min_batch, typical, max(self.max_batch, typical)

@@ -1,0 +1,278 @@
+"""Lengths left free by name: encoders and recurrent layers, through capture, passes, every target, and the command."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+import optimize
+from optimize.dimensions import read_dynamic
+from optimize.errors import Refused, UsageError
+from optimize.load.capturing import Capturing, capture_model
+from optimize.measure.fleet import Fleet
+from optimize.registry import find_target
+
+SEQUENCE = {"input_ids": {1: "sequence"}, "attention_mask": {1: "sequence"}}
+NAMED = ("batch", "sequence")
+Typed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Encoder(nn.Module):
+    """A small BERT: tables of tokens and positions, layers that attend where the mask says so, two outputs."""
+
+    def __init__(self, positions: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(100, 32), nn.Embedding(positions, 32)
+        self.register_buffer("ids", torch.arange(positions)[None])
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0, activation="gelu", batch_first=True)
+        self.layers = nn.ModuleList(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).layers)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        length = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.places(self.ids[:, :length])
+        mask = (1 - attention_mask[:, None, None, :].to(x.dtype)) * -1e4
+        mask = mask.expand(-1, 4, length, -1).reshape(-1, length, length)
+        for layer in self.layers:
+            x = layer(x, src_mask=mask)
+        weights = attention_mask[..., None].to(x.dtype)
+        return {"hidden": x, "embedding": (x * weights).sum(1) / weights.sum(1)}
+
+
+class Recurrent(nn.Module):
+    """A bidirectional recurrent network over ``[N, T, 6]``."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = kind(6, 8, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+class Translator(nn.Module):
+    """Two lengths: a GRU reads one sequence; another begins where it ended, writes the second, attends to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, 8)
+        self.reader, self.writer = nn.GRU(8, 8, batch_first=True), nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        read, state = self.reader(self.words(source))
+        written, _ = self.writer(self.words(target), state)
+        seen = torch.softmax(written @ read.transpose(1, 2), dim=-1) @ read
+        return self.head(torch.cat([written, seen], dim=-1))
+
+
+def draw_text(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[:, length - length // 3 :] = 0
+    return torch.randint(0, 100, (batch, length), generator=generator), mask
+
+
+def capture_encoder() -> tuple[Encoder, optimize.Program]:
+    net = Encoder().eval()
+    return net, optimize.capture(net, draw_text(2, 16), dynamic=SEQUENCE)
+
+
+def test_an_encoder_keeps_its_length_free_up_to_its_positions() -> None:
+    net, program = capture_encoder()
+    assert program.dynamic == ({0: "batch", 1: "sequence"}, {0: "batch", 1: "sequence"}) and program.batch == 2
+    assert (program.free["sequence"].least, program.free["sequence"].most) == (1, 64)
+    assert program.other_sizes() == [{"sequence": 32}, {"sequence": 9}]
+    for batch, length in ((1, 1), (3, 7), (2, 64)):
+        given = draw_text(batch, length)
+        assert torch.allclose(program(*given)["hidden"], net(*given)["hidden"], atol=1e-5)
+    assert program.sample(5)[0].shape == (5, 16)
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino", "torchscript", "pt2"])
+def test_a_file_of_every_runtime_answers_at_other_lengths_in_its_own_process(target: str, tmp_path: Path) -> None:
+    if not (there := find_target(target).available()).run:
+        pytest.skip(str(there))
+    net, program = capture_encoder()
+    merged = optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
+    artifact = optimize.export(merged, target, tmp_path / {"openvino": "net.xml"}.get(target, "net.file"))
+    assert [spec.shape for spec in artifact.inputs] == [NAMED, NAMED]
+    with Fleet([artifact], threads=1) as fleet:
+        (session,) = fleet
+        for batch, length in ((2, 16), (3, 33), (1, 7)):
+            given = draw_text(batch, length)
+            answers = session.outputs([value.numpy() for value in given])
+            want = net(*given)["hidden"].detach().numpy()
+            assert np.abs(answers[0] - want).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_keep_their_length_free(kind: type[nn.RNNBase]) -> None:
+    net = Recurrent(kind).eval()
+    program = optimize.capture(net, (torch.rand(2, 12, 6),), dynamic="time")
+    assert program.dynamic == ({0: "batch", 1: "time"},) and len(program.graph.nodes) < 40
+    for shape in ((1, 5, 6), (3, 40, 6)):
+        x = torch.rand(shape)
+        assert torch.allclose(program(x), net(x), atol=1e-6)
+    assert program.export().module()(torch.rand(2, 31, 6))[0].shape == (2, 31, 3)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_file_of_a_recurrent_network_answers_at_other_lengths(kind: type[nn.RNNBase], tmp_path: Path) -> None:
+    net = Recurrent(kind).eval()
+    program = optimize.capture(net, (torch.rand(2, 12, 6),), dynamic="time")
+    runner = optimize.export(program, "onnx", tmp_path / "net.onnx").load()
+    for shape in ((1, 5, 6), (3, 40, 6)):
+        x = torch.rand(shape)
+        assert torch.allclose(torch.as_tensor(runner(x)), net(x), atol=1e-5)
+
+
+def test_two_lengths_are_free_of_each_other(tmp_path: Path) -> None:
+    net = Translator().eval()
+    given = torch.randint(0, 50, (2, 9)), torch.randint(0, 50, (2, 6))
+    program = optimize.capture(net, given, dynamic={"source": {1: "read"}, "target": {1: "written"}})
+    assert program.dynamic == ({0: "batch", 1: "read"}, {0: "batch", 1: "written"})
+    runner = optimize.export(program, "onnx", tmp_path / "net.onnx").load()
+    given = torch.randint(0, 50, (3, 4)), torch.randint(0, 50, (3, 11))
+    assert torch.allclose(torch.as_tensor(runner(*given)), net(*given), atol=1e-5)
+
+
+def test_sizes_that_no_operator_ties_share_what_they_are_called() -> None:
+    class Apart(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, y + 1
+
+    program = optimize.capture(Apart().eval(), (torch.rand(2, 5), torch.rand(2, 5)), dynamic="length")
+    assert len(program.symbols()) == 2 and "[batch, length]" in program.text()
+    assert program.text().count("length") == 4
+
+
+def test_a_length_that_the_code_computes_with_is_refused_with_its_line() -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = x.new_zeros(x.shape[0], 8)
+            for place in range(x.shape[1]):
+                state = self.cell(x[:, place], state)
+            return state
+
+    with pytest.raises(Refused) as caught:
+        optimize.capture(Unrolled().eval(), (torch.rand(2, 5, 6),), dynamic="time")
+    assert "'time' cannot stay free: the model computes with its size of 5 as a constant in test_free" in str(
+        caught.value
+    )
+    assert "(for place in range(x.shape[1]):)" in caught.value.what
+    assert optimize.capture(Unrolled().eval(), (torch.rand(2, 5, 6),)).dynamic == ({0: "batch"},)
+
+
+def test_a_range_beyond_what_the_model_takes_is_refused() -> None:
+    with pytest.raises(Refused, match=r"'sequence' is asked for 4\.\.100; the model takes 1\.\.64"):
+        optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic="sequence:4..100")
+    program = optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic="sequence:4..40")
+    assert (program.free["sequence"].least, program.free["sequence"].most) == (4, 40)
+
+
+def test_a_table_of_positions_that_is_looked_up_bounds_the_length() -> None:
+    class LookedUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(40, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.places(torch.arange(x.shape[1]))
+
+    program = optimize.capture(LookedUp().eval(), (torch.rand(2, 32, 6),), dynamic="time")
+    assert program.free["time"].most == 40 and program.free["time"].others == (40, 17)
+    with pytest.raises(Refused, match=r"'x' has 41 for 'time', which may be 1\.\.40"):
+        program(torch.rand(2, 41, 6))
+
+
+def test_multiples_alone_are_tried_where_the_model_takes_no_others() -> None:
+    class Windows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(x.shape[0], x.shape[1] // 8, 8).sum(-1)
+
+    program = optimize.capture(Windows().eval(), (torch.rand(2, 16),), dynamic="time")
+    assert program.free["time"].others == (32, 8)
+    assert program.export().module()(torch.rand(3, 24))[0].shape == (3, 3)
+
+
+def test_int8_keeps_lengths_free_and_is_judged_at_others(tmp_path: Path) -> None:
+    net = Encoder().eval()
+    batches = [draw_text(8, length) for length in (16, 23)]
+    report = optimize.optimize(
+        net, draw_text(2, 16), passes=[optimize.QuantizeStatic(calibration=batches)], targets="onnx", dynamic=SEQUENCE,
+        out=tmp_path / "out", layer_timing=False,
+    )  # fmt: skip
+    row = next(row for row in report.rows if row.precision == "int8")
+    assert row.status == "measured" and row.agreement is not None and row.agreement.sqnr_db > 20
+    assert report.model.inputs[0] == "input_ids int64[batch, sequence]"
+
+
+NET = ("tests.test_free_lengths:Encoder", "--input-shape", "16:int64;16:int64", "--to", "onnx", "--quiet")
+
+
+@pytest.mark.parametrize("said", ["sequence", "input_ids:1=sequence:1..48,attention_mask:1=sequence:1..48"])
+def test_the_command_leaves_lengths_free_and_writes_them_down(said: str, tmp_path: Path, typed: Typed) -> None:
+    done = typed(*NET, "--dynamic", said, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["model"]["inputs"][0] == "input_ids int64[batch, sequence]"
+    assert report["rows"][0]["agreement"]["sqnr_db"] > 90
+    recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert read_dynamic(recipe["dynamic"]) == read_dynamic(said)
+    again = typed(*NET[:3], "--recipe", tmp_path / "out" / "recipe.yaml", "--out", tmp_path / "again", "--quiet")
+    assert again.returncode == 0, again.stderr
+    files = [next((tmp_path / folder).glob("*.onnx")).read_bytes() for folder in ("out", "again")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dynamic", "ids:1=sequence"), "no input 'ids'"),
+        (("--dynamic", "sequence:1..1000"), "asked for 1..1000; the model takes 1..64"),
+        (("--dynamic", "2=sequence"), "No input has a dimension 2"),
+        (("--dynamic", "input_ids:1=a", "--dynamic", "attention_mask:1=b"), "'a' and 'b' have one size"),
+        (("--dynamic", "sequence["), "is no name of a dimension"),
+    ],
+)
+def test_what_cannot_be_free_is_said_in_a_paragraph(
+    words: tuple[str, ...], said: str, tmp_path: Path, typed: Typed
+) -> None:
+    done = typed(*NET, *words, "--out", tmp_path / "out")
+    assert done.returncode in (1, 2) and said in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_untrusted_file_is_captured_with_free_lengths_in_its_own_process(tmp_path: Path, typed: Typed) -> None:
+    layers = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 8), nn.ReLU()).eval()
+    torch.save(layers, tmp_path / "net.pt")
+    words = ("--dynamic", "time", "--to", "onnx", "--input-shape", "12:int64", "--quiet")
+    done = typed(tmp_path / "net.pt", *words, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["model"]["inputs"] == ["input_1 int64[batch, time]"]
+
+
+def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
+    zeros = torch.zeros(2, 16, dtype=torch.long)
+    ids, mask = capture_model(Encoder().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    assert len(ids.unique()) > 5 and bool((mask == 1).all())
+
+
+def test_names_must_be_of_this_model() -> None:
+    with pytest.raises(UsageError, match="no input 'ids'"):
+        optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic={"ids": {1: "sequence"}})
