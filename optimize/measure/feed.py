@@ -16,6 +16,7 @@ from optimize.measure.subjects import FLOATS, fixed_batch
 from optimize.regular import shown
 from optimize.targets.arrays import to_array
 from optimize.targets.base import TensorSpec
+from optimize.targets.snippets import sizes
 
 if TYPE_CHECKING:
     from optimize.data import Batch, Samples
@@ -220,6 +221,7 @@ def draw(specs: Sequence[TensorSpec], batch: int, generator: np.random.Generator
         UsageError: Another size is free.
         Refused: They are larger than inputs may be, or than what is free of the memory.
     """
+    _check_sizes_said(specs)
     found: list[np.ndarray] = []
     room = bounds.free_bytes() // 8  # they are written for each process, and read there
     for spec in specs:
@@ -230,14 +232,33 @@ def draw(specs: Sequence[TensorSpec], batch: int, generator: np.random.Generator
     return found
 
 
+def _check_sizes_said(specs: Sequence[TensorSpec]) -> None:
+    """Check that no input leaves a size free besides its batch.
+
+    Raises:
+        UsageError: One does; the hint is what can be pasted.
+    """
+    for spec in specs:
+        if any(isinstance(size, str) for size in spec.shape[1:]):
+            said = ";".join(map(_example_shape, specs))
+            raise UsageError(
+                f"Input '{spec.name}' {list(spec.shape)} leaves a size free.".replace("'", ""),
+                hint=f"Give --data, or sizes with --input-shape, such as '{said}'.",
+            )
+
+
+def _example_shape(spec: TensorSpec) -> str:
+    """Return a shape as ``--input-shape`` takes it, with an example of a size for what is free.
+
+    >>> _example_shape(TensorSpec("input_ids", ("batch", "sequence"), "int64"))
+    '32:int64'
+    """
+    _, *rest = sizes(spec)
+    return ",".join(map(str, rest)) + ("" if spec.dtype in FLOATS else f":{spec.dtype}")
+
+
 def _drawn(spec: TensorSpec, batch: int, generator: np.random.Generator) -> np.ndarray:
     first, *others = spec.shape
-    free = next((size for size in others if isinstance(size, str)), None)
-    if free is not None:
-        raise UsageError(
-            f"Input '{spec.name}' {list(spec.shape)} leaves a size free.".replace("'", ""),
-            hint="Give --input-shape, such as 3,224,224, or --data.",
-        )
     try:
         shape = bounds.sizes((first if isinstance(first, int) else batch, *map(int, others)))
     except ValueError as error:
