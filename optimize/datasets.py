@@ -13,11 +13,13 @@ from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_da
 from optimize.data.examples import draw_inputs
 from optimize.errors import OptimizeError
 from optimize.measure import quality
+from optimize.measure.accuracy import AccuracyMeter
+from optimize.measure.metrics import Metric
 from optimize.program import Program
-from optimize.progress import Progress
+from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.recipe import Recipe
-from optimize.targets.arrays import to_array
+from optimize.targets.arrays import to_array, to_tensor
 
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
@@ -31,11 +33,13 @@ class Datasets:
         calibration: Data that INT8 ranges are learned from; None where none was given.
         evaluation: Labelled data; None where none was given.
         unsaid: Whether nobody said how pictures become inputs.
+        metric: What files are judged by; None for that which fits labels and outputs.
     """
 
     calibration: Samples | None
     evaluation: Samples | None
     unsaid: bool = False
+    metric: Metric | None = None
 
     @property
     def preprocessing(self) -> str:
@@ -51,7 +55,7 @@ class Datasets:
     def warnings(self) -> list[str]:
         """What the report must say about the data."""
         found = []
-        if self.evaluation is None:
+        if self.evaluation is None and not (self.metric and self.metric.beside_original):
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
         if self.synthetic:
             found.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
@@ -83,13 +87,23 @@ class Datasets:
             if fixed and len(chunk) != fixed:
                 return
             # The labels of calibration data are not looked at: accuracy on what ranges were learned from flatters.
-            labels = chunk.labels.numpy() if self.evaluation and chunk.labels is not None else None
-            yield [to_array(tensor) for tensor in chunk.inputs], labels
+            yield [to_array(tensor) for tensor in chunk.inputs], chunk.wanted if self.evaluation else None
             seen += len(chunk)
             if limit:
                 progress("judge", min(1.0, seen / limit))
             if not self.evaluation and seen >= UNLABELLED_SAMPLES:
                 return
+
+    def require_fit(self, program: Program) -> None:
+        """Check on a few samples that outputs and labels fit the metric, before anything is made.
+
+        Raises:
+            Refused: They do not, or the user's function raises.
+        """
+        if not self.synthetic and (first := next(self.judged(program, 2, silent), None)):
+            outputs = program.run([to_tensor(array) for array in first[0]])
+            told = dict(zip(program.output_names, map(to_array, outputs), strict=True))
+            AccuracyMeter(self.metric).update(told, told, first[1])
 
 
 def open_datasets(
@@ -98,6 +112,7 @@ def open_datasets(
     *,
     evaluate: Any = None,
     calibrate: Any = None,
+    metric: Metric | None = None,
 ) -> Datasets:
     """Open and check the data of a run against what the program takes.
 
@@ -106,6 +121,7 @@ def open_datasets(
         program: The captured model.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
         calibrate: What a Python caller's passes are calibrated on, where the recipe names nothing.
+        metric: What files are judged by; labels are numbers of classes where nobody says.
 
     Raises:
         OptimizeError: The data is missing, damaged or does not fit.
@@ -113,10 +129,12 @@ def open_datasets(
     specs, image = input_specs(program), ImagePreprocessing.read(recipe.preprocessing)
     labelled = evaluate if evaluate is not None else recipe.eval
     held = None if calibrate is None else FlatBatches(program, calibrate).samples
+    wanted = {"labelled": metric is None or not metric.beside_original, "classes": metric is None}
     return Datasets(
         calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
-        evaluation=open_data(labelled, inputs=specs, labelled=True, image=image) if labelled is not None else None,
+        evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
         unsaid=not recipe.preprocessing,
+        metric=metric,
     )
 
 

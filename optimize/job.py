@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 from optimize.data import Given, Samples
 from optimize.errors import OptimizeError, UsageError
-from optimize.measure.bound import Bound
+from optimize.measure.bound import Bound, require_judged
 from optimize.measure.layer_times import LayerTime
+from optimize.measure.metrics import Metric, find
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Step
 from optimize.plan import Quantization
@@ -37,6 +39,7 @@ class Job:
         trust: Run the code that the file's pickles name.
         given_passes: Passes of a Python caller, in place of the recipe's.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
+        given_metric: A Python caller's metric, in place of the recipe's.
         command: The command line, for the report.
     """
 
@@ -48,21 +51,20 @@ class Job:
     trust: bool = False
     given_passes: Sequence[Pass] | None = None
     evaluate: Any = None
+    given_metric: Callable[..., Any] | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
         """Check that what is asked of the answers can be judged.
 
         Raises:
-            UsageError: Points of a metric are bounded, and there are no labels; or decibels, and there is no data.
+            UsageError: A metric is asked for or bounded, and there are no labels; or decibels, and there is no data.
+            OptimizeError: There is no such metric.
         """
-        if self.recipe.max_drop is not None and self.recipe.eval is None and self.evaluate is None:
-            raise UsageError(
-                f"--max-drop {self.recipe.max_drop:g} is in points of the metric and needs labelled data (--eval).",
-                hint="Without labels ask for a signal to noise ratio of the outputs: --min-sqnr 30 (dB).",
-            )
-        data = (self.recipe.calib, self.recipe.eval, self.evaluate, self.given_calibration)
-        if self.recipe.min_sqnr is not None and all(given is None for given in data):
+        given = (self.recipe.eval, self.evaluate, self.recipe.calib, self.given_calibration)
+        labelled, data = (any(entry is not None for entry in part) for part in (given[:2], given))
+        require_judged(self.metric, self.bound or Bound(), labelled=labelled, data=data)
+        if self.recipe.min_sqnr is not None and not data:
             raise UsageError(
                 f"--min-sqnr {self.recipe.min_sqnr:g} cannot be judged on noise and needs samples (--calib or --eval).",
                 hint="Give some that the model is used on; they need no labels for this.",
@@ -71,8 +73,14 @@ class Job:
     @property
     def bound(self) -> Bound | None:
         """What every quantized file must keep; None when nothing is asked."""
-        found = Bound(self.recipe.max_drop, self.recipe.min_sqnr)
+        found = Bound(self.recipe.max_drop, self.recipe.min_sqnr, self.recipe.min_accuracy)
         return found if found.option else None
+
+    @cached_property
+    def metric(self) -> Metric | None:
+        """What the answers are judged by; None for top-1 or the accuracy of pixels, where there are labels."""
+        said = self.given_metric or self.recipe.metric
+        return find(said) if said is not None else None
 
     def passes(self, calibration: Samples | None = None) -> list[Pass]:
         """Return the passes, those that take data with the calibration data."""

@@ -26,6 +26,7 @@ from optimize import bounds, named, processor, registry, texts
 from optimize.data.preprocessing import read_words
 from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, UsageError, nearest
+from optimize.measure import metrics
 from optimize.passes.base import Pass, Stage
 from optimize.regular import shown
 from optimize.targets.base import Target
@@ -121,8 +122,12 @@ class Recipe(BaseModel):
         eval: Labelled data, given alike.
         input_shape: Shape of one sample, such as ``3,224,224``, where no data and no file says it.
         threads: Compute threads while measuring.
-        max_drop: Points of the metric that a quantized file may lose: layers are given back to float until it keeps
-            that. ``30dB`` means ``min_sqnr: 30``.
+        metric: What files are judged by, such as ``recall@5`` or ``package.module:callable``; None for top-1 or the
+            accuracy of pixels.
+        max_drop: What a quantized file may lose of the metric, in its unit (points of a share): layers are given back
+            to float until it keeps that. ``30dB`` means ``min_sqnr: 30``.
+        min_accuracy: What the metric of a quantized file must reach, in its unit (percent of a share); where lower is
+            better, the most it may be. Likewise.
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
@@ -149,7 +154,9 @@ class Recipe(BaseModel):
     eval: str | None = None
     input_shape: str | None = None
     threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1
+    metric: str | None = None
     max_drop: float | None = Field(default=None, ge=0)
+    min_accuracy: float | None = None
     min_sqnr: float | None = None
     layer_timing: bool = True
     keep: tuple[str, ...] = ()
@@ -283,6 +290,8 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         raise UsageError(
             f"{source}: verify_on runs INT8 files, and no pass quantizes.", hint="Add --int8, or leave it out."
         )
+    if recipe.metric and not named.is_named(recipe.metric):  # code is looked up where its user is known to trust it
+        metrics.find(recipe.metric)
     for target in recipe.targets:
         registry.find_target(target)
     for target, options in recipe.target_options.items():

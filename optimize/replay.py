@@ -79,4 +79,6 @@ def _about(job: Job, recipe: Recipe) -> list[str]:
         replayed = ["The same files again:", shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
     if job.given_calibration is not None and recipe.calib is None:
         replayed.append("Its calibration data came from Python code: name the same with --calib.")
+    if job.given_metric is not None:
+        replayed.append("Its metric came from Python code: name the same with --metric.")
     return replayed

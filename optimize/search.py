@@ -152,7 +152,10 @@ class Search:
         assert self.job.bound is not None
         with Fleet([export.made], threads=self.job.recipe.threads) as fleet:
             batches = self.datasets.judged(self.program, UNASKED_BATCH, self.progress)
-            return self.job.bound.check(judge((*reference, *fleet), batches)[1]).met is not False
+            return (
+                self.job.bound.check(judge((*reference, *fleet), batches, metric=self.datasets.metric)[1]).met
+                is not False
+            )
 
 
 def reasons_to_stay(times: Mapping[str, LayerTime], tried: Mapping[str, Speedup | None]) -> dict[str, str]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
-#: Metrics that are shares of one: their points are hundredths.
-SHARES = ("top1", "pixel_accuracy")
 EQUAL_DB = 200.0
 #: What is said of a file that rounds where there was no data: noise shows neither what is lost nor that nothing is.
 NOT_JUDGED = "not judged: what rounding loses shows on samples that are answered with numbers, not on noise: give some"
@@ -143,34 +141,47 @@ def share(value: float | None) -> str:
     return "100 %" if value == 1.0 else f"{min(100 * value, 99.99) if value < 1 else 100 * value:.2f} %"
 
 
-def score(value: float, metric: str) -> str:
-    """Return a metric's value: accuracies in percent, a user's metric as a number.
+def score(value: float, unit: str) -> str:
+    """Return a metric's value: shares of one in percent, decibels, other numbers as they are.
 
-    >>> score(0.9123, "top1"), score(0.51234, "loss")
-    ('91.23 %', '0.5123')
+    >>> score(0.9123, "%"), score(0.51234, ""), score(34.56, "dB")
+    ('91.23 %', '0.5123', '34.6 dB')
     """
-    return share(value) if is_share(metric) else f"{value:.4g}"
+    return share(value) if unit == "%" else decibels(value) if unit == "dB" else f"{value:.4g}"
 
 
-def change(difference: float, metric: str) -> str:
-    """Return how much a metric changed, in points: minus is lost, as everywhere; hundredths of a share.
+def change(difference: float, unit: str) -> str:
+    """Return how much a metric changed, shares in points, which are hundredths of one.
 
-    >>> change(-0.004, "top1"), change(0.0, "top1"), change(0.25, "score")
-    ('−0.40 points', '±0.00 points', '+0.25 points')
+    >>> change(-0.004, "%"), change(0.0, "%"), change(0.25, ""), change(-1.234, "dB")
+    ('−0.40 points', '±0.00 points', '+0.25', '−1.23 dB')
     """
-    text = f"{100 * difference:+.2f}" if is_share(metric) else f"{difference:+.4g}"
-    return f"{'±' if float(text) == 0 else text[0]}{text[1:]} points".replace("-", "−", 1)
+    text = _signed(difference, unit)
+    return f"{'±' if float(text) == 0 else text[0]}{text[1:]} {points(unit)}".strip().replace("-", "−")
 
 
-def change_interval(low: float | None, high: float | None) -> str:
-    """Return the interval of a change of accuracies in points, empty where there is none.
+def change_interval(low: float | None, high: float | None, unit: str) -> str:
+    """Return the interval of a change of a metric, empty where there is none.
 
-    >>> change_interval(-0.009, 0.001)
-    '[−0.90, +0.10]'
+    >>> change_interval(-0.009, 0.001, "%"), change_interval(-0.00012, 3e-05, "")
+    ('[−0.90, +0.10]', '[−0.00012, +3e−05]')
     """
     if low is None or high is None:
         return ""
-    return f"[{100 * low:+.2f}, {100 * high:+.2f}]".replace("-", "−")
+    return f"[{_signed(low, unit)}, {_signed(high, unit)}]".replace("-", "−")
+
+
+def points(unit: str) -> str:
+    """Return what a difference of a metric is in: points of a share, decibels, or nothing.
+
+    >>> points("%"), points("dB"), points("")
+    ('points', 'dB', '')
+    """
+    return "points" if unit == "%" else unit
+
+
+def _signed(difference: float, unit: str) -> str:
+    return f"{100 * difference:+.2f}" if unit == "%" else f"{difference:+.2f}" if unit == "dB" else f"{difference:+.3g}"
 
 
 def error(value: float | None) -> str:
@@ -201,11 +212,6 @@ def plural(number: int, noun: str) -> str:
     ('1 rewrite', '10,000 samples')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def is_share(metric: str) -> bool:
-    """Say whether a metric is a share of one."""
-    return metric in SHARES
 
 
 def _decimals(value: float) -> int:

@@ -22,6 +22,7 @@ from optimize.job import Export, Job, Variant
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
+from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
 from optimize.passes.base import Pass, Stage
@@ -50,8 +51,10 @@ def optimize(
     targets: str | Sequence[str] = ("onnx",),
     target_options: Mapping[str, Mapping[str, Any]] | None = None,
     evaluate: Any = None,
+    metric: GivenMetric | None = None,
     out: str | Path = "optimized",
     max_drop: float | str | None = None,
+    min_accuracy: float | None = None,
     min_sqnr: float | None = None,
     layer_timing: bool = True,
     threads: int = 1,
@@ -70,8 +73,11 @@ def optimize(
         target_options: Options of targets, such as ``{"tensorrt": {"max_batch": 16}}``.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
         out: Folder for the artifacts, ``report.json``, ``report.md``, ``report.html`` and ``recipe.yaml``.
-        max_drop: Points of the metric on ``evaluate`` that an INT8 file may lose: layers are given back to float until
-            it keeps that. ``"30dB"`` is ``min_sqnr=30``.
+        metric: What files are judged by: a name such as ``"recall@5"``, or a function ``(outputs by name, labels) ->
+            scores [N]``; top-1 or the accuracy of pixels where nobody says.
+        max_drop: What an INT8 file may lose of the metric on ``evaluate``, in its unit: layers are given back to float
+            until it keeps that. ``"30dB"`` is ``min_sqnr=30``.
+        min_accuracy: What the metric of an INT8 file must reach, in its unit (percent of a share).
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         threads: Compute threads while measuring.
@@ -87,7 +93,8 @@ def optimize(
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
     names = (targets,) if isinstance(targets, str) else tuple(targets)
-    asked = {"max_drop": max_drop, "min_sqnr": min_sqnr, "layer_timing": layer_timing, "dynamic_size": dynamic_size}
+    asked = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
+    asked |= {"dynamic_size": dynamic_size, "metric": metric if isinstance(metric, str) else None}
     options = {name: dict(entry) for name, entry in (target_options or {}).items()}
     content = {
         "targets": names,
@@ -106,6 +113,7 @@ def optimize(
         trust=trust,
         given_passes=tuple(passes),
         evaluate=evaluate,
+        given_metric=None if isinstance(metric, str) else metric,
     )
     return run_job(given)
 
@@ -149,7 +157,9 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         model.program,
         evaluate=job.evaluate,
         calibrate=job.given_calibration,
+        metric=job.metric,
     )
+    datasets.require_fit(model.program)
     calibration = calibration_data(job, captured.program, datasets, tell)
     passes = [entry for entry in job.passes(calibration) if entry.stage is not Stage.INPUT]
     plain, *others = transform(model.program, passes, job.recipe.targets, tell)
@@ -339,7 +349,8 @@ def _measure(
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
         timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
-        qualities = judge(fleet, batches, noise=datasets.synthetic, more_noise=_other_sizes(program))
+        more, noise = _other_sizes(program), datasets.synthetic
+        qualities = judge(fleet, batches, metric=datasets.metric, noise=noise, more_noise=more)
     integers = [
         place for place, file in enumerate(runnable, 1) if file.cpu and registry.find_target(file.target).portable
     ]

@@ -15,10 +15,12 @@ import optimize
 from optimize import errors, registry
 from optimize.cli import COMMANDS, INTERRUPTED
 from optimize.cli.options import grouped
+from optimize.measure.metrics import METRICS
 from optimize.passes.base import Exactness, Pass, Stage
 from optimize.recipe import Recipe
 from optimize.report.model import Report
 from optimize.targets.base import Target
+from optimize.wording import points
 
 #: Fields that commands and recipes do not set: the run's data.
 _DATA_FIELDS = ("calibration",)
@@ -62,6 +64,18 @@ def recipe() -> str:
         for name, field in Recipe.model_fields.items()
     ]
     return table(("Key", "Type", "Without it", "What it says"), rows)
+
+
+def metrics() -> str:
+    """Return every metric that can be asked for by name."""
+    rows = []
+    for name, entry in METRICS.items():
+        allowed = "" if entry.usual_drop is None else f"{entry.usual_drop:g} {points(entry.unit)}".strip()
+        better = "higher" if entry.higher_is_better else "lower"
+        needs = "`optimize[metrics]`" if entry.package else ""
+        rows.append((f"`{name}`", entry.about, entry.labels, points(entry.unit) or "number", better, allowed, needs))
+    header = ("Metric", "What it is", "Labels", "Unit", "Better", "May be lost in `check`", "Needs")
+    return table(header, rows)
 
 
 def report() -> str:

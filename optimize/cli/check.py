@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _KEYS = {
     "max_regression": "max_regression",
     "max_seconds": "max_seconds",
+    "metric": "metric",
     "max_drop": "max_drop",
+    "min_accuracy": "min_accuracy",
     "min_sqnr": "min_sqnr",
     "max_memory": "max_memory",
     "max_size": "max_size",
@@ -52,7 +54,14 @@ _file = click.Path(path_type=Path, dir_okay=False)
 )
 @options.judgement("--max-size", metavar="SIZE", help="The same of the file.")
 @options.data("--eval", "evaluate", metavar="DATA", help="Labelled data: accuracy is compared before any timing.")
-@options.judgement("--max-drop", type=float, metavar="POINTS", help="Accuracy that may be lost.  [default: 1]")
+@options.metric
+@options.judgement(
+    "--max-drop",
+    type=float,
+    metavar="POINTS",
+    help="What may be lost of the metric, in its unit.  [default: 1 point of a share, 0.01 of cosine and spearman]",
+)
+@options.min_accuracy
 @options.data("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
 @options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.preprocess

@@ -170,6 +170,18 @@ batch = timing("--batch", type=Count(bounds.BATCH), default=1, show_default=True
 cpus = timing(
     "--cpus", was="--affinity", type=Cpus(), default="", help="Processors that everything runs on, such as 0-3 or 0,2."
 )
+metric = judgement(
+    "--metric",
+    metavar="NAME",
+    help="What answers are judged by: top1, top5, pixel_accuracy, miou, map, recall@k, cosine, spearman, psnr, mae, "
+    "wer or package.module:callable.  [default: top1, or pixel_accuracy of maps]",
+)
+min_accuracy = judgement(
+    "--min-accuracy",
+    type=float,
+    metavar="VALUE",
+    help="What the metric must reach, in its unit (percent of a share); where lower is better, at most.",
+)
 preprocess = data(
     "--preprocess",
     metavar="SPEC",

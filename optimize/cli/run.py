@@ -116,11 +116,14 @@ if TYPE_CHECKING:
     help="Leave a length free: 'sequence' for dimension 1 of all inputs, input_ids:1=sequence, with a range "
     "sequence:16..512. Again, or with commas, for more.",
 )
+@options.metric
 @options.judgement(
     "--max-drop",
     metavar="POINTS",
-    help="Points of the metric (needs --eval) that INT8 may cost: layers go back to float until the file keeps that.",
+    help="What INT8 may cost of the metric, in its unit (points of a share): layers go back to float until the file "
+    "keeps that.",
 )
+@options.min_accuracy
 @options.judgement(
     "--min-sqnr", metavar="DB", type=float, help="The same without labels: dB that the outputs must keep."
 )
@@ -181,7 +184,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         "cpu",
         "input_shape",
         "threads",
+        "metric",
         "max_drop",
+        "min_accuracy",
         "min_sqnr",
         "static_batch",
         "verify_on",
@@ -197,7 +202,9 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     chosen = {key: value for key, value in overrides.items() if value or value == 0}
     if given["keep"]:
         chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
-    if not {"keep", "cpu", "max_drop", "min_sqnr"}.isdisjoint(chosen):  # it was decided for something else
+    if not {"keep", "cpu", "metric", "max_drop", "min_accuracy", "min_sqnr"}.isdisjoint(
+        chosen
+    ):  # it was decided for something else
         content.pop("decided", None)
     timing = {} if given["layer_timing"] else {"layer_timing": False}
     written = chosen.get("targets") or content.get("targets", ())

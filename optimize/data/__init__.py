@@ -11,13 +11,13 @@ How a batch is read when a callable, a loader or a list gives it, for a model of
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from optimize import named
-from optimize.data.conform import Batch, InputSpec
+from optimize.data.conform import Batch, InputSpec, require_classes
 from optimize.data.image_folder import open_folder
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
@@ -29,7 +29,12 @@ __all__ = ["Batch", "Given", "ImagePreprocessing", "InputSpec", "Samples", "open
 
 
 def open_data(
-    spec: Any, *, inputs: Sequence[InputSpec], labelled: bool = False, image: ImagePreprocessing | None = None
+    spec: Any,
+    *,
+    inputs: Sequence[InputSpec],
+    labelled: bool = False,
+    classes: bool = True,
+    image: ImagePreprocessing | None = None,
 ) -> Samples:
     """Open data and check its first samples; the rest is checked as it is read.
 
@@ -43,13 +48,15 @@ def open_data(
             module docstring says how a batch is read. An iterator that can be read only once is refused.
         inputs: What the model takes.
         labelled: Labels are needed.
-        image: How images are prepared; ImageNet's way by default.
+        classes: Where they are needed, they must be numbers of classes.
+        image: How images are prepared, ImageNet's way by default.
 
     Raises:
         UsageError: Labels are missing or of a wrong dtype, or the data cannot be read for such a model.
         Refused: The data is missing, damaged, empty, not finite or of a wrong shape.
     """
     source = _source(spec, tuple(inputs), image or ImagePreprocessing())
+    source = _of_classes(source) if labelled and classes else source
     first = next((chunk for chunk in source.chunks() if len(chunk)), None)
     if first is None:
         raise Refused(f"'{source.name}' is empty: it gives no samples.")
@@ -59,6 +66,19 @@ def open_data(
             hint="An .npz holds them as 'y', an image folder as sub-folders; a callable gives (inputs, labels).",
         )
     return replace(source, labelled=first.labels is not None)
+
+
+def _of_classes(source: Samples) -> Samples:
+    """Return the same samples, their labels checked while they are read."""
+
+    def chunks() -> Iterator[Batch]:
+        start = 0
+        for chunk in source.chunks():
+            require_classes(chunk.labels, source.name, start)
+            yield chunk
+            start += len(chunk)
+
+    return replace(source, chunks=chunks)
 
 
 def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing) -> Samples:

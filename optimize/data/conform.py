@@ -11,6 +11,7 @@ import torch
 
 from optimize.errors import Refused, UsageError
 
+_OTHER_LABELS = "What else labels may be, --metric says: mae, spearman, map, wer, package.module:callable."
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
@@ -46,11 +47,11 @@ class Batch:
 
     Attributes:
         inputs: One tensor an input of the model, each ``[N, ...]``, in its order.
-        labels: int64, ``[N]`` or ``[N, ...]``; None where there are none.
+        labels: ``[N]`` or ``[N, ...]``, of int64 or a float type, or an array of texts; None where there are none.
     """
 
     inputs: tuple[torch.Tensor, ...]
-    labels: torch.Tensor | None = None
+    labels: torch.Tensor | np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.inputs[0])
@@ -58,13 +59,18 @@ class Batch:
     def __getitem__(self, part: slice) -> Batch:
         return Batch(tuple(value[part] for value in self.inputs), None if self.labels is None else self.labels[part])
 
+    @property
+    def wanted(self) -> np.ndarray | None:
+        """The labels as an array."""
+        return self.labels.numpy() if isinstance(self.labels, torch.Tensor) else self.labels
+
 
 def conform(arrays: Sequence[Any], labels: Any, specs: Sequence[InputSpec], name: str, start: int) -> Batch:
     """Turn arrays into a batch that fits the inputs.
 
     Args:
         arrays: One array or tensor an input.
-        labels: Class indices, or None.
+        labels: Numbers or texts, the first axis over samples, or None.
         specs: What the model takes.
         name: What to call the data in an error.
         start: Number of the first sample, for errors.
@@ -74,7 +80,7 @@ def conform(arrays: Sequence[Any], labels: Any, specs: Sequence[InputSpec], name
     """
     inputs = tuple(_input(value, spec, name, start) for value, spec in zip(arrays, specs, strict=True))
     counts = {len(value) for value in inputs}
-    checked = None if labels is None else _labels(labels, name, start)
+    checked = None if labels is None else _labels(labels, name)
     if len(counts | ({len(checked)} if checked is not None else set())) > 1:
         sizes = [f"{len(value)} of '{spec.name}'" for value, spec in zip(inputs, specs, strict=True)]
         sizes += [f"{len(checked)} labels"] if checked is not None else []
@@ -169,21 +175,37 @@ def _signed(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return wide
 
 
-def _labels(value: Any, name: str, start: int) -> torch.Tensor:
-    labels = as_tensor(value, f"The labels of '{name}'")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+def _labels(value: Any, name: str) -> torch.Tensor | np.ndarray:
+    """Return labels as they are, integers as int64, and ``[N, 1]`` as ``[N]``."""
+    texts = None if isinstance(value, torch.Tensor) else np.asarray(value)
+    labels = texts if texts is not None and texts.dtype.kind == "U" else as_tensor(value, f"The labels of '{name}'")
+    if not labels.ndim:
+        raise Refused(f"The labels of '{name}' are a single number, not one a sample.")
+    if isinstance(labels, torch.Tensor) and not (labels.is_floating_point() or labels.dtype == torch.bool):
+        labels = _signed(labels, f"'{name}' in its labels").to(torch.int64)
+    return labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def require_classes(labels: torch.Tensor | np.ndarray | None, name: str, start: int) -> None:
+    """Check that labels are numbers of classes.
+
+    Raises:
+        UsageError: They are of another type.
+        Refused: One is negative; it is named.
+    """
+    if labels is None:
+        return
+    if not isinstance(labels, torch.Tensor):
+        raise UsageError(f"The labels of '{name}' are texts, not numbers of classes.", hint=_OTHER_LABELS)
+    if labels.dtype != torch.int64:
         raise UsageError(
             f"The labels of '{name}' are {_noun(labels)}; they must be class numbers (integers).",
-            hint="One-hot labels become class numbers with y.argmax(1).",
+            hint=f"One-hot labels become class numbers with y.argmax(1). {_OTHER_LABELS}",
         )
-    labels = labels.to(torch.int64)
-    if not labels.dim():
-        raise Refused(f"The labels of '{name}' are a single number, not one a sample.")
     negative = (labels < 0).flatten(1).any(1) if labels.dim() > 1 else labels < 0
     if bool(negative.any()):
         sample = int(negative.nonzero()[0])
         raise Refused(f"'{name}' has a negative label for sample {start + sample}; classes count from 0.")
-    return labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
 
 
 def _noun(tensor: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from optimize.data.conform import Batch
@@ -83,6 +84,12 @@ def _alike(one: Batch, other: Batch) -> bool:
 def _joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    labels = [batch.labels for batch in batches if batch.labels is not None]
     inputs = zip(*(batch.inputs for batch in batches), strict=True)
-    return Batch(tuple(torch.cat(parts) for parts in inputs), torch.cat(labels) if labels else None)
+    return Batch(tuple(torch.cat(parts) for parts in inputs), _joined_labels([batch.labels for batch in batches]))
+
+
+def _joined_labels(parts: Sequence[Any]) -> torch.Tensor | np.ndarray | None:
+    """Return the labels of batches that are alike as those of one: numbers, texts, or none."""
+    if parts[0] is None:
+        return None
+    return torch.cat(list(parts)) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)

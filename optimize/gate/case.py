@@ -65,6 +65,7 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         UsageError: What was asked cannot be meant.
     """
     state = _State(case)
+    case.require_judged()
     try:
         _check(state, settings, opening, progress)
     except UsageError:
@@ -99,7 +100,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
-        state.qualities = judge(fleet, batches, subjects=state.pair.models, compare_only=True, noise=samples.noise)
+        metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
+        state.qualities = judge(fleet, batches, subjects=subjects, metric=metric, compare_only=True, noise=noise)
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         state.findings += findings.of_outputs(case, state.qualities[1])
@@ -126,9 +128,9 @@ def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterato
     here = found[HERE].agreement
     unjudged = samples.noise and any(file.is_rounded for file in files)
     # Accuracy allowed it what it answers here; and of noise nothing is asked but the same answers.
-    if here is not None and (unjudged or (case.eval and case.min_sqnr is None)):
+    if here is not None and (unjudged or ((case.eval or case.metric) and case.min_sqnr is None)):
         case = case.model_copy(update={"min_sqnr": min(findings.MIN_SQNR_DB, round(here.sqnr_db - APART_DB, 1))})
-    unlabelled = case.model_copy(update={"eval": None})  # a few samples there, without their labels
+    unlabelled = case.model_copy(update={"eval": None, "metric": None})  # a few samples there, without their labels
     for cpu in case.verify_on:
         for entry in findings.of_outputs(unlabelled, found[cpu]):
             yield entry.model_copy(update={"metric": f"outputs on {cpu}", "reason": f"on {cpu} {entry.reason}"})

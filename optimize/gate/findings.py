@@ -14,8 +14,8 @@ from optimize.measure.bound import Bound, BoundCheck
 from optimize.measure.quality import Quality
 from optimize.measure.runs import Clock
 
-#: What is asked of the outputs where nobody says: dB without labels, points of accuracy with them.
-MIN_SQNR_DB, MAX_DROP = 20.0, 1.0
+#: What is asked of the outputs where nobody says and nothing else is judged, dB.
+MIN_SQNR_DB = 20.0
 
 
 def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
@@ -27,12 +27,11 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     least = case.min_sqnr if case.min_sqnr is not None or found.accuracy else MIN_SQNR_DB
     if found.agreement is not None and least is not None:
         asked.append(("outputs", "the outputs agree to", Bound(min_sqnr_db=least)))
-    if case.eval and found.accuracy is None:
+    if (case.eval or case.metric) and found.accuracy is None:
         reason = "none of the labels says anything, so accuracy cannot be compared"
         return [_finding("accuracy", Verdict.INCONCLUSIVE, "labels", form.MISSING, reason)]
     if found.accuracy is not None:
-        most = MAX_DROP if case.max_drop is None else case.max_drop
-        asked.append(("accuracy", found.accuracy.metric, Bound(max_drop=most)))
+        asked.append(("accuracy", found.accuracy.metric, case.bound))
     needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
     return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
 

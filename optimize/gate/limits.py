@@ -28,10 +28,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from optimize import bounds, named, processor, texts
 from optimize.data.preprocessing import read_words
 from optimize.errors import Refused, UsageError, nearest
+from optimize.measure import metrics
+from optimize.measure.bound import Bound, require_judged
+from optimize.measure.metrics import Metric
 from optimize.regular import shown
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+#: Points that may be lost where nobody says.
+MAX_DROP = 1.0
 OnInconclusive = Literal["pass", "fail", "keep"]
 
 
@@ -121,7 +126,9 @@ class Limits(BaseModel):
         min_throughput: The fewest samples a second, one run after another.
         max_memory: The largest resident memory of its process.
         max_size: The largest file.
-        max_drop: Points of accuracy that may be lost on the labelled data; 1 where there is some and nobody says.
+        max_drop: What may be lost of the metric, in its unit; a point of a share, and 0.01 of ``cosine`` and
+            ``spearman``, where nobody says.
+        min_accuracy: What the metric must reach, in its unit (percent of a share); where lower is better, at most.
         min_sqnr: Signal to quantization noise of the outputs against the base's, in dB; 20 where neither this nor
             labelled data is given.
     """
@@ -134,6 +141,7 @@ class Limits(BaseModel):
     max_memory: AsGrowth | None = None
     max_size: AsGrowth | None = None
     max_drop: float | None = Field(default=None, ge=0)
+    min_accuracy: float | None = None
     min_sqnr: float | None = None
 
 
@@ -146,6 +154,7 @@ class Case(Limits):
         candidate: A model file.
         data: Unlabelled samples that outputs are compared on; noise where none are given.
         eval: Labelled samples.
+        metric: What answers are judged by, as ``--metric`` says it.
         preprocess: How image folders among them become inputs, as ``--preprocess`` says it.
         input_shape: Shape of one sample, where the files leave it free.
         batch: Samples of a timed run.
@@ -162,6 +171,7 @@ class Case(Limits):
     candidate: str = ""
     data: str | None = None
     eval: str | None = None
+    metric: str | None = None
     preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     input_shape: str | None = None
     batch: Annotated[int, AfterValidator(bounds.BATCH)] = 1
@@ -174,11 +184,47 @@ class Case(Limits):
 
     @model_validator(mode="after")
     def _consistent(self) -> Case:
-        if self.max_drop is not None and not self.eval:
+        if self.max_drop is not None and not self.eval and not self.metric:
             raise ValueError("max_drop is in points of accuracy and needs labelled data (eval)")
         if self.max_latency is not None and self.min_throughput is not None:
             raise ValueError("max_latency and min_throughput bound one thing; give one of them")
         return self
+
+    @property
+    def judged_by(self) -> Metric | None:
+        """The metric; None for top-1 or the accuracy of pixels, where there are labels.
+
+        Raises:
+            OptimizeError: There is none of that name, or the user's function cannot be imported.
+        """
+        return metrics.find(self.metric) if self.metric else None
+
+    @property
+    def bound(self) -> Bound:
+        """What is asked of the metric, or usual where nobody says.
+
+        Raises:
+            UsageError: Nobody says, and nothing is usual.
+        """
+        most, metric = self.max_drop, self.judged_by
+        if most is None and self.min_accuracy is None:
+            most = MAX_DROP if metric is None else metric.usual_drop
+            if most is None:
+                raise UsageError(
+                    f"Nobody says how much {self.metric} may become worse, which has a unit of its own.",
+                    hint="Give --max-drop or --min-accuracy in that unit.",
+                )
+        return Bound(most, min_accuracy=self.min_accuracy)
+
+    def require_judged(self) -> None:
+        """Check that what is asked of the answers can be judged.
+
+        Raises:
+            OptimizeError: It cannot.
+        """
+        if self.metric or self.min_accuracy is not None:
+            told = {"labelled": self.eval is not None, "data": self.data is not None}
+            require_judged(self.judged_by, self.bound, **told)
 
     @property
     def title(self) -> str:
@@ -255,11 +301,15 @@ def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: st
     whole = {key: value for key, value in {**content, **given}.items() if key in Settings.model_fields}
     whole["cases"] = [{**shared, **entry, **options} for entry in entries]
     try:
-        return Settings.model_validate(whole)
+        found = Settings.model_validate(whole)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
+    for case in found.cases:
+        if not named.is_named(case.metric or ""):  # code is imported once its file is trusted
+            case.require_judged()
+    return found
 
 
 def refuse_code(content: Mapping[str, Any], path: Path) -> None:

@@ -68,4 +68,8 @@ def _unavailable(artifact: Artifact) -> str:
 
 def asked_of(case: Case, pair: AgreedPair) -> Asked:
     """Return what a case puts through both sides."""
-    return Asked(pair.specs, case.data, case.eval, case.preprocess, pair.preprocess)
+    metric = case.judged_by
+    optional = metric is not None and metric.beside_original
+    return Asked(
+        pair.specs, case.data, case.eval, case.preprocess, pair.preprocess, classes=metric is None, optional=optional
+    )

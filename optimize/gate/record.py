@@ -12,6 +12,7 @@ from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
 from optimize.gate.rounds import GateTrace, SideName
 from optimize.gate.verdict import Decision, Demand, Ratio, Verdict
+from optimize.measure.metrics import Unit
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
@@ -96,7 +97,7 @@ class TimeRecord(_Record):
 
 
 class AccuracyRecord(_Record):
-    """Accuracy on labelled data: the candidate's ``value`` and the base's, and the 95 % interval of the difference."""
+    """A metric: the candidate's ``value`` and the base's, and the 95 % interval of the difference; see ``Accuracy``."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -107,6 +108,10 @@ class AccuracyRecord(_Record):
     drop: float
     difference_low: float | None
     difference_high: float | None
+    lost: int | None = None
+    gained: int | None = None
+    unit: Unit = "%"
+    higher_is_better: bool = True
 
 
 class FindingRecord(_Record):

@@ -1,8 +1,8 @@
-"""What the user asks of every artifact's answers: metric points that may be lost, or an SQNR that must be kept.
+"""What the user asks of every artifact's answers: what may be lost of a metric, what it must reach, an SQNR to keep.
 
-Points are read from samples, so they are known to an interval only: that of the difference between the original and the
-artifact on the same samples (``optimize.measure.accuracy``). Of a bound ``B`` on what is lost, with the estimate ``d``
-and its 95 % interval ``[low, high]``:
+A metric is read from samples, so it is known to an interval only: that of the difference between the original and the
+artifact on the same samples (``optimize.measure.accuracy``). Of a bound ``B`` on what is lost, in the metric's unit,
+with the estimate ``d`` and its 95 % interval ``[low, high]``:
 
 - it is *kept* where ``d <= B`` and ``high <= 2 B`` (the estimate keeps it, and surely less than twice as much is lost),
   and where no sample was lost at all;
@@ -10,17 +10,20 @@ and its 95 % interval ``[low, high]``:
 - everything else *cannot be told* with so many samples. It is neither failed nor passed, and no layer is paid for it.
 
 With many samples this is the estimate's own answer, with few it is none: one sample of 180 is 0.56 points, and its
-interval reaches from -1.6 to 2.9. A metric without an interval is decided by the estimate.
+interval reaches from -1.6 to 2.9. What the metric itself must reach is kept or missed where its whole interval does so,
+else it cannot be told. A single sample has no interval: its estimate decides.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optimize import wording as form
+from optimize.errors import UsageError
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
+from optimize.measure.metrics import Metric
 from optimize.measure.quality import Quality
 
 #: Shares are quotients: 0.5 points may be 0.50000000001.
@@ -56,24 +59,29 @@ class Bound:
     """What a deployed file must keep; None asks nothing.
 
     Attributes:
-        max_drop: Points of the metric that may be lost on the labelled data.
+        max_drop: What may be lost of the metric, in its unit: points of a share, dB, or the number itself.
+        min_accuracy: What the metric must reach: percent of a share, dB, or the number; where lower is better, at most.
         min_sqnr_db: Signal to quantization noise of the outputs against the original's, dB.
     """
 
     max_drop: float | None = None
     min_sqnr_db: float | None = None
+    min_accuracy: float | None = None
 
     @property
     def option(self) -> str:
         """The bound as on the command line; empty when nothing is asked."""
-        parts = (("--max-drop", self.max_drop), ("--min-sqnr", self.min_sqnr_db))
+        accuracy = ("--min-accuracy", self.min_accuracy)
+        parts = (("--max-drop", self.max_drop), accuracy, ("--min-sqnr", self.min_sqnr_db))
         return " ".join(f"{name} {value:g}" for name, value in parts if value is not None)
 
     def check(self, quality: Quality) -> BoundCheck:
         """Compare what a file was judged to do with what is asked; what could not be judged is not within it."""
         checks = []
         if self.max_drop is not None:
-            checks.append(_points(self.max_drop, quality.accuracy))
+            checks.append(_lost(self.max_drop, quality.accuracy))
+        if self.min_accuracy is not None:
+            checks.append(_reached(self.min_accuracy, quality.accuracy))
         if self.min_sqnr_db is not None:
             checks.append(_level(self.min_sqnr_db, quality.agreement))
         states = [check.met for check in checks]
@@ -82,6 +90,35 @@ class Bound:
             ", ".join(check.found for check in checks),
             False if False in states else None if None in states else True,
             "; ".join(check.why for check in checks if check.why),
+        )
+
+
+def require_judged(metric: Metric | None, bound: Bound, *, labelled: bool, data: bool) -> None:
+    """Check that a metric, and what is asked of it, can be judged on the data there is.
+
+    Args:
+        metric: None for that which fits the labels.
+        bound: What is asked.
+        labelled: Whether there is data that may have labels.
+        data: Whether there is any.
+
+    Raises:
+        UsageError: It cannot; the message says what to give.
+    """
+    asked = replace(bound, min_sqnr_db=None).option or (f"--metric {metric.name}" if metric else "")
+    if not asked or labelled:
+        return
+    if metric is None or not metric.beside_original:
+        raise UsageError(
+            f"{asked} is about the metric {metric.name if metric else 'top1'} and needs labelled data (--eval).",
+            hint="Without labels: --metric cosine compares with the original, --min-sqnr 30 (dB) bounds its noise.",
+        )
+    if not data:
+        raise UsageError(f"{asked} cannot be judged on noise and needs samples (--eval, --calib or --data).")
+    if metric.unit == "dB" and bound.max_drop is not None:
+        raise UsageError(
+            f"--max-drop of {metric.name} needs labels: the original has no error beside itself that could grow.",
+            hint="Say what it must reach beside the original: --min-accuracy 40 (dB).",
         )
 
 
@@ -94,20 +131,62 @@ def _level(least_db: float, found: Agreement | None) -> BoundCheck:
     return BoundCheck(wanted, form.decibels(found.sqnr_db), found.sqnr_db >= least_db)
 
 
-def _points(most: float, found: Accuracy | None) -> BoundCheck:
-    wanted = f"at most {most:g} points lost"
+def _lost(most: float, found: Accuracy | None) -> BoundCheck:
+    unit, worse = (form.points(found.unit), found.worse) if found else ("points", "lost")
+    wanted = " ".join(filter(None, (f"at most {most:g}", unit, worse)))
     if found is None:
         return BoundCheck(wanted, "not measured", met=False)
     met = _keeps(most, found)
-    none = f", none of {form.plural(found.samples, 'label')} lost" if found.lost == 0 else ""
+    change = form.change(found.value - found.baseline, found.unit)
+    between = form.change_interval(found.difference_low, found.difference_high, found.unit)
     why = "" if met is not None else _advice(most, found)
-    change = form.change(found.value - found.baseline, found.metric)
-    between = form.change_interval(found.difference_low, found.difference_high)
-    return BoundCheck(wanted, f"{change} {between}".strip() + none, met, why)
+    return BoundCheck(wanted, f"{change} {between}".strip() + _sides(found), met, why)
+
+
+def _sides(found: Accuracy) -> str:
+    """Return how many samples changed sides, where that is known and says something."""
+    if found.lost == 0:
+        return f", none of {form.plural(found.samples, found.noun)} lost"
+    return f", {found.lost} lost and {found.gained} gained" if found.flips and found.gained else ""
+
+
+def _reached(least: float, found: Accuracy | None) -> BoundCheck:
+    if found is None:
+        return BoundCheck(f"at least {least:g}", "not measured", met=False)
+    end = "least" if found.higher_is_better else "most"
+    wanted = f"{found.metric} at {end} {form.score(least / found.scale, found.unit)}"
+    shown = form.score(found.value, found.unit)
+    # By how much it is missed, with its interval: positive where it is.
+    missed, *ends = (
+        found.in_unit(least / found.scale - (found.value if value is None else value))
+        for value in (found.value, found.low, found.high)
+    )
+    low, high = sorted(ends)
+    if high <= _ROUNDING or low > _ROUNDING:
+        return BoundCheck(wanted, shown, high <= _ROUNDING)
+    nearer = abs(high - missed if missed <= 0 else missed - low)
+    times = (nearer / abs(missed)) ** 2 if missed else math.inf
+    ways = [f"give about {form.rounded_up(times * found.samples)}"] if times <= _MOST_TIMES else []
+    ways.append(f"ask for {_less(least, high, found)}")
+    why = f"cannot be told with {form.plural(found.samples, found.noun)}: {' or '.join(ways)}"
+    return BoundCheck(wanted, f"{shown} {_between(found)}", None, why)
+
+
+def _less(least: float, missed: float, found: Accuracy) -> str:
+    """Return a bound that is surely kept, in the unit it is asked in."""
+    kept = least - missed if found.higher_is_better else least + missed
+    digits = 10.0 ** (1 - math.floor(math.log10(missed)))
+    rounded = math.floor(kept * digits) if found.higher_is_better else math.ceil(kept * digits)
+    return f"{rounded / digits:.10g}"
+
+
+def _between(found: Accuracy) -> str:
+    ends = (form.score(end, found.unit) for end in (found.low, found.high) if end is not None)
+    return f"[{', '.join(ends)}]"
 
 
 def _keeps(most: float, found: Accuracy, times: float = 1.0) -> bool | None:
-    """Say whether points keep a bound by the rule of this module, with so many times as many samples of the kind."""
+    """Say whether a bound on what is lost is kept by the rule of this module, with so many times as many samples."""
     drop, interval = found.drop, found.drop_interval(times)
     if interval is None or (drop <= most + _ROUNDING and interval[1] <= 2 * most + _ROUNDING) or found.lost == 0:
         return drop <= most + _ROUNDING
@@ -118,11 +197,11 @@ def _advice(most: float, found: Accuracy) -> str:
     """Return that a bound cannot be told, with the samples that would tell it and the least bound that these tell."""
     interval = found.drop_interval()
     assert interval is not None
-    ways = [f"ask for {form.rounded_up(max(found.drop, interval[1] / 2))} points"]
+    ways = [f"ask for {form.rounded_up(max(found.drop, interval[1] / 2))} {form.points(found.unit)}".strip()]
     few, many = 1.0, _MOST_TIMES
     if _keeps(most, found, many) is not None:
         while many / few > 1.001:
             middle = math.sqrt(few * many)
             few, many = (few, middle) if _keeps(most, found, middle) is not None else (middle, many)
         ways.insert(0, f"give about {form.rounded_up(many * found.samples)}")
-    return f"cannot be told with {form.plural(found.samples, 'label')}: {' or '.join(ways)}"
+    return f"cannot be told with {form.plural(found.samples, found.noun)}: {' or '.join(ways)}"

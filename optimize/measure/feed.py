@@ -44,6 +44,7 @@ def open_samples(
     source: str | None = None,
     *,
     labelled: bool = False,
+    classes: bool = True,
     preprocessing: Mapping[str, str] | None = None,
     said: str = "",
     batch: int = 1,
@@ -56,6 +57,7 @@ def open_samples(
         specs: What the files take; the batch is a number where a file fixes it.
         source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
         labelled: Whether they must have labels.
+        classes: Whether these must be numbers of classes.
         preprocessing: Words of ``--preprocess`` for image folders, as text.
         said: What a file says of that itself, followed where the user says nothing; code that it names is not.
         batch: Samples that noise is drawn in at once.
@@ -85,7 +87,7 @@ def open_samples(
         )
         for spec in specs
     ]
-    found = open_data(source, inputs=wanted, labelled=labelled, image=image)
+    found = open_data(source, inputs=wanted, labelled=labelled, classes=classes, image=image)
     if transform and found.prepared:
         raise UsageError(
             f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
@@ -116,7 +118,7 @@ def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Itera
     seen = 0
     for batch in samples.batches(size):
         if len(batch) == size or not whole:
-            yield [to_array(tensor) for tensor in batch.inputs], None if batch.labels is None else batch.labels.numpy()
+            yield [to_array(tensor) for tensor in batch.inputs], batch.wanted
         seen += len(batch)
         if seen >= most:
             return
@@ -133,6 +135,8 @@ class Asked:
         preprocessing: Words of ``--preprocess``, for image folders among them.
         said: What the files say of that themselves.
         seed: Of the noise.
+        classes: Whether labels must be numbers of classes.
+        optional: Whether ``labelled`` may be without any.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -141,6 +145,8 @@ class Asked:
     preprocessing: Mapping[str, str] = field(default_factory=dict)
     said: str = ""
     seed: int = 0
+    classes: bool = True
+    optional: bool = False
 
     @property
     def fixed_batch(self) -> int | None:
@@ -189,7 +195,8 @@ class Asked:
         samples = open_samples(
             self.specs,
             source,
-            labelled=labelled,
+            labelled=labelled and not self.optional,
+            classes=self.classes,
             preprocessing=self.preprocessing,
             said=self.said,
             batch=size,

@@ -11,9 +11,11 @@ import numpy as np
 
 from optimize.distances import CAP_DB
 from optimize.errors import Refused, VerificationFailed
-from optimize.measure.accuracy import Accuracy, AccuracyMeter, Metric, accuracy_meter
+from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
+from optimize.measure.metrics import Metric
+from optimize.measure.scores import Outputs
 from optimize.measure.subjects import Subject
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
@@ -34,7 +36,7 @@ class Quality:
 
     Attributes:
         agreement: With the first artifact of the fleet; None for that one, or without data.
-        accuracy: On the labelled batches; None without labels.
+        accuracy: On the labelled batches, or beside the original's outputs where the metric allows that; else None.
         failure: Why it could not be judged; None when it was.
         digest: Of the outputs of the first batch, hexadecimal; None where there were none.
         elsewhere: The same on emulated processors, by their names; empty where none was asked for.
@@ -62,19 +64,18 @@ class _Judge:
         self.digest = self.digest or digest(found)
         return found
 
-    def update(
-        self, expected: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: np.ndarray | None, *, counted: bool
-    ) -> None:
+    def update(self, expected: Outputs, batch: Batch, *, counted: bool, scored: bool) -> None:
+        inputs, labels = batch
         if self.failure is not None:
             return
         try:
             found = self.outputs(inputs)
-            (self.agreement if counted else AgreementMeter()).update(expected, found)
+            (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found)
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
             return
-        if labels is not None:
-            self.accuracy.update(expected, found, labels)
+        if scored:
+            self.accuracy.update(expected, dict(zip(expected, found, strict=True)), labels)
 
     def result(self, *, judged: bool = True) -> Quality:
         if self.failure is not None:
@@ -105,7 +106,7 @@ def judge(
         fleet: The sessions of the loaded artifacts, the baseline first.
         batches: Flat inputs and labels; read once.
         subjects: What takes the inputs in an order and types of its own, one a session; none where all take them alike.
-        metric: The user's own metric in place of accuracy.
+        metric: What is judged; None for top-1 or the accuracy of pixels, where there are labels.
         compare_only: Read no further once nobody is left to compare with the first.
         noise: Whether the batches are made up.
         more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first.
@@ -115,23 +116,31 @@ def judge(
     """
     pairs = itertools.zip_longest(fleet, subjects)
     baseline, *others = (
-        _Judge(session, subject, accuracy_meter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
+        _Judge(session, subject, AccuracyMeter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
         for session, subject in pairs
     )
     rounded = [entry.rounded or baseline.rounded for entry in others]
-    for made_up, (inputs, labels) in _marked(batches, more_noise, noise=noise):
+    for made_up, batch in _marked(batches, more_noise, noise=noise):
         try:
-            expected = baseline.outputs(inputs)
+            expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)
         except WorkerFailed as error:
             return _without_baseline(str(error), len(others))
-        if labels is not None:
-            baseline.accuracy.update(expected, expected, labels)
+        if not made_up:
+            baseline.accuracy.update(expected, expected, batch[1])
         for entry, rounds in zip(others, rounded, strict=True):
-            entry.update(expected, inputs, labels, counted=noise or not (made_up and rounds))
+            counted = noise or not (made_up and rounds)
+            entry.update(expected, batch, counted=counted, scored=not made_up)
         if compare_only and all(entry.failure for entry in others):
             break
     judged = (not (noise and rounds) for rounds in rounded)
     return (baseline.result(), *(entry.result(judged=told) for entry, told in zip(others, judged, strict=True)))
+
+
+def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
+    """Return outputs by their names, numbered where a file tells none."""
+    names = [spec.name for spec in artifact.outputs]
+    known = len(set(names)) == len(outputs)
+    return {names[place] if known else f"output_{place}": array for place, array in enumerate(outputs)}
 
 
 def _marked(batches: Iterable[Batch], more: Iterable[Batch], *, noise: bool) -> Iterator[tuple[bool, Batch]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimize import wording as form
+from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup
 from optimize.report.charts import LOOK_HINT, Mark, Plot, distributions, linear_axis, log_axis, short_seconds
@@ -85,7 +86,7 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
         "vs best fp32": Cell(form.ratio(over_best_float32(report, row))),
         "SQNR": agreement_cell(row.agreement),
         "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement and row.agreement.judged else None)),
-        "Accuracy": _accuracy(row, baseline=row is report.baseline),
+        metric_title(report.baseline.accuracy): _accuracy(row, baseline=row is report.baseline),
         "Peak memory": Cell(form.size(row.peak_memory_bytes)),
     }
 
@@ -130,9 +131,16 @@ def _accuracy(row: Row, *, baseline: bool) -> Cell:
     if row.accuracy is None:
         return Cell()
     found = row.accuracy
-    between = form.change_interval(found.difference_low, found.difference_high)
-    change = (form.change(found.value - found.baseline, found.metric), *(("\n", between) if between else ()))
-    return Cell(form.score(found.value, found.metric), "" if baseline else change)
+    between = form.change_interval(found.difference_low, found.difference_high, found.unit)
+    change = (form.change(found.value - found.baseline, found.unit), *(("\n", between) if between else ()))
+    return Cell(form.score(found.value, found.unit), "" if baseline else change)
+
+
+def metric_title(found: Accuracy | None) -> str:
+    """Return what a metric is called above its values; an arrow says that lower is better."""
+    if found is None or found.metric in ("top1", "pixel_accuracy"):
+        return "Accuracy"
+    return found.metric if found.higher_is_better else f"{found.metric} ↓"
 
 
 def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
@@ -153,9 +161,9 @@ def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
 def _quality_card(row: Row) -> tuple[str, Cell]:
     if row.accuracy:
         found = row.accuracy
-        between = form.change_interval(found.difference_low, found.difference_high)
-        detail = f"{between} at {form.score(found.value, found.metric)}, {form.plural(found.samples, 'sample')}".strip()
-        return "Accuracy change", Cell(form.change(found.value - found.baseline, found.metric), detail)
+        between = form.change_interval(found.difference_low, found.difference_high, found.unit)
+        detail = f"{between} at {form.score(found.value, found.unit)}, {form.plural(found.samples, 'sample')}".strip()
+        return f"{metric_title(found)} change", Cell(form.change(found.value - found.baseline, found.unit), detail)
     cell, detail = agreement_cell(row.agreement), "accuracy was not measured" if row.agreement else "not measured"
     if row.agreement and row.agreement.top1 is not None:
         detail = f"top-1 agreement {form.share(row.agreement.top1)}"
@@ -183,7 +191,8 @@ def tradeoff(report: Report) -> Plot | None:
     None with fewer than two points.
     """
     rows = timed(report)
-    scored = all(row.accuracy is not None and form.is_share(row.accuracy.metric) for _, row, _ in rows)
+    told = [row.accuracy for _, row, _ in rows]
+    scored = all(found is not None and found.unit == "%" and found.higher_is_better for found in told)
     found = [
         (math.log10(taken.median_s), quality, hue, row.name)
         for hue, row, taken in rows
@@ -201,7 +210,7 @@ def tradeoff(report: Report) -> Plot | None:
         for index, (*_, hue, name) in enumerate(found)
     )
     steps = Mark("front", tuple(points[index] for index in front))
-    title, unit = ("Accuracy", "%") if scored else ("SQNR", "dB")
+    title, unit = (metric_title(told[0]), "%") if scored else ("SQNR", "dB")
     return Plot(f"{title} against latency", x, linear_axis(low - pad, high + pad, title=unit), (steps, *dots))
 
 

@@ -83,6 +83,7 @@ class RowPair(StrictRecord):
         peak_memory_bytes: Likewise.
         accuracy: Likewise, by one metric.
         metric: Of the accuracies, empty where there are none to compare.
+        unit: Of the metric: ``%`` of shares of one, ``dB``, or empty.
         sqnr_db: Agreement with the original, likewise.
     """
 
@@ -97,6 +98,7 @@ class RowPair(StrictRecord):
     peak_memory_bytes: tuple[int | None, int | None]
     accuracy: tuple[float | None, float | None]
     metric: str
+    unit: str = ""
     sqnr_db: tuple[float | None, float | None]
 
 
@@ -191,7 +193,7 @@ def _cells(pair: RowPair) -> tuple[str | Cell, ...]:
         _change(form.ratio(before.ratio if before else None), form.ratio(after.ratio if after else None)),
         _change(*map(form.size, pair.size_bytes)),
         _change(*map(form.size, pair.peak_memory_bytes)),
-        _change(*(form.MISSING if value is None else form.score(value, pair.metric) for value in pair.accuracy)),
+        _change(*(form.MISSING if value is None else form.score(value, pair.unit) for value in pair.accuracy)),
         _change(*map(form.decibels, pair.sqnr_db)),
     )
 
@@ -223,8 +225,8 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
 
     (first_s, second_s), speedups = both(lambda entry: entry.median_s), both(lambda entry: entry.speedup)
     left, right = both(lambda entry: entry.row.accuracy if isinstance(entry.row, Row) else None)
-    metrics = {found.metric for found in (left, right) if found}
-    metric = metrics.pop() if len(metrics) == 1 else ""
+    metrics = {(found.metric, found.unit) for found in (left, right) if found}
+    metric, unit = metrics.pop() if len(metrics) == 1 else ("", "")
     return RowPair(
         name=some.name,
         only_in="both" if one and other else "first" if one else "second",
@@ -237,6 +239,7 @@ def _pair(one: Entry | None, other: Entry | None, *, stated: bool) -> RowPair:
         peak_memory_bytes=both(lambda entry: entry.row.peak_memory_bytes),
         accuracy=(left.value if left and metric else None, right.value if right and metric else None),
         metric=metric,
+        unit=unit,
         sqnr_db=both(lambda entry: _judged_db(entry.row)),
     )
 

@@ -24,8 +24,8 @@ NOTE = (
     "Each artifact was loaded in its own process and run in turn with the others. Latency is the median of all runs "
     "with its 95 % interval; speed-up is the median of the paired rounds' ratios. The intervals hold for these "
     "processes; a restart moves a ratio by about half a percent. SQNR and top-1 agreement compare its outputs with the "
-    "original's. An accuracy's change is in points, minus where something was lost, with the 95 % interval for paired "
-    "samples."
+    "original's. An accuracy's change is in points, minus where something was lost (of a metric with an arrow lower is "
+    "better), with the 95 % interval for paired samples."
 )
 LAYER_NOTE = (
     "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
@@ -54,6 +54,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.Text(NOTE, "dim", on=doc.PAGES),
         doc.Charts(tuple(charts(report)), title="Latency and quality"),
         runs(report),
+        flips(report),
         elsewhere(report),
         *_layers(report),
         *_types(report),
@@ -103,6 +104,18 @@ def runs(report: Report) -> doc.Grid:
         first, load = form.seconds(taken.first_call_s), form.seconds(taken.load_s)
         rows.append((row.name, f"{len(taken.samples_s):,}", tail, first, load))
     return doc.grid(("Artifact", "Runs", "p95", "First call", "Load"), rows, title="Runs", is_plain=True, on=doc.PAGES)
+
+
+def flips(report: Report) -> doc.Grid:
+    """Return how many samples each file gets wrong that the original gets right, and the reverse."""
+    judged = ((row.name, row.accuracy) for row in report.rows)
+    told = ((name, found) for name, found in judged if found is not None and found.flips)
+    rows = [
+        (name, found.metric, *(f"{count:,}" for count in (found.samples, found.lost, found.gained)))
+        for name, found in told
+    ]
+    columns = ("Artifact", "Metric", "Samples", "Lost", "Gained")
+    return doc.grid(columns, rows, title="Samples that changed sides", is_plain=True, left=("Metric",), on=doc.PAGES)
 
 
 def elsewhere(report: Report) -> doc.Grid:

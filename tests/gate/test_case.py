@@ -15,7 +15,7 @@ from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
-from optimize.measure.accuracy import accuracy_meter
+from optimize.measure.accuracy import AccuracyMeter
 from optimize.measure.feed import JUDGED_NOISE
 from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
@@ -109,9 +109,9 @@ def test_points_that_few_labels_cannot_tell_are_inconclusive(
 
     def judge(*given: Any, **asked: Any) -> object:
         base, found = real(*given, **asked)
-        meter, labels = accuracy_meter(), np.zeros(180, np.int64)
+        meter, labels = AccuracyMeter(), np.zeros(180, np.int64)
         answers = np.eye(2)[(np.arange(180) < wrong).astype(int)]
-        meter.update([np.eye(2)[labels]], [answers], labels)
+        meter.update({"y": np.eye(2)[labels]}, {"y": answers}, labels)
         return base, replace(found, accuracy=meter.result())
 
     monkeypatch.setattr(cases, "judge", judge)

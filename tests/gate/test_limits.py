@@ -118,6 +118,32 @@ def test_mistakes_are_named(content: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"metric": "top-1", "eval": "e.npz"}, "Did you mean 'top1'"),
+        ({"metric": "top5"}, "--max-drop 1 is about the metric top5 and needs labelled data"),
+        ({"min_accuracy": 90}, "--min-accuracy 90 is about the metric top1 and needs labelled data"),
+        ({"metric": "cosine"}, "cannot be judged on noise"),
+        ({"metric": "mae", "eval": "e.npz"}, "Nobody says how much mae may become worse"),
+        ({"metric": "psnr", "data": "d.npz", "max_drop": 1}, "no error beside itself"),
+    ],
+)
+def test_a_metric_that_cannot_be_judged_is_told_before_anything_runs(case: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed({"cases": [case]})
+    assert message in str(caught.value)
+
+
+def test_what_is_asked_of_a_metric() -> None:
+    def bound(**keys: Any) -> str:
+        return parsed({"cases": [{"eval": "e.npz", **keys}]}).cases[0].bound.option
+
+    assert bound() == bound(metric="wer") == "--max-drop 1" and bound(metric="cosine") == "--max-drop 0.01"
+    assert bound(metric="mae", min_accuracy=0.3) == "--min-accuracy 0.3"
+    assert bound(metric="psnr", max_drop=0.5) == "--max-drop 0.5"
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.toml", "[tool", "is not TOML"),

@@ -1,32 +1,42 @@
-"""Accuracy on counted cases, and the intervals of its difference."""
+"""What rows of samples come to, and the intervals of a difference on the same samples."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from optimize.errors import Refused
-from optimize.measure.accuracy import Accuracy, Metric, accuracy_meter, newcombe_interval, paired_interval
+from optimize.measure import paired, scores
+from optimize.measure.accuracy import Accuracy, AccuracyMeter
+from optimize.measure.metrics import Metric, find, own
+from optimize.measure.scores import Outputs
 
 
 def logits(classes: Sequence[int], count: int = 3) -> np.ndarray:
     return np.eye(count, dtype=np.float32)[list(classes)]
 
 
-def score(expected: np.ndarray, found: np.ndarray, labels: np.ndarray, metric: Metric | None = None) -> Accuracy | None:
-    meter = accuracy_meter(metric)
+def score(
+    expected: np.ndarray, found: np.ndarray, labels: np.ndarray | None, metric: Metric | None = None
+) -> Accuracy | None:
+    meter = AccuracyMeter(metric)
     for rows in (slice(0, 2), slice(2, None)):
-        meter.update([expected[rows]], [found[rows]], labels[rows])
+        meter.update({"y": expected[rows]}, {"y": found[rows]}, None if labels is None else labels[rows])
     return meter.result()
 
 
 def test_top1_of_both_models_on_the_same_samples() -> None:
     labels = np.array([0, 1, 2, 0])
-    result = score(logits([0, 1, 2, 1]), logits([0, 1, 0, 1]), labels)
+    result = score(logits([0, 1, 2, 1]), logits([0, 1, 0, 0]), labels)
     assert result is not None
-    assert (result.metric, result.value, result.baseline, result.samples) == ("top1", 0.5, 0.75, 4)
+    assert (result.metric, result.value, result.baseline, result.samples) == ("top1", 0.75, 0.75, 4)
+    assert (result.lost, result.gained, result.flips, result.unit) == (1, 1, True, "%")
     assert result.difference_low is not None and result.difference_high is not None
-    assert result.difference_low < -0.25 < result.difference_high
+    assert result.difference_low < 0 < result.difference_high
+    assert result.low is not None and result.high is not None and result.low < 0.75 < result.high
 
 
 def test_pixel_accuracy_leaves_void_pixels_out() -> None:
@@ -37,37 +47,89 @@ def test_pixel_accuracy_leaves_void_pixels_out() -> None:
     wrong_once[3, :, 1, 1] = wrong_once[3, ::-1, 1, 1]
     result = score(right, wrong_once, labels)
     assert result is not None
-    assert result.metric == "pixel_accuracy" and result.samples == 4
+    assert result.metric == "pixel_accuracy" and result.samples == 4 and not result.flips
     assert result.baseline == 1.0 and result.value == pytest.approx(14 / 15)
 
 
-def test_user_metric_is_summed_over_batches_and_has_no_interval() -> None:
-    def mean_error(outputs: Sequence[np.ndarray], labels: np.ndarray) -> tuple[float, int]:
-        return float(np.abs(outputs[0] - labels).sum()), len(labels)
-
-    result = score(np.ones(4), np.full(4, 3.0), np.zeros(4), mean_error)
-    assert result == Accuracy("mean_error", value=3.0, baseline=1.0, samples=4)
+def test_labels_that_are_void_say_nothing() -> None:
+    void, answers = np.full((4, 2, 2), 255), np.zeros((4, 3, 2, 2))
+    assert score(answers, answers, void) is None
+    assert score(answers, answers, void, find("miou")) is None
 
 
-def test_misbehaving_metric_is_refused() -> None:
-    with pytest.raises(Refused, match="The metric returned"):
-        score(np.ones(4), np.ones(4), np.zeros(4), lambda outputs, labels: (float("nan"), len(labels)))
+def test_users_metric_has_the_interval_of_its_samples() -> None:
+    def mean_error(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
+        return np.abs(outputs["y"] - labels)
+
+    mean_error.higher_is_better = False  # type: ignore[attr-defined]
+    result = score(np.array([1.0, 2, 1, 2]), np.array([3.0, 3, 3, 5]), np.zeros(4), own(mean_error))
+    assert result is not None and (result.metric, result.unit) == ("mean_error", "")
+    assert (result.value, result.baseline, result.lost, result.gained) == (3.5, 1.5, 4, 0)
+    assert result.drop == 2.0 and result.drop_interval() == pytest.approx((1.1998, 2.8002), abs=1e-4)
+
+
+def test_users_metric_of_right_and_wrong_counts_flips() -> None:
+    result = score(
+        logits([0, 1, 2]),
+        logits([0, 2, 2]),
+        np.array([0, 1, 2]),
+        own(lambda outputs, labels: outputs["y"].argmax(1) == labels),
+    )
+    assert result is not None and result.flips and (result.lost, result.gained, result.unit) == (1, 0, "%")
+
+
+def test_users_metric_of_the_whole_set() -> None:
+    def f1(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
+        said = outputs["y"] > 0
+        return np.stack([said & (labels > 0), said, labels > 0], 1)
+
+    f1.total = lambda rows: 2 * rows[:, 0].sum() / (rows[:, 1].sum() + rows[:, 2].sum() + 1e-9)  # type: ignore[attr-defined]
+    labels = np.tile([1, 1, 0, 0], 25)
+    result = score(np.where(labels > 0, 1.0, -1.0), np.tile([1.0, -1, 1, -1], 25), labels, own(f1))
+    assert result is not None and result.baseline == pytest.approx(1.0) and result.value == pytest.approx(0.5)
+    assert result.difference_low is not None and result.difference_high is not None and result.lost is None
+    assert -0.65 < result.difference_low < -0.5 < result.difference_high < -0.35
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda outputs, labels: (float("nan"), 4), r"returned float64\[\], int64\[\] for 2 samples"),
+        (lambda outputs, labels: outputs["y"] * np.nan, "not finite"),
+        (lambda outputs, labels: outputs["nothing"], "raised KeyError"),
+        (lambda outputs, labels: (outputs["y"], outputs["y"]), "differently"),
+    ],
+)
+def test_misbehaving_metric_is_refused(function: Callable[..., object], match: str) -> None:
+    with pytest.raises(Refused, match=match):
+        score(np.ones(4), np.full(4, 2.0), np.zeros(4), own(function))
 
 
 @pytest.mark.parametrize("labels", [np.zeros(4, np.float32), np.zeros((4, 5), np.int64), np.array([0, 1, 2, 3])])
 def test_labels_that_do_not_fit_are_refused(labels: np.ndarray) -> None:
-    with pytest.raises(Refused, match="Labels"):
+    with pytest.raises(Refused, match=r"Labels .* cannot be scored by top1 against outputs y float32"):
         score(logits([0, 1, 2, 1]), logits([0, 1, 2, 1]), labels)
 
 
-def test_no_batch_is_no_accuracy() -> None:
-    assert accuracy_meter().result() is None
-    assert accuracy_meter(lambda outputs, labels: (0.0, 0)).result() is None
+def test_no_batch_and_no_labels_are_no_accuracy() -> None:
+    assert AccuracyMeter().result() is None
+    assert score(np.ones((4, 3)), np.ones((4, 3)), None) is None
+    assert score(np.ones((4, 3)), np.ones((4, 3)), None, find("top1")) is None
+
+
+def test_without_labels_the_original_is_what_is_wanted() -> None:
+    result = score(np.ones((4, 3)), np.full((4, 3), 1.5), None, find("mae"))
+    assert result is not None and result.beside_original and (result.value, result.baseline) == (0.5, 0.0)
+    assert result.drop == 0.5 and result.lost == 4 and result.gained == 0
+
+
+def shares(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+    both, gained, lost = (int(part.sum()) for part in (expected & found, found & ~expected, expected & ~found))
+    return paired.newcombe(both, gained, lost, len(found) - both - gained - lost)
 
 
 def test_newcombe_interval_has_a_width_when_nobody_changed_sides() -> None:
-    same = np.array([1.0] * 90 + [0.0] * 10)
-    low, high = newcombe_interval(same, same)
+    low, high = paired.newcombe(90, 0, 0, 10)
     assert -0.05 < low < 0 < high < 0.05
     assert low == pytest.approx(-high)
 
@@ -78,13 +140,64 @@ def test_newcombe_interval_covers_the_true_difference_about_95_times_in_100() ->
     for _ in range(trials):
         expected = draws.random(200) < 0.9
         found = np.where(draws.random(200) < 0.1, draws.random(200) < 0.6, expected)
-        low, high = newcombe_interval(expected.astype(float), found.astype(float))
+        low, high = shares(expected, found)
         covered += low <= -0.03 <= high  # 0.1 * (0.6 - 0.9)
     assert 0.93 <= covered / trials <= 0.985
 
 
-def test_paired_interval() -> None:
-    low, high = paired_interval(np.zeros(4), np.array([0.0, 0.0, 1.0, 1.0]))
-    assert low is not None and high is not None
-    assert (low + high) / 2 == pytest.approx(0.5)
-    assert paired_interval(np.zeros(1), np.ones(1)) == (None, None)
+def test_quotient_of_equal_counts_is_a_mean() -> None:
+    values = np.array([0.0, 0.0, 1.0, 1.0])
+    low, high = paired.quotient(values, np.ones(4))
+    half = 1.959964 * values.std(ddof=1) / 2
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+    assert paired.quotient(2 * values, np.full(4, 2.0)) == pytest.approx((low, high))
+    assert paired.quotient(np.ones(1), np.ones(1)) == (None, None)
+
+
+def test_quotient_interval_covers_the_true_quotient() -> None:
+    covered, trials, draws = 0, 1000, np.random.default_rng(0)
+    for _ in range(trials):
+        counts = draws.integers(1, 20, 150)
+        low, high = paired.quotient(draws.binomial(counts, 0.2).astype(float), counts.astype(float))
+        assert low is not None and high is not None
+        covered += low <= 0.2 <= high
+    assert 0.925 <= covered / trials <= 0.975
+
+
+def test_bootstrap_covers_a_difference_of_rank_correlations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of normal numbers with correlation r Spearman's is ``6 / pi asin(r / 2)``: the truth is known."""
+    monkeypatch.setattr(paired, "RESAMPLES", 100)
+
+    def between(r: float) -> float:
+        return 6 / math.pi * math.asin(r / 2)
+
+    covered, trials, draws = 0, 100, np.random.default_rng(0)
+    for _ in range(trials):
+        wanted, first, second = draws.standard_normal((3, 100))
+        expected = 0.9 * wanted + math.sqrt(1 - 0.81) * first
+        found = 0.8 * wanted + math.sqrt(1 - 0.64) * second
+        figures = [scores.rank_correlation(np.stack([answers, wanted], 1)) for answers in (found, expected)]
+        _, (low, high) = paired.bootstrap(figures, 100)
+        assert low is not None and high is not None
+        covered += low <= between(0.8) - between(0.9) <= high
+    assert 0.90 <= covered / trials <= 0.99
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10), st.integers(1, 9)), min_size=2, max_size=30))
+def test_an_interval_holds_its_estimate_and_turns_with_its_sides(rows: list[tuple[float, float, int]]) -> None:
+    expected, found, counts = np.array(rows, np.float64).T
+    one, other = (AccuracyMeter(own(lambda outputs, labels: (outputs["y"], labels), "sums")) for _ in range(2))
+    one.update({"y": expected}, {"y": found}, counts)
+    other.update({"y": found}, {"y": expected}, counts)
+    told, turned = one.result(), other.result()
+    assert told is not None and turned is not None
+    assert told.difference_low is not None and told.difference_high is not None and turned.difference_low is not None
+    difference = told.value - told.baseline
+    assert told.difference_low - 1e-9 <= difference <= told.difference_high + 1e-9
+    assert turned.difference_low == pytest.approx(-told.difference_high, abs=1e-9)
+    assert (told.lost, told.gained) == (turned.gained, turned.lost)
+    interval = told.drop_interval()
+    assert interval is not None and interval[0] - 1e-9 <= told.drop <= interval[1] + 1e-9
+    quarter = told.drop_interval(4.0)
+    assert quarter is not None and quarter[1] - quarter[0] == pytest.approx((interval[1] - interval[0]) / 2)

@@ -1,16 +1,19 @@
 """What is asked of a deployed file, and whether it keeps that."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from optimize.measure.accuracy import Accuracy, accuracy_meter
+from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import Bound
+from optimize.measure.metrics import Unit
 from optimize.measure.quality import Quality
 
 
-def quality(value: float, sqnr_db: float = 30.0, metric: str = "top1") -> Quality:
-    return Quality(Agreement(sqnr_db, 0.1, None), Accuracy(metric, value, 0.9, 1000))
+def quality(value: float, sqnr_db: float = 30.0, unit: Unit = "%") -> Quality:
+    return Quality(Agreement(sqnr_db, 0.1, None), Accuracy("top1", value, 0.9, 1000, unit=unit))
 
 
 @pytest.mark.parametrize(("value", "met"), [(0.895, True), (0.894, False), (0.95, True)])
@@ -19,8 +22,8 @@ def test_points_are_hundredths_of_an_accuracy(value: float, met: bool) -> None:
 
 
 def test_points_of_a_users_metric_are_its_own_unit() -> None:
-    assert Bound(max_drop=0.5).check(quality(0.41, metric="score")).met
-    assert not Bound(max_drop=0.5).check(quality(0.39, metric="score")).met
+    assert Bound(max_drop=0.5).check(quality(0.41, unit="")).met
+    assert not Bound(max_drop=0.5).check(quality(0.39, unit="")).met
 
 
 def test_decibels_and_both_together() -> None:
@@ -44,8 +47,8 @@ def judged(lost: int, gained: int, samples: int, right: float = 0.9) -> Quality:
     expected[: samples - round(right * samples)] = 1
     found = expected.copy()
     found[:gained], found[samples - lost :] = 0, 1
-    meter = accuracy_meter()
-    meter.update([np.eye(2)[expected]], [np.eye(2)[found]], labels)
+    meter = AccuracyMeter()
+    meter.update({"y": np.eye(2)[expected]}, {"y": np.eye(2)[found]}, labels)
     return Quality(Agreement(30.0, 0.1, None), meter.result())
 
 
@@ -114,3 +117,50 @@ def test_pixels_are_told_by_the_interval_over_pictures() -> None:
 def test_noise_keeps_no_decibels() -> None:
     found = Bound(min_sqnr_db=20).check(Quality(Agreement(30.0, 0.1, None, judged=False)))
     assert found.met is None and found.why.startswith("not judged") and found.found == "30.0 dB"
+
+
+def test_a_metric_of_which_less_is_better_has_its_own_words() -> None:
+    found = Accuracy("wer", 0.058, 0.05, 1000, 0.004, 0.012, lost=40, gained=5, higher_is_better=False)
+    assert found.drop == pytest.approx(0.8) and found.drop_interval() == pytest.approx((0.4, 1.2))
+    told = Bound(max_drop=0.5).check(Quality(None, found))
+    assert (told.wanted, told.met) == ("at most 0.5 points more", False)
+    assert told.found == "+0.80 points [+0.40, +1.20]"
+    assert Bound(max_drop=1).check(Quality(None, found)).met is True
+
+
+def test_a_number_by_itself_is_asked_for_in_its_unit() -> None:
+    found = Accuracy("cosine", 0.995, 1.0, 200, -0.008, -0.002, lost=200, gained=0, unit="", beside_original=True)
+    told = Bound(max_drop=0.003).check(Quality(None, found))
+    assert (told.wanted, told.found, told.met) == ("at most 0.003 lost", "−0.005 [−0.008, −0.002]", False)
+    unknown = Bound(max_drop=0.003).check(Quality(None, replace(found, difference_high=0.001)))
+    assert unknown.met is None and unknown.why.startswith("cannot be told with 200 samples: give about ")
+
+
+@pytest.mark.parametrize(
+    ("least", "low", "high", "higher", "met"),
+    [
+        (90.0, 0.91, 0.93, True, True),
+        (92.5, 0.91, 0.93, True, None),
+        (91.5, 0.91, 0.93, True, None),
+        (94.0, 0.91, 0.93, True, False),
+        (94.0, 0.91, 0.93, False, True),
+        (91.5, 0.91, 0.93, False, None),
+        (90.0, 0.91, 0.93, False, False),
+    ],
+)
+def test_what_a_metric_must_reach(least: float, low: float, high: float, higher: bool, met: bool | None) -> None:
+    found = Accuracy("m", 0.92, 0.9, 400, low=low, high=high, higher_is_better=higher)
+    told = Bound(min_accuracy=least).check(Quality(None, found))
+    assert told.met is met and told.wanted == f"m at {'least' if higher else 'most'} {least:.2f} %"
+    if met is None:  # half the interval is a point, and the bound half of one away: four times as many tell it
+        bound = "91" if higher else "93"
+        assert told.why == f"cannot be told with 400 labels: give about 1,600 or ask for {bound}"
+        assert Bound(min_accuracy=float(bound)).check(Quality(None, found)).met is True
+
+
+def test_one_sample_is_decided_by_its_estimate() -> None:
+    found = Accuracy("cosine", 0.98, 1.0, 1, unit="")
+    assert Bound(min_accuracy=0.98).check(Quality(None, found)).met is True
+    assert Bound(min_accuracy=0.99).check(Quality(None, found)).met is False
+    assert Bound(min_accuracy=0.99, max_drop=0.1).option == "--max-drop 0.1 --min-accuracy 0.99"
+    assert Bound(min_accuracy=0.99).check(Quality(failure="it died")).met is False

@@ -63,7 +63,7 @@ def test_every_figure_of_the_table_is_the_records(report: Report) -> None:
         between = form.seconds_interval(taken["median_s"], taken["ci_low_s"], taken["ci_high_s"])
         assert shown["Median latency"] == f"{form.seconds(taken['median_s'])} {between}"
         assert shown["Peak memory"] == form.size(row["peak_memory_bytes"])
-        assert shown["Accuracy"].startswith(form.score(accuracy["value"], accuracy["metric"]))
+        assert shown["Accuracy"].startswith(form.score(accuracy["value"], accuracy["unit"]))
         best = record["rows"][0]["latency"]["median_s"]
         assert shown["vs best fp32"] == form.ratio(best / taken["median_s"])
         if speedup:
