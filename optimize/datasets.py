@@ -59,6 +59,8 @@ class Datasets:
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
         if self.synthetic:
             found.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
+        opened = (self.calibration, self.evaluation)
+        found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
         if self.unsaid and self.preprocessing:
             found.append(
                 "Pictures were prepared ImageNet's way, because nothing else was said: if the model was trained "
@@ -179,6 +181,8 @@ def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Samples:
     """Open data of one input whose rank is not known yet."""
+    if image.tokenizer:
+        return open_data(spec, inputs=[InputSpec("input_ids", (None,), "int64")], image=image)
     refusals: list[OptimizeError] = []
     for rank in (3, 1, 2, 4):
         try:

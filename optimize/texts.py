@@ -83,6 +83,20 @@ def parse_yaml(text: str, *, source: str, failure: Failure = None) -> Any:
     return _parsed(_load_yaml, text, source, "YAML", failure)
 
 
+def parse_json(text: str, *, source: str, failure: Failure = None) -> Any:
+    """Return what a JSON text says.
+
+    Args:
+        text: One value.
+        source: What to call it in a message.
+        failure: What to raise.
+
+    Raises:
+        OptimizeError: It is no JSON, or is beyond the limits; of class ``failure``, if given.
+    """
+    return _parsed(_load_json, text, source, "JSON", failure)
+
+
 def _decoded(path: Path, most_bytes: int, form: str, failure: Failure) -> str:
     try:
         return read_bytes(path, most_bytes=most_bytes, failure=failure or Refused).decode("utf-8-sig")

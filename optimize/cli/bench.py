@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 )
 @options.data("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
 @options.preprocess
+@options.tokenizer
 @options.mean
 @options.std
 @options.factory

@@ -30,7 +30,6 @@ _KEYS = {
     "max_size": "max_size",
     "evaluate": "eval",
     "data": "data",
-    "preprocess": "preprocess",
     "input_shape": "input_shape",
     "batch": "batch",
     "threads": "threads",
@@ -65,6 +64,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.data("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
 @options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.preprocess
+@options.tokenizer
 @options.input_shape
 @options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
@@ -166,6 +166,8 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     path = given["config"] or limits.find(Path.cwd())
     content = limits.read(path) if path else {}
     asked: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
+    if prepared := options.preprocessing(given):
+        asked["preprocess"] = prepared
     if given["verify_on"]:
         asked["verify_on"] = given["verify_on"].split(",")
     if given["cpus"]:

@@ -23,6 +23,7 @@ from optimize.errors import UsageError
 @options.preprocess
 @options.mean
 @options.std
+@options.tokenizer
 @options.judgement(
     "--min-sqnr",
     was="--threshold",

@@ -190,6 +190,9 @@ preprocess = data(
 )
 mean = data("--mean", metavar="R,G,B", help="Mean of image folders, in [0, 1]; as in --preprocess.")
 std = data("--std", metavar="R,G,B", help="Their standard deviation, likewise.")
+tokenizer = data(
+    "--tokenizer", metavar="FILE", help="The tokenizer.json by which lines of JSON with texts become tokens."
+)
 verify_on = targets(
     "--verify-on",
     metavar="CPU[,CPU...]",
@@ -306,10 +309,10 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
         found = read_words(options["preprocess"] or "")
     except ValueError as error:
         raise UsageError(f"--preprocess '{shown(options['preprocess'])}': {error}.") from error
-    beside = {name: options[name] for name in ("mean", "std") if options[name]}
+    beside = {name: options[name] for name in ("mean", "std") if options.get(name)}
     if found and (twice := beside.keys() & (found if "transform" not in found else beside)):
         raise UsageError(f"--{min(twice)} says again what --preprocess says.", hint="Leave it out.")
-    return found | beside
+    return found | beside | ({"tokenizer": options["tokenizer"]} if options.get("tokenizer") else {})
 
 
 def warn(model: CapturedModel) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 @options.preprocess
 @options.mean
 @options.std
+@options.tokenizer
 @options.data(
     "--include-preprocess",
     is_flag=True,

@@ -29,6 +29,7 @@ from optimize.report import SENSITIVITY
 @options.preprocess
 @options.mean
 @options.std
+@options.tokenizer
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
 @options.threads
 def sensitivity(model: str, **given: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from optimize import named
 from optimize.data.conform import Batch, InputSpec, require_classes
 from optimize.data.image_folder import open_folder
+from optimize.data.json_lines import from_lines, is_json_lines
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
 from optimize.data.sources import from_file, from_python
@@ -43,13 +44,14 @@ def open_data(
     Args:
         spec: A path to an ``.npz`` (one array named ``x``, ``inputs``, ``images`` or else the first one, or one an
             input by name; labels in ``y``, ``labels`` or ``targets``), to an ``.npy``, to an image folder with one
-            sub-folder a class; ``package.module:callable``, called without arguments whenever reading starts; or in
-            Python an array, a tuple or mapping that is one batch, a list or DataLoader of batches, a callable. The
-            module docstring says how a batch is read. An iterator that can be read only once is refused.
+            sub-folder a class, to lines of JSON (``text``, ``label``); ``package.module:callable``, called without
+            arguments whenever reading starts; or in Python an array, a tuple or mapping that is one batch, a list or
+            DataLoader of batches, a callable. The module docstring says how a batch is read. An iterator that can be
+            read only once is refused.
         inputs: What the model takes.
         labelled: Labels are needed.
         classes: Where they are needed, they must be numbers of classes.
-        image: How images are prepared, ImageNet's way by default.
+        image: How images are prepared, ImageNet's way by default, and texts.
 
     Raises:
         UsageError: Labels are missing or of a wrong dtype, or the data cannot be read for such a model.
@@ -89,11 +91,13 @@ def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing)
     if found is not None and stat.S_ISDIR(found.st_mode):
         folder = open_folder(path, inputs, image)
         return Samples(str(path), folder.chunks, len(folder.files), prepared=folder.prepared)
+    if found is not None and stat.S_ISREG(found.st_mode) and is_json_lines(path):
+        return from_lines(path, inputs, image.tokenizer)
     if found is not None:
         return from_file(path, inputs)
     if named.is_named(str(spec)):
         return from_python(named.find(str(spec)), inputs, str(spec))
     raise Refused(
         f"There is no data '{shown(spec)}' (searched in '{Path.cwd()}').",
-        hint="Give an .npz or .npy, an image folder, or package.module:callable.",
+        hint="Give an .npz or .npy, an image folder, lines of JSON, or package.module:callable.",
     )

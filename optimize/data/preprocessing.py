@@ -1,4 +1,4 @@
-"""How a picture becomes what a model takes: part of the model's contract, written in one line.
+"""How a picture, or a text, becomes what a model takes: part of the model's contract, written in one line.
 
     resize=256 size=224 interpolation=bilinear mean=0.485,0.456,0.406 std=0.229,0.224,0.225
 
@@ -46,6 +46,7 @@ class ImagePreprocessing:
         order: Of the channels.
         transform: Takes a picture of Pillow and returns ``[C, H, W]``, in place of all that.
         name: Of the transform, as ``package.module:name``.
+        tokenizer: Of texts, which become tokens by this file; empty where nobody says.
     """
 
     size: tuple[int, int] | None = None
@@ -57,6 +58,7 @@ class ImagePreprocessing:
     order: str = "rgb"
     transform: Callable[[Any], Any] | None = None
     name: str = ""
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no pictures have, NaN and infinities included.
@@ -221,7 +223,7 @@ def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
     unknown = next((word for word in text if word not in _READERS), None)
     if unknown is not None:
         raise ValueError(f"there is no '{shown(str(unknown))}'. {nearest(str(unknown), _READERS)}")
-    if "transform" in text and len(text) > 1:
+    if "transform" in text and len(text.keys() - {"tokenizer"}) > 1:
         raise ValueError("a transform does all of it; nothing else is said beside it")
     return {word: ",".join(map(str, value)) if isinstance(value, list) else str(value) for word, value in text.items()}
 
@@ -298,6 +300,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "std": _numbers,
     "order": str.lower,
     "transform": _transform,
+    "tokenizer": str,
 }
 _CHANNELS = "Write one number a channel: 0.5,0.5,0.5."
 _HINTS = dict.fromkeys(_READERS, "") | {

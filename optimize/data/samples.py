@@ -23,6 +23,7 @@ class Samples:
         count: Number of samples; None where only reading tells.
         labelled: Whether the batches have labels.
         synthetic: Whether they were made up: nothing that the user knows is decided on them.
+        notes: What its user must know of how it was read, as sentences.
         prepared: How pictures became inputs, as ``--preprocess`` takes it; empty for anything else.
     """
 
@@ -32,6 +33,7 @@ class Samples:
     labelled: bool = False
     synthetic: bool = False
     prepared: str = ""
+    notes: tuple[str, ...] = ()
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield the samples from the first one on, ``batch_size`` at a time.

@@ -92,7 +92,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     samples = asked_of(case, state.pair)
     inputs = samples.timed(case.batch)
     state.input_digest = digest(inputs)
-    state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored)]
+    state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored), *samples.notes]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)

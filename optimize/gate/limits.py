@@ -155,7 +155,7 @@ class Case(Limits):
         data: Unlabelled samples that outputs are compared on; noise where none are given.
         eval: Labelled samples.
         metric: What answers are judged by, as ``--metric`` says it.
-        preprocess: How image folders among them become inputs, as ``--preprocess`` says it.
+        preprocess: How image folders and texts among them become inputs, as ``--preprocess`` says it.
         input_shape: Shape of one sample, where the files leave it free.
         batch: Samples of a timed run.
         threads: Compute threads of both.
@@ -333,7 +333,9 @@ def refuse_code(content: Mapping[str, Any], path: Path) -> None:
 def located(case: Case, folder: Path) -> Case:
     """Return a case of a configuration with its files looked for beside that configuration."""
     names = ("base", "candidate", "data", "eval", "base_python", "candidate_python")
-    found = {name: _beside(folder, getattr(case, name)) for name in names}
+    found: dict[str, Any] = {name: _beside(folder, getattr(case, name)) for name in names}
+    if name := case.preprocess.get("tokenizer"):
+        found["preprocess"] = {**case.preprocess, "tokenizer": _beside(folder, name)}
     return case.model_copy(update=found)
 
 

@@ -71,6 +71,7 @@ def open_samples(
 
     kept = {} if preprocessing else _kept(said)
     transform = kept.pop("transform", "")
+    kept.pop("tokenizer", "")  # no file names another file that is read
     try:
         image = ImagePreprocessing.read(preprocessing or kept)
     except UsageError as error:
@@ -157,6 +158,18 @@ class Asked:
     def noise(self) -> bool:
         """Whether there is nothing to judge on but noise."""
         return self.data is None and self.labelled is None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its user must know of how texts were read, as sentences.
+
+        Raises:
+            OptimizeError: The data does not fit.
+        """
+        source = self.labelled or self.data
+        if source is None or "tokenizer" not in self.preprocessing:
+            return ()
+        return open_samples(self.specs, source, preprocessing=self.preprocessing).notes
 
     def timed(self, batch: int = 1) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``specs``.

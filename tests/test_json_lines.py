@@ -1,0 +1,198 @@
+"""Texts as lines of JSON: tokens, masks and lengths beside what the tokenizer itself says, and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
+from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.gate import limits
+from optimize.report.model import Report
+from tests.test_cli import command
+
+WORDS = ["[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(30)), "[PAD]"]
+PAD = WORDS.index("[PAD]")
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 2)
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask[:, :, None].float()
+        return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+"""
+
+
+def tokenizer(folder: Path, **padding: Any) -> str:
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    if padding:
+        made.enable_padding(**padding)
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+def lines(folder: Path, *entries: Any) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def texts(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(1, 12, count)
+    return [
+        {"text": " ".join(draws.choice(WORDS[3:-1], length)), "label": int(number)}
+        for number, length in enumerate(lengths)
+    ]
+
+
+def specs(length: int | None, *names: str) -> list[InputSpec]:
+    return [InputSpec(name, (length,), "int64") for name in names or ("input_ids", "attention_mask")]
+
+
+def opened(path: Path, wanted: list[InputSpec], name: str, **more: Any) -> Samples:
+    return open_data(path, inputs=wanted, image=ImagePreprocessing(tokenizer=name), **more)
+
+
+def rows(batches: list[Batch]) -> dict[int, list[int]]:
+    """Return the tokens of each text without padding, by its label."""
+    found = {}
+    for batch in batches:
+        ids, mask, labels = *batch.inputs, batch.wanted
+        assert labels is not None
+        for line, kept, label in zip(ids, mask, labels, strict=True):
+            assert bool((line[kept == 0] == PAD).all())
+            found[int(label)] = line[kept == 1].tolist()
+    return found
+
+
+def test_a_fixed_length_pads_and_cuts_and_says_so(tmp_path: Path) -> None:
+    entries, name = texts(50), tokenizer(tmp_path)
+    data = opened(lines(tmp_path, *entries), specs(8), name, labelled=True)
+    found = rows(list(data.batches(16)))
+    own = Tokenizer.from_file(name)
+    longer = sum(len(own.encode(entry["text"]).ids) > 8 for entry in entries)
+    own.enable_truncation(8)
+    assert found == {entry["label"]: own.encode(entry["text"]).ids for entry in entries} and data.count == 50
+    assert 0 < longer < 50 and data.notes == (f"{longer} of 50 texts of 'texts.jsonl' were cut to 8 tokens.",)
+    assert all(batch.inputs[0].shape[1] == 8 for batch in data.batches(16))
+
+
+def test_a_free_length_is_the_longest_of_those_together(tmp_path: Path) -> None:
+    entries, name = texts(300), tokenizer(tmp_path)
+    data = opened(lines(tmp_path, *entries), specs(None), name, labelled=True)
+    batches, own = list(data.batches(64)), Tokenizer.from_file(name)
+    assert rows(batches) == {entry["label"]: own.encode(entry["text"]).ids for entry in entries} and not data.notes
+    assert all(bool(batch.inputs[1].sum(0)[-1] > 0) for batch in batches)  # the longest fills its batch
+    waste = sum(int((batch.inputs[1] == 0).sum()) for batch in batches) / sum(
+        batch.inputs[1].numel() for batch in batches
+    )
+    assert waste < 0.1 and len({batch.inputs[0].shape[1] for batch in batches}) > 3
+
+
+def test_without_a_mask_only_texts_of_one_length_go_together(tmp_path: Path) -> None:
+    entries, name = texts(100), tokenizer(tmp_path)
+    data = opened(lines(tmp_path, *entries), specs(None, "tokens"), name)
+    batches = list(data.batches(64))
+    assert sum(map(len, batches)) == 100 and not any(bool((batch.inputs[0] == PAD).any()) for batch in batches)
+
+
+def test_pairs_have_types_and_the_tokenizer_says_its_padding(tmp_path: Path) -> None:
+    name = tokenizer(tmp_path, direction="left", pad_id=0, pad_token="[UNK]")
+    path = lines(tmp_path, {"text": "w1 w2", "text_pair": "w3"}, {"text": "w4", "text_pair": "w5 w6 w7"})
+    wanted = specs(9, "token_type_ids", "input_ids", "attention_mask")
+    (batch,) = opened(path, wanted, name).batches(4)
+    own = Tokenizer.from_file(name).encode("w1 w2", "w3")
+    types, ids, mask = (part[0].tolist() for part in batch.inputs)
+    assert ids == [0] * 3 + own.ids and mask == [0] * 3 + [1] * 6 and types == [0] * 3 + own.type_ids
+    assert batch.labels is None and 1 in own.type_ids
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ([1, 0], np.array([1, 0])),
+        ([0.5, 2], np.array([0.5, 2.0])),
+        ([[1, 2, 3], [4]], np.array([[1, 2, 3], [4, -1, -1]])),
+        (["good", "bad"], np.array(["good", "bad"])),
+    ],
+)
+def test_labels_are_what_a_metric_takes(tmp_path: Path, labels: list[Any], wanted: np.ndarray) -> None:
+    path = lines(tmp_path, *({"text": "w1", "label": label} for label in labels))
+    data = opened(path, specs(4), tokenizer(tmp_path), labelled=True, classes=False)
+    (batch,) = data.batches(4)
+    assert batch.wanted is not None and np.array_equal(batch.wanted, wanted)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ('{"text": "w1"}\n{"txt": 1}', "Line 2 of .* has no text"),
+        ('{"text": 3}', "Line 1 of .* has no text"),
+        ('{"text": "w1"', "is not JSON"),
+        ('{"text": "w1"}\n[]', "Line 2 of .* has no text"),
+        ('{"text": "w1", "label": 1}\n{"text": "w2"}', "1 of the 2 lines .* have a label"),
+        ('{"text": "w1", "label": 1}\n{"text": "w2", "label": "x"}', "not all numbers"),
+        ('{"text": "w1", "label": {}}', "not all numbers"),
+    ],
+)
+def test_lines_that_hold_no_texts(tmp_path: Path, content: str, match: str) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(content)
+    with pytest.raises(Refused, match=match):
+        opened(path, specs(4), tokenizer(tmp_path))
+
+
+def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, name = lines(tmp_path, {"text": "w1"}), tokenizer(tmp_path)
+    with pytest.raises(UsageError, match=r"nothing says how they become tokens.*\n.*--tokenizer"):
+        open_data(path, inputs=specs(4))
+    for wanted in (
+        [InputSpec("x", (3, 8, 8))],
+        specs(4, "input_ids", "position_ids"),
+        specs(4, "mask"),
+        [*specs(4), InputSpec("type_ids", (5,), "int64")],
+    ):
+        with pytest.raises(UsageError, match=r"[Tt]he model takes"):
+            opened(path, wanted, name)
+    (tmp_path / "broken.json").write_text("{}")
+    for broken, match in (("broken.json", "is no tokenizer that can be used"), ("none.json", "There is no file")):
+        with pytest.raises(OptimizeError, match=match):
+            opened(path, specs(4), str(tmp_path / broken))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"needs? the package tokenizers.*\npip install 'optimize\[text\]'"):
+        opened(path, specs(4), name)
+
+
+def test_a_tokenizer_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    tokenizer(tmp_path)
+    content = {"cases": [{"eval": "e.jsonl", "preprocess": {"tokenizer": "tokenizer.json"}}]}
+    (case,) = limits.settings(content, given={}, source="here").cases
+    assert limits.located(case, tmp_path).preprocess == {"tokenizer": str(tmp_path / "tokenizer.json")}
+
+
+def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
+    tokenizer(tmp_path)
+    (tmp_path / "nets.py").write_text(NET)
+    lines(tmp_path, *({**entry, "label": entry["label"] % 2} for entry in texts(60)))
+    words = ("nets:Net", "--input-shape", "8:int64;8:int64", "--calib", "texts.jsonl", "--eval", "texts.jsonl")
+    done = command(*words, "--tokenizer", "tokenizer.json", "--to", "onnx", "--out", "out", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
+    (row,) = report.rows
+    assert row.accuracy is not None and row.accuracy.samples == 60 and row.accuracy.lost == 0
+    assert any("were cut to 8 tokens" in text for text in report.warnings)
+    assert "tokenizer: tokenizer.json" in (tmp_path / "out" / "recipe.yaml").read_text()
