@@ -173,7 +173,7 @@ def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(OptimizeError, match=match):
             opened(path, specs(4), str(tmp_path / broken))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"needs? the package tokenizers.*\npip install 'optimize\[text\]'"):
+    with pytest.raises(UsageError, match=r"needs? the package tokenizers.*\npip install tokenizers"):
         opened(path, specs(4), name)
 
 

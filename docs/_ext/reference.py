@@ -72,7 +72,7 @@ def metrics() -> str:
     for name, entry in METRICS.items():
         allowed = "" if entry.usual_drop is None else f"{entry.usual_drop:g} {points(entry.unit)}".strip()
         better = "higher" if entry.higher_is_better else "lower"
-        needs = "`optimize[metrics]`" if entry.package else ""
+        needs = f"`{entry.package}`" if entry.package else ""
         rows.append((f"`{name}`", entry.about, entry.labels, points(entry.unit) or "number", better, allowed, needs))
     header = ("Metric", "What it is", "Labels", "Unit", "Better", "May be lost in `check`", "Needs")
     return table(header, rows)

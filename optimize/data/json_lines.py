@@ -28,7 +28,7 @@ from optimize.wording import plural
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-EXTRA = "pip install 'optimize[text]'"
+INSTALL = "pip install tokenizers"
 _HINT = 'Write one object a line: {"text": "...", "label": 1}; "text_pair" and "label" may be left out.'
 #: Texts among which those of like length are looked for, and how many of them go together.
 _WINDOW, _GROUP = 256, 32
@@ -175,7 +175,7 @@ def _opened(name: str, length: int | None) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise UsageError("Texts need the package tokenizers, which is not installed.", hint=EXTRA) from error
+        raise UsageError("Texts need the package tokenizers, which is not installed.", hint=INSTALL) from error
     require_file(Path(name), most_bytes=texts.MOST_JSON_BYTES)
     try:
         found = Tokenizer.from_file(name)

@@ -29,7 +29,6 @@ from optimize.measure.scores import Misfit, Outputs
 Unit = Literal["%", "dB", ""]
 #: What a Python caller gives as a metric: its name, or a function as `own` takes it.
 GivenMetric = str | Callable[..., Any]
-EXTRA = "pip install 'optimize[metrics]'"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Metric:
         settle: What all rows together make of each; None where each row stands by itself.
         whole: Makes a figure of samples that were drawn so many times of all rows; None for means.
         tuned: The fields that the number behind an ``@`` of the name changes; None where there is none to say.
-        package: What it needs of ``optimize[metrics]``; empty for nothing.
+        package: The package that it needs; empty for nothing.
     """
 
     name: str
@@ -204,7 +203,9 @@ def find(said: GivenMetric) -> Metric:
     if found is None or (at and found.tuned is None):
         raise UsageError(f"There is no metric '{said}'.", hint=f"{nearest(said, METRICS)} Or package.module:callable.")
     if found.package and importlib.util.find_spec(found.package) is None:
-        raise UsageError(f"The metric {said} needs {found.package}, which is not installed.", hint=EXTRA)
+        raise UsageError(
+            f"The metric {said} needs {found.package}, which is not installed.", hint=f"pip install {found.package}"
+        )
     return _tuned(found, said, number) if at or "@" in found.name else found
 
 
