@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1] / "optimize"
 
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
-    "ground": ("errors", "escaping", "bounds", "dimensions", "texts", "archives", "regular", "files", "named", "processor",
-        "progress", "distances", "records", "wording", "keeping"),
+    "ground": ("errors", "escaping", "bounds", "dimensions", "texts", "archives", "regular", "files", "named",
+        "processor", "progress", "distances", "records", "wording", "keeping"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "graph": (
