@@ -1,8 +1,8 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, slices for the parts of a split weight, no clones or copies (but where strides are read), no assertions,
-no updates of buffers.
+for ``view``, slices for the parts of a split weight, an embedding and its reduction for bags of one size, no clones or
+copies (but where strides are read), no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _SAME_CONVOLUTIONS = {
     aten.conv2d.padding: aten.conv2d.default,
     aten.conv3d.padding: aten.conv3d.default,
 }
+#: The forms of bags of embeddings, and what reduces one, at the place of its mode.
+_BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+_REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 #: Operators made of others whose result is always a new one.
 _NEW = (*_SAME_CONVOLUTIONS, *_SAME_CONVOLUTIONS.values(), aten.linear.default, aten.batch_norm.default)
 #: Calls that torch's functionalization leaves as they are, or that are written here as it would.
@@ -165,6 +168,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         node.target = aten.reshape.default
     elif node.target is operator.getitem:
         _normalize_part_of_weight(node)
+    elif node.target in _BAGS:
+        _normalize_bags(module, node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
 
@@ -185,6 +190,30 @@ def _normalize_part_of_weight(node: fx.Node) -> None:
         ends = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
         node.target = aten.slice.Tensor
         node.args = (weight, dim, ends[index], ends[index + 1], 1)
+
+
+def _normalize_bags(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write bags that all have the size of a row, as ``[N, size]`` ids give them, as embeddings and their reduction.
+
+    Runtimes have no bags of any size: an exporter writes a loop over the samples.
+    """
+    ids, starts = (cast(fx.Node, graph.argument(node, name)) for name in ("indices", "offsets"))
+    if not (graph.is_call(ids, aten.reshape.default) and graph.is_call(starts, aten.arange.start_step)):
+        return
+    rows, size, mode = cast(fx.Node, ids.args[0]), starts.args[2], cast(int, graph.argument(node, "mode"))
+    shape, bags = rows.meta["val"].shape, node.meta["val"][0]
+    is_plain = graph.argument(node, "per_sample_weights") is None and graph.argument(node, "padding_idx") in (None, -1)
+    is_full = starts.args[0] == 0 and str([*shape]) == str([bags.shape[0], size]) and size != 0
+    if not is_plain or not is_full or any(user.args[1] for user in node.users):
+        return
+    with module.graph.inserting_before(node):
+        found = module.graph.call_function(aten.embedding.default, (node.args[0], rows, -1, False, False))
+        call = module.graph.call_function(_REDUCTIONS[mode], (found, [1], False))
+    found.meta, call.meta = dict(node.meta), {**node.meta, "val": bags}
+    graph.normalize_arguments(call)
+    for value in list(node.users):
+        value.replace_all_uses_with(call)
+        module.graph.erase_node(value)
 
 
 def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:

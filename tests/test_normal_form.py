@@ -217,3 +217,38 @@ def test_shapes_with_two_free_sizes_and_values_that_are_overwritten_are_left_to_
         exported = torch.export.export(Overwriting(following).eval(), (torch.randn(2, 3, 6, 6),), dynamic_shapes=free)
     write_out_of_place(exported.graph)
     assert is_settled(exported.graph) is is_written_here
+
+
+class Bags(nn.Module):
+    """Bags of one size, as rows of ids are, and bags that begin where offsets say."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(20, 4, mode=mode)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(ids), self.table(ids.flatten(), offsets)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size_are_embeddings_and_their_reduction(mode: str) -> None:
+    net, ids, offsets = Bags(mode).eval(), torch.randint(0, 20, (3, 5)), torch.tensor([0, 2, 9])
+    program = optimize.capture(net, (ids, offsets))
+    called = [graph.op_name(node) for node in program.graph.nodes if node.op == "call_function"]
+    assert called.count("embedding") == 1 and called.count("embedding_bag") == 1
+    for want, got in zip(net(ids, offsets), program(ids, offsets), strict=True):
+        assert torch.allclose(want, got, atol=1e-6)
+
+
+def test_bags_over_part_of_the_ids_are_left_as_they_are() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.EmbeddingBag(20, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.table(ids.flatten(), torch.arange(0, ids.numel() - ids.shape[1], ids.shape[1]))
+
+    net, ids = Part().eval(), torch.randint(0, 20, (3, 5))
+    program = optimize.capture(net, (ids,), dynamic_batch=False)
+    assert torch.allclose(program(ids), net(ids), atol=1e-6) and program(ids).shape == (2, 4)

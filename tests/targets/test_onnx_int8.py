@@ -313,3 +313,23 @@ def test_tensorrt_gives_a_concatenation_one_scale(tmp_path: Path) -> None:
     assert program.quantization is not None
     widest = program.quantization.ranges["cat"]
     assert scales == pytest.approx([max(-widest.low, widest.high) / 127] * 2)
+
+
+class Bag(nn.Module):
+    """Embeddings summed from where offsets say: the exporter begins the loop with an empty sequence, of no inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(20, 8), nn.Linear(8, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids, torch.tensor([0, 3])))
+
+
+def test_operators_without_inputs_stand_beside_layers_in_integers(tmp_path: Path) -> None:
+    ids = torch.arange(6)
+    program = optimize.capture(Bag().eval(), (ids,), dynamic_batch=False)
+    program, _ = QuantizeStatic(calibration=[ids, ids.flip(0)], spare=0).apply(program)
+    artifact = optimize.export(program, "onnx", tmp_path / "bag.onnx")
+    assert len(coverage_of(artifact).quantized) == 1
+    assert sqnr_db(program(ids), artifact.load()(ids)) > 25

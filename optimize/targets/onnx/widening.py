@@ -85,9 +85,9 @@ def widen_channels(model: ir.Model, layers: Collection[str]) -> None:
 
 def widen_inputs(model: ir.Model) -> None:
     """Pad the integers of inputs of 1 or 3 channels (of any number up to 16 that does not fit), in place."""
-    for node in list(model.graph):
+    for node in [node for node in model.graph if node.op_type == "DequantizeLinear"]:
         integers, real = node.inputs[0], node.outputs[0]
-        if node.op_type != "DequantizeLinear" or constant(integers) is not None or real.is_graph_output():
+        if constant(integers) is not None or real.is_graph_output():
             continue
         size, users = _channel_count(real), readers(real)
         if size <= _WIDEST_INPUT and size % STEP and users and all(_takes_padding(user, real) for user in users):
