@@ -23,7 +23,7 @@ from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize, find_free, r
 from optimize.errors import Refused, require
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
-from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs
+from optimize.preparation import check_it_runs, first_line, inference_copy, own_inputs, return_tensors
 from optimize.program import MAX_BATCH, Program
 from optimize.recurrent import shape_rules
 
@@ -83,7 +83,7 @@ def capture(
     def captured(batch: bool) -> Program:
         inputs = own_inputs(flat, batch)
         free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
-        return _captured(source, module, inputs, in_spec, free)
+        return _captured(source, module, inputs, in_spec, free, notes)
 
     try:
         program = captured(dynamic_batch)
@@ -101,10 +101,11 @@ def _captured(
     inputs: tuple[torch.Tensor, ...],
     in_spec: pytree.TreeSpec,
     free: Dimensions,
+    notes: list[str],
 ) -> Program:
     arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
     with _quiet_export():
-        check_it_runs(source, arguments, keywords, module)
+        notes += return_tensors(source, check_it_runs(source, arguments, keywords, module))
         exported = _export(source, arguments, keywords, free)
     return from_exported(exported, inputs, in_spec, source=source, free=free)
 

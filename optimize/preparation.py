@@ -7,6 +7,8 @@ Every refusal names the layer, because only its owner can mend it.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import keyword
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,9 @@ from optimize.errors import Refused
 
 #: What holds the parts of a module, and what they may be besides None.
 _HOLDERS: dict[str, type] = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
+
+#: So many of the outputs that are left out are said by name.
+_LISTED = 3
 
 
 def inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
@@ -85,17 +90,20 @@ def own_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, 
 
 def check_it_runs(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], origin: torch.nn.Module
-) -> None:
+) -> Any:
     """Run a copy of a module once, so that inputs that do not fit are told apart from what export cannot do.
 
     What it writes to on that call gets its value of ``origin`` again.
+
+    Returns:
+        What the module returned.
 
     Raises:
         Refused: It fails.
     """
     try:
         with torch.no_grad():
-            module(*args, **kwargs)
+            outputs = module(*args, **kwargs)
     except Exception as error:
         shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
         raise Refused(
@@ -113,6 +121,56 @@ def check_it_runs(
         elif not torch.equal(value, before[path]):
             with torch.no_grad():
                 value.copy_(before[path])
+    return outputs
+
+
+def return_tensors(module: torch.nn.Module, outputs: Any) -> list[str]:
+    """Let a copy of a module return the tensors of its outputs alone, where it returns None or objects beside them.
+
+    Its class becomes one of the same name with another ``forward``, so that its parts keep their paths.
+
+    Args:
+        module: The copy.
+        outputs: What it returned.
+
+    Returns:
+        What to say of it: what is left out.
+    """
+    if not any(map(_is_in_the_way, pytree.tree_leaves(outputs))):
+        return []
+    left: list[str] = []
+    _tensors_of(outputs, (), left)
+    kind = type(module)
+
+    @functools.wraps(kind.forward)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _tensors_of(kind.forward(self, *args, **kwargs), (), [])
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    listed = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
+    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left else []
+
+
+def _is_in_the_way(value: Any) -> bool:
+    """Say whether an output is None or an object, such as a cache; a number of the model's own is refused as one."""
+    return not isinstance(value, torch.Tensor | int | float | complex | str | bytes)
+
+
+def _tensors_of(value: Any, path: tuple[Any, ...], left: list[str]) -> Any:
+    """Return an output without what is in the way, its fields by name; what that is goes to ``left``."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not isinstance(value, Mapping | tuple | list):
+        return value
+    held = [*value.items()] if isinstance(value, Mapping) else [*enumerate(value)]
+    kept = {}
+    for key, part in held:
+        found = _tensors_of(part, (*path, key), left)
+        if any(map(_is_in_the_way, pytree.tree_leaves(found))):
+            left.append(f"'{'.'.join(map(str, (*path, key)))}' ({'None' if part is None else type(part).__name__})")
+        else:
+            kept[key] = found
+    return kept if isinstance(value, Mapping) else tuple(kept.values())
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Models that are oddly made, or hardly are models: each works, or is refused in a sentence that names the layer."""
 
+import dataclasses
 import io
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import optimize
-from optimize import registry
+from optimize import graph, registry
 from optimize.distances import output_error
 from optimize.errors import Refused
 from optimize.frontend import capture
@@ -207,3 +208,65 @@ def test_example_inputs_are_the_programs_own() -> None:
     given = around(lambda held: held[0:2])
     program = capture(nn.Linear(16, 1), (given,))
     assert program.inputs[0].untyped_storage().nbytes() == given.numel() * given.element_size()
+
+
+class Cache:
+    """Keeps values for the next call, as language models' caches do."""
+
+    def __init__(self, *values: Tensor) -> None:
+        self.values = values
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a model of somebody's returns."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+    cache: Cache | None = None
+
+
+class Several(nn.Module):
+    """Returns tensors among other things."""
+
+    def __init__(self, arrange: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.head, self.arrange = nn.Linear(4, 2), arrange
+
+    def forward(self, x: Tensor) -> Any:
+        return self.arrange(self.head(x), x)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "names", "left"),
+    [
+        (lambda y, x: (y, None, x), ("output_0", "output_1"), "'1' (None)"),
+        (lambda y, x: Answer(y), ("logits",), "'loss' (None), 'cache' (None)"),
+        (lambda y, x: {"y": y, "kept": Cache(x)}, ("y",), "'kept' (Cache)"),
+        (
+            lambda y, x: [y, (None, {"x": x, "cache": [Cache(x)]})],
+            ("output_0", "output_1_0_x"),
+            "'1.0' (None), '1.1.cache.0'",
+        ),
+        (lambda y, x: (y, *[None] * 5), ("output_0",), "'3' (None) and 2 more"),
+    ],
+)  # fmt: skip
+def test_tensors_are_kept_and_what_is_none_is_left_out_by_name(
+    arrange: Callable[[Tensor, Tensor], Any], names: tuple[str, ...], left: str
+) -> None:
+    module, x = Several(arrange).eval(), torch.randn(3, 4)
+    program = capture(module, (x,))
+    assert program.output_names == names and [left in note for note in program.notes] == [True]
+    torch.testing.assert_close(program.run((x,))[0], module.head(x))
+    assert graph.origin(next(graph.calls(program.graph, graph.aten.linear.default))) == "head"
+    assert type(module) is Several
+
+
+def test_outputs_of_tensors_alone_keep_their_structure_and_nothing_is_said() -> None:
+    program = capture(Several(lambda y, x: {"a": [y, x]}).eval(), (torch.randn(3, 4),))
+    assert not program.notes and isinstance(program(torch.randn(3, 4))["a"], list)
+
+
+def test_a_model_that_returns_a_number_is_refused() -> None:
+    with pytest.raises(Refused, match="Output 1 of the model is 3"):
+        capture(Several(lambda y, x: (y, 3)).eval(), (torch.randn(3, 4),))
