@@ -204,6 +204,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+    from optimize.targets.openvino.spectra import write_spectra
     from optimize.targets.packaging import require_layers
 
     plan = program.quantization
@@ -217,6 +218,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     widen(model)
     spell_hard_sigmoids(model)
     scale_products(model)
+    write_spectra(model)
     if plan is None:
         return model, None
     plan = plan if plan.half is not None else spare_cheaply(program, plan)
