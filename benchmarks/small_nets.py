@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 def mlp(sizes: Sequence[int], *, last: bool = False) -> nn.Sequential:
     """Return linear layers of these sizes with ReLU between them, and behind the last one where ``last``."""
     layers: list[nn.Module] = []
-    for place, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False), 2):
+    for place, (before, after) in enumerate(itertools.pairwise(sizes), 2):
         layers += [nn.Linear(before, after), *([nn.ReLU()] if last or place < len(sizes) else [])]
     return nn.Sequential(*layers)
 
@@ -149,7 +150,7 @@ class TCN(nn.Module):
         super().__init__()
         sizes = [inputs] + [width] * levels
         self.first = nn.ModuleList(nn.utils.parametrizations.weight_norm(
-            nn.Conv1d(a, b, 3, dilation=2**i)) for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))
+            nn.Conv1d(a, b, 3, dilation=2**i)) for i, (a, b) in enumerate(itertools.pairwise(sizes))
         )  # fmt: skip
         self.skip, self.head = nn.Conv1d(inputs, width, 1), nn.Linear(width, 10)
 
@@ -183,7 +184,7 @@ class WaveNet(nn.Module):
 
 
 class CRNN(nn.Module):
-    """B. Shi et al., "An End-to-End Trainable Neural Network for Image-based Sequence Recognition", arXiv 1507.05717."""
+    """B. Shi et al., "An End-to-End Trainable Neural Network for Image-based Sequence Recognition", 1507.05717."""
 
     def __init__(self, letters: int = 37) -> None:
         super().__init__()
@@ -235,7 +236,9 @@ class DGCNN(nn.Module):
         squares = x.square().sum(1)
         distance = squares[:, :, None] + squares[:, None] - 2 * x.transpose(1, 2) @ x
         places = distance.topk(self.near, dim=2, largest=False).indices
-        near = torch.gather(x[:, :, None].expand(-1, -1, x.shape[2], -1), 3, places[:, None].expand(-1, x.shape[1], -1, -1))
+        near = torch.gather(
+            x[:, :, None].expand(-1, -1, x.shape[2], -1), 3, places[:, None].expand(-1, x.shape[1], -1, -1)
+        )
         here = x[:, :, :, None].expand_as(near)
         return torch.cat([here, near - here], 1)
 
@@ -333,6 +336,6 @@ def _edge(before: int, after: int) -> nn.Sequential:
 
 def _shared(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU()]
     return nn.Sequential(*layers)
