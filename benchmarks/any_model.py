@@ -11,9 +11,10 @@ again, but where it went less deep: ``--depth float`` ends behind ONNX Runtime's
 
 ``captured`` is the batch that the program has: free, or fixed to the example's where it was refused free. Decibels of
 float files are those against the module itself, on inputs that nothing was captured with, in batches of 2 and 3 (the
-worse). ``length`` is the same for a sequence half as long again. INT8 files are judged on their calibration samples, and are timed beside the float32
-file of the same runtime: all files of a model in lock-step, one thread, batch 1, the ratio that of the medians. A file
-is not slower where that is 0.97 at least: layers that are slower in INT8 have been given back to float by measuring.
+worse). ``length`` is the same for a sequence half as long again. INT8 files are judged on their calibration samples and
+timed beside the float32 file of the same runtime: all files of a model in lock-step, one thread, batch 1, the ratio
+that of the medians. A file is not slower where that is 0.97 at least: layers that are slower in INT8 have been given
+back to float by measuring.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def try_model(name: str, say: Callable[[_Row], None], depth: str) -> None:
         say(_another_length(net, Path(folder)))
         say({"stage": "all files"})
         if depth != "float":
-            say(_run(net, batch, Path(folder) / "out") if depth == "times" else _untimed(net, program, Path(folder)))
+            data = [net.draw(1 if program.batch else program.samples, seed=10 + at) for at in range(CALIBRATION)]
+            work = Path(folder) / "out"
+            say(_run(net, batch, data, work) if depth == "times" else _untimed(net, program, data, Path(folder)))
     say({"stage": ""})
 
 
@@ -148,13 +151,12 @@ def _another_length(net: Any, folder: Path) -> _Row:
     return {"length": _decibels(net, runner, net.draw(2, seed=4, length=LENGTH * 3 // 2))}
 
 
-def _run(net: Any, batch: int | None, folder: Path) -> _Row:
+def _run(net: Any, batch: int | None, data: Sequence[Any], folder: Path) -> _Row:
     """Run the whole line, with INT8; without it where a pass refuses."""
     import optimize
     from benchmarks.flags import quantizing
     from optimize.errors import OptimizeError
 
-    data = [net.draw(batch or 1, seed=seed) for seed in range(10, 10 + CALIBRATION)]
     fusing: list[Any] = [optimize.Reparameterize(), optimize.FuseConvBN()]
     try:
         report = _whole_line(net, batch, [*fusing, *quantizing(data)], folder)
@@ -166,14 +168,13 @@ def _run(net: Any, batch: int | None, folder: Path) -> _Row:
     return _told(report)
 
 
-def _untimed(net: Any, program: Any, folder: Path) -> _Row:
+def _untimed(net: Any, program: Any, data: Sequence[Any], folder: Path) -> _Row:
     """Write all files in this process and judge them on what calibrated them; nothing is timed."""
     import optimize
     from benchmarks.flags import quantizing
     from optimize.errors import OptimizeError
     from optimize.workflow import transform
 
-    data = [net.draw(program.batch or program.samples, seed=seed) for seed in range(10, 10 + CALIBRATION)]
     fusing: list[Any] = [optimize.Reparameterize(), optimize.FuseConvBN()]
     refused: _Row = {}
     try:
@@ -254,8 +255,7 @@ def run_apart(name: str, depth: str) -> _Row:
 
 
 def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return next((line[:300] for line in reversed(path.read_text(errors="replace").splitlines()) if line.strip()), "")
 
 
 def captured(row: _Row) -> bool:
@@ -344,7 +344,7 @@ def _shown(value: Any, places: int = 1) -> str:
 def _reasons(row: _Row) -> Iterator[str]:
     """Yield why something is missing of a row."""
     yield from (row[key] for key in ("missing", "died") if key in row)
-    yield from (f"{row['captured']}: {why}" for why in row.get("why", ()))
+    yield from (f"{row['captured']}: {why}" for why in (*row.get("why", ()), *row.get("notes", ())))
     yield from (f"ONNX Runtime: {value}" for key, value in row.get("onnx", {}).items() if isinstance(value, str))
     if isinstance(row.get("length"), str) and row["length"] not in ("none", "cannot be asked for"):
         yield f"another length: {row['length']}"

@@ -36,7 +36,8 @@ def _transform_whole(graph: ir.Graph, node: ir.Node) -> ir.Node:
     """Return a transform that gives all, where one gives half (rule 2)."""
     x, old, length, axis = node.inputs[0], node.outputs[0], scalar(node.inputs[1]), scalar(node.inputs[2])
     assert x is not None and x.shape is not None
-    inverse, rank = node.attributes.get_int("inverse", 0), len(x.shape)
+    inverse, known = node.attributes.get_int("inverse", 0), x.shape
+    rank = len(known)
     if not node.attributes.get_int("onesided", 0) or length is None or axis is None:
         return node
     name, size, at = name_of(old), int(length), int(axis) % rank
@@ -47,7 +48,7 @@ def _transform_whole(graph: ir.Graph, node: ir.Node) -> ir.Node:
         x = add(graph, "Mul", [x, store(graph, f"{name}_weights", weights)], name=f"{name}_weighed", like=x)
     padding[rank + at if inverse else -1] = size - half if inverse else 1
     filled = add(graph, "Pad", [x, store(graph, f"{name}_ends", np.asarray(padding))], name=f"{name}_filled", like=x)
-    sizes = [size if place == at else part for place, part in enumerate(x.shape)]
+    sizes = [size if place == at else part for place, part in enumerate(known)]
     filled.shape = ir.Shape([*sizes[:-1], 2])
     whole = add(
         graph, "DFT", [filled, *node.inputs[1:]], {"inverse": inverse, "onesided": 0}, name=f"{name}_whole", like=old
