@@ -36,6 +36,7 @@ def capture(
     dynamic_batch: bool = True,
     dynamic_size: bool = False,
     dynamic: Any = None,
+    outputs: Sequence[str] = (),
 ) -> Program:
     """Capture a module as a program that owns its weights; the module is left untouched.
 
@@ -53,6 +54,8 @@ def capture(
         dynamic: Further free dimensions, by input and dimension the name: ``{"input_ids": {1: "sequence"}}``, with a
             range ``"sequence:16..512"``, or a ``torch.export.Dim``. ``"sequence"`` alone is dimension 1 of all inputs.
             Dimensions of one name have one size.
+        outputs: Names of the outputs that are wanted, in order: keys and fields of what the module returns,
+            ``output_0`` and on of a tuple. All where there are none.
 
     Returns:
         The program.
@@ -60,7 +63,7 @@ def capture(
     Raises:
         Refused: The module fails on the inputs, cannot be exported, fixes a size that is to be free (the message names
             the line), takes fewer sizes than asked, or returns something that is no tensor.
-        UsageError: It is no module, or has no such input or dimension.
+        UsageError: It is no module, or has no such input, dimension or output.
         VerificationFailed: The graph answers otherwise than the module.
 
     Example:
@@ -83,7 +86,17 @@ def capture(
     def captured(batch: bool) -> Program:
         inputs = own_inputs(flat, batch)
         free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
-        return _captured(source, module, inputs, in_spec, free, notes)
+        arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
+        with _quiet_export():
+            try:
+                returned = check_it_runs(source, arguments, keywords, module)
+            except Refused as error:
+                if all(own.shape == given.shape for own, given in zip(inputs, flat, strict=True)):
+                    raise
+                raise BatchFixed("the model fails on a batch of 2") from error
+            notes.extend(return_tensors(source, returned, outputs))
+            exported = _export(source, arguments, keywords, free)
+        return from_exported(exported, inputs, in_spec, source=source, free=free)
 
     try:
         program = captured(dynamic_batch)
@@ -93,21 +106,6 @@ def capture(
     program.notes[:0] = notes
     check_capture(program)
     return check_sizes(program)
-
-
-def _captured(
-    source: torch.nn.Module,
-    module: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    in_spec: pytree.TreeSpec,
-    free: Dimensions,
-    notes: list[str],
-) -> Program:
-    arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
-    with _quiet_export():
-        notes += return_tensors(source, check_it_runs(source, arguments, keywords, module))
-        exported = _export(source, arguments, keywords, free)
-    return from_exported(exported, inputs, in_spec, source=source, free=free)
 
 
 def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ def open_program(job: Job, progress: Progress | None = None) -> CapturedModel:
     Raises:
         OptimizeError: It cannot be loaded or captured, or nothing says what its inputs look like.
     """
-    how = Capturing(job.recipe.static_batch, job.recipe.dynamic_size, job.recipe.dynamic)
+    how = Capturing(job.recipe.static_batch, job.recipe.dynamic_size, job.recipe.dynamic, job.recipe.outputs)
     if isinstance(job.source, torch.nn.Module):
         if job.inputs is None:
             raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")

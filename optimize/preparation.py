@@ -18,7 +18,9 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError, nearest
+from optimize.escaping import shortened
+from optimize.program import name_outputs
 
 #: What holds the parts of a module, and what they may be besides None.
 _HOLDERS: dict[str, type] = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
@@ -124,31 +126,48 @@ def check_it_runs(
     return outputs
 
 
-def return_tensors(module: torch.nn.Module, outputs: Any) -> list[str]:
+def return_tensors(module: torch.nn.Module, outputs: Any, chosen: Sequence[str] = ()) -> list[str]:
     """Let a copy of a module return the tensors of its outputs alone, where it returns None or objects beside them.
+
+    Of the tensors those that are chosen, by name and in that order.
 
     Its class becomes one of the same name with another ``forward``, so that its parts keep their paths.
 
     Args:
         module: The copy.
         outputs: What it returned.
+        chosen: Names of outputs; all where there are none.
 
     Returns:
         What to say of it: what is left out.
+
+    Raises:
+        UsageError: It has no output of a name that is chosen.
     """
-    if not any(map(_is_in_the_way, pytree.tree_leaves(outputs))):
+    if not chosen and not any(map(_is_in_the_way, pytree.tree_leaves(outputs))):
         return []
     left: list[str] = []
-    _tensors_of(outputs, (), left)
+    _choose(_tensors_of(outputs, (), left), chosen)
     kind = type(module)
 
     @functools.wraps(kind.forward)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _tensors_of(kind.forward(self, *args, **kwargs), (), [])
+        return _choose(_tensors_of(kind.forward(self, *args, **kwargs), (), []), chosen)
 
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     listed = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
-    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left else []
+    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left and not chosen else []
+
+
+def _choose(outputs: Any, chosen: Sequence[str]) -> Any:
+    """Return the outputs of some names, by name."""
+    if not chosen:
+        return outputs
+    named = dict(zip(name_outputs(outputs), pytree.tree_leaves(outputs), strict=True))
+    for name in chosen:
+        if name not in named:
+            raise UsageError(f"The model has no output '{shortened(name)}' (--outputs).", hint=nearest(name, named))
+    return {name: named[name] for name in chosen}
 
 
 def _is_in_the_way(value: Any) -> bool:

@@ -94,14 +94,9 @@ class Program:
     @property
     def output_names(self) -> tuple[str, ...]:
         """What the module called its outputs (keys and fields; ``output_0`` and on where it has no words for them)."""
-        plain = tuple(f"output_{place}" for place in range(len(self.outputs)))
-        try:
-            paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(plain), self.out_spec))
-        except ValueError:  # a class of its own holds them, and tells no names
-            return plain
-        named = tuple(_path_name(path) or name for (path, _), name in zip(paths, plain, strict=True))
-        is_clear = len(set(named)) == len(named) and not set(named) & set(self.input_names)
-        return named if is_clear else plain
+        plain = [f"output_{place}" for place in range(len(self.outputs))]
+        named = name_outputs(pytree.tree_unflatten(plain, self.out_spec))
+        return tuple(plain) if set(named) & set(self.input_names) else named
 
     @property
     def batch(self) -> int | None:
@@ -265,6 +260,21 @@ class Program:
         from optimize.invariants import check
 
         check(self)
+
+
+def name_outputs(outputs: Any) -> tuple[str, ...]:
+    """Return the names of what a module returned, flat; ``output_0`` and on where it has no words for them.
+
+    >>> name_outputs({"scores": 0, "boxes": (1, 2)}), name_outputs((0, 1))
+    (('scores', 'boxes_0', 'boxes_1'), ('output_0', 'output_1'))
+    """
+    plain = tuple(f"output_{place}" for place in range(len(pytree.tree_leaves(outputs))))
+    try:
+        paths, _ = pytree.tree_flatten_with_path(outputs)
+    except ValueError:  # a class of its own holds them, and tells no names
+        return plain
+    named = tuple(_path_name(path) or name for (path, _), name in zip(paths, plain, strict=True))
+    return named if len(set(named)) == len(named) else plain
 
 
 def _path_name(path: Sequence[Any]) -> str:

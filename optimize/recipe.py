@@ -137,6 +137,7 @@ class Recipe(BaseModel):
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free too.
         dynamic: Further free dimensions: ``sequence`` for dimension 1 of all inputs, or by input and dimension the
             name, ``{input_ids: {1: "sequence:16..512"}}``.
+        outputs: Names of the model's outputs that files have, in order; all where there are none.
         preprocess: How image folders become inputs, as ``--preprocess`` says it or by its words; ImageNet's way where
             nothing is said.
         mean: Mean of image folders, such as ``0.5,0.5,0.5``: a word of ``preprocess``.
@@ -165,6 +166,7 @@ class Recipe(BaseModel):
     static_batch: Annotated[int, AfterValidator(bounds.BATCH)] | None = None
     dynamic_size: bool = False
     dynamic: Annotated[dict[str, dict[int, str]], BeforeValidator(read_dynamic)] = {}
+    outputs: tuple[str, ...] = ()
     preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     mean: str | None = None
     std: str | None = None
@@ -189,12 +191,12 @@ class Recipe(BaseModel):
             raise ValueError("must be a list of pass names")
         return [_entry(item) for item in value]
 
-    @field_validator("keep", "verify_on", "mean", "std", mode="before")
+    @field_validator("keep", "outputs", "verify_on", "mean", "std", mode="before")
     @classmethod
     def _listed(cls, value: Any, info: ValidationInfo) -> Any:
         """Read several words, or numbers, as a list or as text with commas."""
         found = [] if value is None else _words(value)
-        return found if info.field_name in ("keep", "verify_on") else ",".join(found) or None
+        return found if info.field_name in ("keep", "outputs", "verify_on") else ",".join(found) or None
 
     @property
     def preprocessing(self) -> dict[str, str]:

@@ -60,6 +60,7 @@ def optimize(
     threads: int = 1,
     dynamic_size: bool = False,
     dynamic: Any = None,
+    outputs: Sequence[str] = (),
     factory: str | None = None,
     trust: bool = False,
 ) -> Report:
@@ -83,6 +84,7 @@ def optimize(
         threads: Compute threads while measuring.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
         dynamic: Further free dimensions, as ``optimize.capture`` takes them: ``{"input_ids": {1: "sequence"}}``.
+        outputs: Names of the outputs that files have, in order; all where there are none.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
 
@@ -101,6 +103,7 @@ def optimize(
         "target_options": options,
         "threads": threads,
         "dynamic": read_dynamic(dynamic),
+        "outputs": outputs,
         **asked,
     }
     recipe = parse(content, source="optimize.optimize")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import yaml
@@ -271,6 +272,20 @@ def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
     ids, mask = capture_model(Encoder().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
+
+
+def test_outputs_are_chosen_by_name(tmp_path: Path, typed: Typed) -> None:
+    net = Encoder().eval()
+    program = optimize.capture(net, draw_text(2, 16), dynamic=SEQUENCE, outputs=("embedding",))
+    assert program.output_names == ("embedding",)
+    given = draw_text(3, 9)
+    assert torch.allclose(program(*given)["embedding"], net(*given)["embedding"], atol=1e-5)
+    done = typed(*NET, "--outputs", "embedding,hidden", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(next((tmp_path / "out").glob("*.onnx")))
+    assert [value.name for value in session.get_outputs()] == ["embedding", "hidden"]
+    done = typed(*NET, "--outputs", "embeddings", "--out", tmp_path / "other")
+    assert done.returncode == 2 and "no output 'embeddings'" in done.stderr and "'embedding'" in done.stderr
 
 
 def test_names_must_be_of_this_model() -> None:

@@ -11,6 +11,7 @@ import optimize
 from models import REFERENCES
 from optimize.errors import Refused
 from optimize.frontend import capture_exported, capture_torchscript
+from optimize.load.capturing import Capturing, capture_model
 from tests import nets
 
 
@@ -119,6 +120,20 @@ def test_a_batch_of_one_that_the_model_computes_with_is_not_doubled() -> None:
     assert program.batch is None and program.inputs[0].shape == (1, 3, 4)
 
 
+def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
+    class Alone(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(12) * 2
+
+    program = optimize.capture(Alone().eval(), (torch.rand(1, 3, 4),))
+    assert program.inputs[0].shape == (1, 3, 4)
+    assert program.notes == ["The batch stays fixed to 1: the model fails on a batch of 2."]
+    opened = capture_model(Alone().eval(), lambda: (torch.rand(2, 3, 4),), Capturing())
+    assert opened.inputs[0].shape == (1, 3, 4) and opened.notes == program.notes
+    with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 3, 5\]\]"):
+        capture_model(Alone().eval(), lambda: (torch.rand(2, 3, 5),), Capturing())
+
+
 def test_a_bound_of_the_batch_is_found_and_kept() -> None:
     class Rows(nn.Module):
         def __init__(self) -> None:
@@ -159,10 +174,10 @@ def test_torchscript_is_captured_again_or_refused() -> None:
 
 def test_outputs_that_are_no_tensors_are_refused_by_position() -> None:
     class Mixed(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-            return x + 1, None
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+            return x + 1, 0.5
 
-    with pytest.raises(Refused, match="Output 1 of the model is None"):
+    with pytest.raises(Refused, match=r"Output 1 of the model is 0\.5"):
         optimize.capture(Mixed(), torch.rand(2, 3))
 
 

@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     "sequence:16..512. Again, or with commas, for more.",
 )
 @options.metric
+@options.model("--outputs", metavar="NAME[,NAME...]", help="Outputs of the model that files have.  [default: all]")
 @options.judgement(
     "--max-drop",
     metavar="POINTS",
@@ -193,7 +194,7 @@ def _recipe(given: dict[str, Any]) -> Recipe:
         "verify_on",
     )
     overrides = {"targets": targets, "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
-    overrides |= {"dynamic": ",".join(given["dynamic"])}
+    overrides |= {"dynamic": ",".join(given["dynamic"]), "outputs": given["outputs"]}
     overrides |= {name: given[name] for name in same} | {"preprocess": options.preprocessing(given)}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:

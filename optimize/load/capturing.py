@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from optimize.capture_checks import check_capture, finite_examples, vary_tokens
 from optimize.dimensions import Said
 from optimize.distances import output_error
-from optimize.errors import InputsUnknown, OptimizeError, UsageError, VerificationFailed
+from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFailed
 from optimize.frontend import ForeignGraph, capture, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
 from optimize.load.guessing import guess_inputs
@@ -28,11 +27,13 @@ class Capturing:
         static_batch: Fix the batch to this, the example's; None leaves it free.
         dynamic_size: Leave height and width of images free.
         dynamic: Further free dimensions, by input and dimension the name.
+        outputs: Names of the outputs that are wanted; all where there are none.
     """
 
     static_batch: int | None = None
     dynamic_size: bool = False
     dynamic: Said = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
 
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
@@ -59,9 +60,10 @@ def capture_model(
         OptimizeError: It cannot be captured so.
     """
     is_eager = isinstance(held, torch.nn.Module) and not isinstance(held, torch.jit.ScriptModule)
-    if (how.dynamic_size or how.dynamic) and not is_eager:
+    if (how.dynamic_size or how.dynamic or how.outputs) and not is_eager:
+        what = "Outputs are chosen" if how.outputs else "Sizes besides the batch are left free"
         raise UsageError(
-            "Sizes besides the batch are left free in eager modules only; this file holds a graph.",
+            f"{what} in eager modules only; this file holds a graph.",
             hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
         )
     if not isinstance(held, torch.nn.Module):
@@ -73,7 +75,7 @@ def capture_model(
         elif isinstance(held, ForeignGraph):
             program = capture_foreign(held, examples, how)
         else:
-            program = _of_one(held, capture_module(held, finite_examples(held, examples), how), how)
+            program = _capture_file(held, finite_examples(held, examples), how)
         program.notes += note
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
@@ -81,18 +83,24 @@ def capture_model(
     return varied
 
 
-def _of_one(held: torch.nn.Module, program: Program, how: Capturing) -> Program:
-    """Return a program with a fixed batch with a batch of 1, where the model takes one: nobody asked for two."""
-    if how.static_batch is not None or program.batch is not None or program.samples == 1:
-        return program
-    first = [value[:1] if value.dim() else value for value in program.inputs]
-    args, kwargs = pytree.tree_unflatten(first, program.in_spec)
-    try:
-        one = capture(held, args, kwargs, dynamic_batch=False, dynamic_size=how.dynamic_size, dynamic=how.dynamic)
-    except OptimizeError:
-        return program
-    said = f"fixed to {program.samples}:", "fixed to 1 (--static-batch N for another):"
-    return replace(one, notes=[note.replace(*said) for note in program.notes])
+def _capture_file(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:
+    """Capture the module of a file, its batch free, else of 1 where the module takes that: nobody asked for two.
+
+    Raises:
+        Refused: It cannot be captured so.
+    """
+    program, failure = None, None
+    for examples in (inputs, [value[:1] if value.dim() else value for value in inputs]):
+        try:
+            program = capture_module(module, examples, how)
+        except Refused as error:
+            failure = failure or error
+        if how.static_batch is not None or (program is not None and program.batch is not None):
+            break
+    if program is None:
+        assert failure is not None
+        raise failure
+    return program
 
 
 def _examples(
@@ -149,6 +157,7 @@ def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturin
         dynamic_batch=how.static_batch is None,
         dynamic_size=how.dynamic_size,
         dynamic=how.dynamic,
+        outputs=how.outputs,
     )
 
 

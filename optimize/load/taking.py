@@ -103,6 +103,7 @@ def _ask(
         "static_batch": how.static_batch,
         "dynamic_size": how.dynamic_size,
         "dynamic": how.dynamic,
+        "outputs": how.outputs,
         "guess": guess,
     }
     answer = sandbox.call(
@@ -157,6 +158,7 @@ def take(
     static_batch: int | None,
     dynamic_size: bool,
     dynamic: dict[str, dict[str, str]],
+    outputs: list[str],
     guess: bool,
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
@@ -181,7 +183,7 @@ def take(
         return needs
     tell("capture", 0.0)
     try:
-        how = Capturing(static_batch, dynamic_size, read_dynamic(dynamic))
+        how = Capturing(static_batch, dynamic_size, read_dynamic(dynamic), tuple(outputs))
         program = capture_model(held, lambda: _read_inputs(folder), how)
     except InputsUnknown:
         return needs
