@@ -249,9 +249,8 @@ def run_apart(name: str, depth: str) -> _Row:
                 died = f"took more than {LIMIT_S} s"
         for line in said.read_text().splitlines() if said.exists() else ():
             row |= json.loads(line)
-    if died:
-        row["died"] = f"{row.get('stage', 'start')}: {died}"
-    return {**row, "seconds": round(time.monotonic() - started, 1)}
+    told = {"died": f"{row.get('stage', 'start')}: {died}"} if died else {}
+    return {**row, **told, "seconds": round(time.monotonic() - started, 1)}
 
 
 def _last_line(path: Path) -> str:
@@ -272,8 +271,7 @@ def right(row: _Row) -> bool:
 
 def int8_db(row: _Row, target: str = "onnx") -> float | None:
     """Return the decibels of an INT8 file; None where there is none that runs."""
-    value: float | None = row.get("files", {}).get(f"{target} int8", {}).get("db")
-    return value
+    return row.get("files", {}).get(f"{target} int8", {}).get("db")  # type: ignore[no-any-return]
 
 
 def int8_gain(row: _Row, target: str = "onnx") -> float | None:
@@ -290,7 +288,7 @@ def good_int8(row: _Row) -> bool:
 
 
 def table(rows: Sequence[_Row]) -> str:
-    """Return the page: what was reached, the table, and every reason."""
+    """Return the page."""
     here = [row for row in rows if "missing" not in row]
     taken = [row for row in here if captured(row)]
     tried, timed = [row for row in taken if "onnx" in row], [row for row in taken if row["depth"] == "times"]
@@ -307,7 +305,8 @@ def table(rows: Sequence[_Row]) -> str:
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * 3}{'---:|' * (len(heads) - 3)}"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     reasons = [f"- **{row['model']}**: {reason}" for row in rows for reason in _reasons(row)]
-    return "\n".join([*sums, "", *lines, "", "## What was refused, and why", "", *reasons, ""])
+    title = "# Models outside image classification"
+    return "\n".join([title, "", *sums, "", *lines, "", "## What was refused, and why", "", *reasons, ""])
 
 
 def _share(some: Sequence[_Row], of: Sequence[_Row]) -> str:

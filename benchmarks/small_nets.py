@@ -83,7 +83,7 @@ class NCF(nn.Module):
 class SASRec(nn.Module):
     """W.-C. Kang and J. McAuley, "Self-Attentive Sequential Recommendation", 2018, arXiv 1808.09781."""
 
-    def __init__(self, rows: int = 1000, width: int = 64, longest: int = 64, layers: int = 2) -> None:
+    def __init__(self, rows: int = 1000, width: int = 64, longest: int = 128, layers: int = 2) -> None:
         super().__init__()
         self.items, self.places = nn.Embedding(rows, width), nn.Embedding(longest, width)
         block = nn.TransformerEncoderLayer(width, 2, 4 * width, 0.0, batch_first=True, norm_first=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from optimize import bounds, graph, ops
@@ -95,7 +96,8 @@ def capture(
                     raise
                 raise BatchFixed("the model fails on a batch of 2") from error
             notes.extend(return_tensors(source, returned, outputs))
-            exported = _export(source, arguments, keywords, free)
+            with _masks_as_given():
+                exported = _export(source, arguments, keywords, free)
         return from_exported(exported, inputs, in_spec, source=source, free=free)
 
     try:
@@ -384,6 +386,20 @@ def _quiet_export() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """Let torch's transformer layers use the mask they are given, without a look at its values for a faster kernel.
+
+    They ask whether it is the causal one, which an export cannot answer; the mask says the same without that hint.
+    """
+    looks = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = looks
 
 
 def _dropped_updates(module: fx.GraphModule) -> list[str]:

@@ -306,3 +306,17 @@ def test_weights_that_hooks_compute_are_captured_and_stay_the_users(parametrize:
     assert sorted(folded.graph_module.state_dict()) == ["0.bias", "0.weight"]
     assert torch.allclose(folded(x), expected, atol=1e-5)
     assert all(torch.equal(one, two) for one, two in zip(before, net.parameters(), strict=True))
+
+
+def test_a_transformer_with_a_mask_is_captured_without_a_look_at_it() -> None:
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            block = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+            self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x, mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1))
+
+    net, x = Scored().eval(), torch.randn(3, 5, 8)
+    torch.testing.assert_close(optimize.capture(net, (x[:2],))(x), net(x))

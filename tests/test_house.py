@@ -66,7 +66,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 55_316, 368, 396
+MOST_LINES, MOST_FILES, MOST_CLASSES = 55_540, 369, 396
 
 
 def _modules() -> dict[str, ast.Module]:
