@@ -1,4 +1,4 @@
-"""Where a model binds a size that was to stay free: heard from torch while it captures, with the line of user code."""
+"""Why torch cannot capture a model as asked: where it binds a size that was to stay free, with the line of its code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import linecache
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
+
+from optimize.dimensions import BATCH, Dimensions
+from optimize.errors import Refused
+from optimize.preparation import first_line
 
 _LOGGER = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 _MADE = re.compile(r"create_symbol (\w+) = \d+ for (\S+)\.size\(\)\[(\d+)\]")
@@ -85,3 +89,59 @@ def _find_line() -> str:
             return f" in {Path(code.co_filename).name}:{frame.f_lineno}" + (f" ({line})" if line else "")
         frame = frame.f_back
     return ""
+
+
+class BatchFixed(Refused):
+    """The model computes with its batch as a constant.
+
+    Attributes:
+        why: The reason, as the end of a sentence.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The batch cannot stay free: {why}.", hint="Take sizes from the input, such as x.shape[0].")
+        self.why = why
+
+
+def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Binding] = ()) -> Refused:
+    """Return what to say of a model that torch does not capture.
+
+    Args:
+        error: What torch raised.
+        free: What was to stay free.
+        bindings: Sizes that became constants.
+    """
+    text = str(error)
+    names = {name for dims in free.names for name in dims.values()}
+    by_torch = "specialized" in text or "Constraints violated" in text or "ConstraintViolation" in type(error).__name__
+    for binding in bindings:
+        name = dict(zip(free.inputs, free.names, strict=True)).get(binding.name, {}).get(binding.dim)
+        if by_torch and name == BATCH:
+            return BatchFixed(f"the model computes with {binding.size} as a constant{binding.where}")
+        if by_torch and name is not None:
+            return Refused(
+                f"'{name}' cannot stay free: the model computes with its size of {binding.size} as a constant"
+                f"{binding.where}.",
+                hint="Take the size from the input there (x.shape), or leave the dimension out of --dynamic and "
+                "--dynamic-size.",
+            )
+    if BATCH in names and (BATCH in text and by_torch):
+        return BatchFixed("the model computes with the batch as a constant")
+    if by_torch and names - {BATCH}:
+        return Refused(
+            f"The model does not take every size of {', '.join(sorted(names - {BATCH}))}: {_violation(text)}",
+            hint="Leave fewer dimensions free (--dynamic, --dynamic-size), or let it compute alike for any size.",
+        )
+    depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
+    return Refused(
+        f"torch.export cannot capture the model: {type(error).__name__}: {first_line(error)}",
+        hint="Control flow that depends on data must be rewritten (torch.where) before deployment."
+        if depends_on_data
+        else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",
+    )
+
+
+def _violation(text: str) -> str:
+    """Return the line of torch's error that says what is violated."""
+    lines = [line.strip(" -") for line in text.splitlines() if line.startswith("  - ")]
+    return lines[0] if lines else text.partition("\n")[0]

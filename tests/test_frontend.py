@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 import optimize
 from models import REFERENCES
 from optimize.errors import Refused
-from optimize.frontend import capture_exported, capture_torchscript
+from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.load.capturing import Capturing, capture_model
 from tests import nets
 

@@ -18,6 +18,7 @@ ROOMS = {
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
         "plan", "scripting", "recurrent", "bindings",
+        "frontend_graphs", "from_export",
     ),
     "load": ("load",),
     "data": ("data",),

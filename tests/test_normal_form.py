@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize import frontend, graph
+from optimize import from_export, graph
 from optimize.normal_form import is_settled, write_out_of_place
 
 
@@ -198,7 +198,7 @@ def test_what_needs_no_functionalization_is_written_as_it_would_be(monkeypatch: 
     torch.manual_seed(0)
     net, x = Everything().eval(), torch.randn(3, 3, 6, 5)
     quick = optimize.capture(net, (x[:2],))
-    monkeypatch.setattr(frontend, "is_settled", lambda flow: False)
+    monkeypatch.setattr(from_export, "is_settled", lambda flow: False)
     slow = optimize.capture(net, (x[:2],))
     assert written(quick) == written(slow)
     with torch.no_grad():

@@ -15,7 +15,7 @@ import torch
 
 from optimize import named, registry, sandbox
 from optimize.errors import Refused, UsageError
-from optimize.frontend import ForeignGraph
+from optimize.frontend_graphs import ForeignGraph
 from optimize.load import exported, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
 

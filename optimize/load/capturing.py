@@ -13,7 +13,8 @@ from optimize.capture_checks import check_capture, finite_examples, vary_tokens
 from optimize.dimensions import Said
 from optimize.distances import output_error
 from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFailed
-from optimize.frontend import ForeignGraph, capture, capture_exported, capture_graph, capture_torchscript
+from optimize.frontend import capture
+from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
 from optimize.load.guessing import guess_inputs
 from optimize.program import Program

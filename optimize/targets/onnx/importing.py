@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 
 from optimize import graph
 from optimize.errors import Refused, TargetUnavailable
-from optimize.frontend import ForeignGraph
+from optimize.frontend_graphs import ForeignGraph
 from optimize.regular import shown
 from optimize.targets.onnx.runner import import_runtime, open_session, session_options
 from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply, as_tensor, torch_type

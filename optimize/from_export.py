@@ -1,0 +1,252 @@
+"""From torch's export to a ``Program``: flat inputs and outputs, weights owned, the normal form, free sizes by name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from optimize import bounds, graph
+from optimize.bindings import explain_refusal
+from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize
+from optimize.errors import Refused
+from optimize.graph import aten
+from optimize.normal_form import is_settled, normalize, write_out_of_place
+from optimize.program import Program
+from optimize.recurrent import shape_rules
+
+
+def from_exported(
+    exported: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    in_spec: pytree.TreeSpec,
+    *,
+    source: torch.nn.Module | None = None,
+    free: Dimensions | None = None,
+) -> Program:
+    """Bring an ExportedProgram into the normal form; its weights are copied.
+
+    Args:
+        exported: The program as torch.export made it.
+        inputs: Flat example inputs.
+        in_spec: How a caller's ``(args, kwargs)`` flatten.
+        source: The eager module it came from, if there is one.
+        free: What its free dimensions are called, and which sizes are asked of them; found and named where None.
+
+    Raises:
+        Refused: It takes fewer sizes than are asked.
+    """
+    with quiet_export():
+        for region in exported.graph_module.modules():  # such as one without gradients, of which torch makes one graph
+            if isinstance(region, fx.GraphModule):
+                write_out_of_place(region.graph)
+                region.recompile()
+        functional = exported if is_settled(exported.graph) else _functional(exported)
+        unlifted = functional.module(check_guards=False)
+    _check_straight(unlifted)
+    module = plain_graph_module(unlifted)
+    notes = _dropped_updates(module)
+    normalize(module)
+    dynamic = _dynamic_dims(module) if free is None else free.names
+    program = Program(
+        graph_module=module,
+        inputs=inputs,
+        dynamic=dynamic,
+        in_spec=in_spec,
+        out_spec=functional.call_spec.out_spec,
+        source=source,
+        free=_free_sizes_of(module, dynamic, functional.range_constraints, free.sizes if free else {}),
+        notes=notes,
+    )
+    _check_apart(program)
+    if len(program.symbols()) > len(program.free):  # one name for sizes that nothing in the graph says are equal
+        program.give_shapes()
+    program.refresh()
+    return program
+
+
+def _check_apart(program: Program) -> None:
+    """Check that free dimensions of two names may differ.
+
+    Raises:
+        Refused: The model needs them to be equal.
+    """
+    called: dict[str, str] = {}
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, dims in zip(placeholders, program.dynamic, strict=True):
+        for dim, name in dims.items():
+            other = called.setdefault(str(node.meta["val"].shape[dim]), name)
+            if other != name:
+                raise Refused(
+                    f"'{other}' and '{name}' have one size: the model computes with both.",
+                    hint="Give the dimensions one name (--dynamic, dynamic=).",
+                )
+
+
+def _free_sizes_of(
+    module: fx.GraphModule,
+    dynamic: Sequence[Mapping[int, str]],
+    ranges: Mapping[Any, Any],
+    asked: Mapping[str, FreeSize],
+) -> dict[str, FreeSize]:
+    """Return the sizes that torch found each free dimension to have, within those that are asked.
+
+    Raises:
+        Refused: More are asked.
+    """
+    found: dict[str, FreeSize] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, dims in zip(placeholders, dynamic, strict=True):
+        for dim, name in dims.items():
+            limits = ranges.get(node.meta["val"].shape[dim].node.expr)
+            known, wanted = found.get(name, FreeSize()), asked.get(name, FreeSize())
+            least, most = (int(limits.lower), limits.upper) if limits is not None else (1, None)
+            least = 1 if least == 2 else least  # torch never looks at 1 itself
+            most = int(most) if most is not None and most.is_Integer and most <= bounds.SIZE.most else None
+            size = FreeSize(max(least, known.least), min((n for n in (most, known.most) if n), default=None))
+            if (wanted.least < size.least and wanted.least > 1) or (size.most and (wanted.most or 0) > size.most):
+                raise Refused(
+                    f"'{name}' is asked for {wanted}; the model takes {size}.",
+                    hint=f"Ask for sizes within that, or for '{name}' without a range.",
+                )
+            found[name] = size
+    return {
+        name: FreeSize(max(size.least, asked[name].least), asked[name].most or size.most) if name in asked else size
+        for name, size in found.items()
+    }
+
+
+@contextlib.contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keep torch's warnings, its log of guards and the graphs it prints to itself: what matters is in the error."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), shape_rules():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    try:
+        return exported.run_decompositions({})
+    except Exception as error:
+        raise explain_refusal(error, Dimensions(())) from error
+
+
+def _dropped_updates(module: fx.GraphModule) -> list[str]:
+    """Say which buffers the module writes when it is called, besides the statistics of BatchNorm."""
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    written = [
+        str(node.args[0].target)
+        for node in graph.calls(module.graph, aten.copy_.default)
+        if isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr"
+    ]
+    names = [name for name in written if not name.endswith(statistics)]
+    if not names:
+        return []
+    listed = ", ".join(f"'{name}'" for name in names)
+    return [f"The model writes to its buffer {listed} on every call; the files keep the value it had at capture."]
+
+
+def plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
+    """Rebuild without guards, hooks or pytree code: flat inputs, flat tuple output, weights copied once each."""
+    plain = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in sorted(unlifted.graph.nodes, key=lambda node: node.op != "placeholder"):
+        copies[node] = plain.node_copy(node, copies.__getitem__)
+    output = plain.output_node()
+    flat, _ = pytree.tree_flatten(output.args[0])
+    _check_outputs(flat)
+    output.args = (tuple(flat),)
+    root = torch.nn.Module()
+    owned: dict[int, torch.Tensor] = {}
+    for node in plain.nodes:
+        if node.op == "get_attr":
+            _own(root, str(node.target), graph.attribute(unlifted, str(node.target)), owned)
+    return fx.GraphModule(root, plain, class_name="Program")
+
+
+def _check_straight(unlifted: fx.GraphModule) -> None:
+    """Check that a graph holds no others that it may call, or not.
+
+    Raises:
+        Refused: It does.
+    """
+    for node in unlifted.graph.nodes:
+        if node.op == "get_attr" and isinstance(graph.attribute(unlifted, str(node.target)), torch.nn.Module):
+            raise Refused(
+                f"The model calls {next(iter(node.users), node).target}, which chooses or repeats what is computed; "
+                "a deployed file computes one thing.",
+                hint="Compute all that may be needed and choose with torch.where, or write the loop out.",
+            )
+
+
+def _check_outputs(flat: Sequence[Any]) -> None:
+    """Check that a graph returns tensors that files can return.
+
+    Raises:
+        Refused: It returns nothing, something else, or complex numbers.
+    """
+    if not flat:
+        raise Refused("The model returns no tensor.", hint="Return what it computes.")
+    for index, value in enumerate(flat):
+        shown = value.meta.get("val") if isinstance(value, fx.Node) else None
+        if not isinstance(shown, torch.Tensor):
+            raise Refused(
+                f"Output {index} of the model is {value!r}, not a tensor; a deployed file returns tensors only.",
+                hint="Wrap the module so that it returns its tensors alone.",
+            )
+        if shown.is_complex():
+            raise Refused(
+                f"Output {index} of the model is complex; deployed files return none.",
+                hint="Return torch.view_as_real(output), with one more dimension for its two parts.",
+            )
+
+
+def _own(
+    root: torch.nn.Module, path: str, tensor: torch.Tensor | torch.nn.Module, owned: dict[int, torch.Tensor]
+) -> None:
+    """Copy one weight under the same path, once: tied weights stay tied. The body of a region stays as it is."""
+    owner, name = graph.place(root, path)
+    if hasattr(owner, name):
+        return
+    if isinstance(tensor, torch.nn.Module):
+        owner.add_module(name, tensor)
+        return
+    if id(tensor) not in owned:
+        value = tensor.detach().clone()
+        owned[id(tensor)] = torch.nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
+    graph.own(root, path, owned[id(tensor)])
+
+
+def _dynamic_dims(module: fx.GraphModule) -> tuple[dict[int, str], ...]:
+    """Read the free dimensions off the placeholders; dimensions of one symbol share one name."""
+    names: dict[str, str] = {}
+    dynamic = []
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node in placeholders:
+        dims = {}
+        for dim, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, torch.SymInt):
+                dims[dim] = names.setdefault(str(size), _free_name(dim, names))
+        dynamic.append(dims)
+    return tuple(dynamic)
+
+
+def _free_name(dim: int, names: Mapping[str, str]) -> str:
+    """Return a name for a free dimension that none of ``names`` has."""
+    if not names and dim == 0:
+        return BATCH
+    wanted = SIZES.get(dim, f"dim{len(names)}")
+    return wanted if wanted not in names.values() else f"{wanted}{len(names)}"

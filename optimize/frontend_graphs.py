@@ -1,0 +1,164 @@
+"""Capture of models that are graphs already: an ExportedProgram, TorchScript, what a file of another library holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from optimize import graph, ops
+from optimize.errors import Refused
+from optimize.from_export import plain_graph_module, quiet_export
+from optimize.frontend import capture
+from optimize.preparation import first_line, own_inputs
+from optimize.program import Program
+
+
+class ForeignGraph(torch.nn.Module):
+    """A model that a file holds as a graph of another library, as a module: what captures it need not know which."""
+
+    @property
+    def free_batch(self) -> bool:
+        """Whether the file leaves its batch free."""
+        raise NotImplementedError
+
+    def examples(self, batch: int) -> tuple[torch.Tensor, ...] | None:
+        """Return inputs of the sizes that the file says; None where it does not."""
+        raise NotImplementedError
+
+    def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return what the file's own runtime answers; None where it is not there."""
+        raise NotImplementedError
+
+
+def capture_exported(
+    exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor] | None = None, *, dynamic_batch: bool = True
+) -> Program:
+    """Capture an ExportedProgram (a ``.pt2``), freeing its batch where its graph allows that.
+
+    Args:
+        exported: The program; its weights are copied.
+        inputs: Flat example inputs; its own where None.
+        dynamic_batch: Try to leave dimension 0 free; a graph that computes with a fixed batch keeps it, with a note.
+
+    Raises:
+        Refused: There are no example inputs, or they do not fit.
+    """
+    if inputs is None and exported.example_inputs is not None:
+        inputs, _ = pytree.tree_flatten(exported.example_inputs)
+    with quiet_export():
+        plain = plain_graph_module(exported.module(check_guards=False))
+    specs = exported.call_spec
+    return capture_graph(
+        plain, inputs, specs.in_spec, specs.out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
+    )
+
+
+def capture_graph(
+    plain: fx.GraphModule,
+    inputs: Sequence[torch.Tensor] | None,
+    in_spec: pytree.TreeSpec,
+    out_spec: pytree.TreeSpec,
+    *,
+    free: Sequence[str] = (),
+    dynamic_batch: bool = True,
+) -> Program:
+    """Capture a graph on ATen operators with flat inputs and outputs, freeing its batch where it allows that.
+
+    Args:
+        plain: The graph.
+        inputs: Flat example inputs.
+        in_spec: How a caller's ``(args, kwargs)`` flatten to them.
+        out_spec: How the outputs unflatten.
+        free: Dimensions that its file leaves free, beside the batch.
+        dynamic_batch: Try to leave dimension 0 free.
+
+    Raises:
+        Refused: There are no example inputs, or they do not fit.
+    """
+    if inputs is None:
+        raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
+    with quiet_export():
+        program, notes = _freed(plain, tuple(inputs), dynamic_batch)
+    if free:
+        notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."]
+    source = None if program.source is None else _Arranged(program.source, out_spec)
+    return dataclasses.replace(
+        program, source=source, in_spec=in_spec, out_spec=out_spec, notes=[*program.notes, *notes]
+    )
+
+
+class _Arranged(torch.nn.Module):
+    """A graph of flat tensors as callers call its model: values in tuples, lists and dicts."""
+
+    def __init__(self, flat: torch.nn.Module, out_spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.flat, self.out_spec = flat, out_spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_unflatten(self.flat(*pytree.tree_leaves((args, kwargs))), self.out_spec)
+
+
+def _free_sizes(exported: torch.export.ExportedProgram) -> list[str]:
+    """Return which sizes the exported graph leaves free that the program does not: all but the batch."""
+    inputs = set(exported.graph_signature.user_inputs)
+    return [
+        f"dimension {dim} of '{node.name}'"
+        for node in exported.graph.nodes
+        if node.op == "placeholder" and node.name in inputs
+        for dim, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
+        if dim and not isinstance(size, int)
+    ]
+
+
+def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batch: bool) -> tuple[Program, list[str]]:
+    try:
+        program = capture(plain.eval(), inputs, dynamic_batch=dynamic_batch)
+        if _states_follow_batch(program):
+            return program, []
+    except Refused:
+        if not dynamic_batch:
+            raise
+    held = f" of {inputs[0].shape[0]}" if inputs and inputs[0].dim() else ""
+    note = f"The exported graph computes with its batch{held} as a constant; the batch stays fixed."
+    return capture(plain, inputs, dynamic_batch=False), [note]
+
+
+def _states_follow_batch(program: Program) -> bool:
+    """Say whether every recurrent layer's initial state has its input's batch.
+
+    A state of a fixed batch passes shape propagation and then aborts the process inside the kernel.
+    """
+    for node in graph.calls(program.graph, *ops.RECURRENT):
+        x, states, *rest = node.args
+        state = states[0] if isinstance(states, list | tuple) else states
+        batch_axis = 0 if rest[-1] else 1  # the last argument is batch_first
+        if str(state.meta["val"].shape[1]) != str(x.meta["val"].shape[batch_axis]):  # type: ignore[union-attr]
+            return False
+    return True
+
+
+def capture_torchscript(
+    module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor], *, dynamic_batch: bool = True
+) -> Program:
+    """Capture a TorchScript module through torch's TorchScript-to-export converter.
+
+    Raises:
+        Refused: The converter lacks an operator of the module; the message names it.
+    """
+    from torch._export.converter import TS2EPConverter
+
+    examples = own_inputs(list(inputs), dynamic_batch)
+    try:
+        with quiet_export(), torch.no_grad():
+            exported = TS2EPConverter(module.eval(), tuple(examples)).convert()
+    except Exception as error:
+        raise Refused(
+            f"The TorchScript module cannot be captured again: {first_line(error)}",
+            hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
+        ) from error
+    return capture_exported(exported, examples, dynamic_batch=dynamic_batch)
