@@ -2,14 +2,14 @@
 
 A TorchScript file is compiled when it is loaded and may compute then (``__setstate__``), so it is loaded in a confined
 process alone. There every function that torch compiled is read, not the text it was compiled from: each operator must
-be in a table (`operators`, and below what belongs to the language), and loops must end by a number that is written in
-the file or is the size of something. Then nothing that is run later can write, read files, or go on for ever.
+be in a table (`operators`, and below what belongs to the language), and what loops and calls come to must have a bound
+(`turns`). Then nothing that is run later can write, read files, or go on for ever.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,11 @@ import torch
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.load import operators
+from optimize.load import operators, turns
 from optimize.load.archive import Archive
 from optimize.load.operators import words
 
 _HINT = "Add --trust if you trust this file."
-#: Runs of loop bodies that a file may write down, all nested loops multiplied.
-_MOST_TURNS = 100_000
 #: The language: constants, containers, calls, branches. ``prim::`` goes before each.
 _LANGUAGE = words(
     """
@@ -80,17 +78,6 @@ _TABLES = {"prim": _LANGUAGE, "aten": _SCALARS, "quantized": _QUANTIZED}
 #: Native classes whose methods may be called: the packed weights of quantized layers.
 _CLASSES = ("__torch__.torch.classes.quantized.", "__torch__.torch.classes.rnn.")
 _NATIVE = "__torch__.torch.classes."
-#: What the number of turns of a loop may be computed with, besides constants.
-_SIZES = words(
-    """
-    aten::size aten::len aten::dim aten::numel aten::add aten::sub aten::mul aten::floordiv aten::__getitem__
-    aten::__range_length aten::__derive_index aten::mod aten::min aten::max aten::neg prim::min prim::max
-    prim::ListConstruct prim::GetAttr prim::shape prim::TupleIndex prim::TupleUnpack prim::ListUnpack prim::Constant
-    prim::unchecked_cast prim::Param
-    """
-)
-#: Of these, those that end the search.
-_GIVEN = words("prim::Param prim::Constant prim::GetAttr aten::size aten::len")
 
 
 def read(path: Path, name: str) -> torch.jit.ScriptModule:
@@ -104,9 +91,8 @@ def read(path: Path, name: str) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         found = torch._C.import_ir_module(unit, str(path), torch.device("cpu"), {}, False)  # type: ignore[call-arg]
-        for function in unit.get_functions():
-            for problem in _problems(function.graph, 1):
-                raise Refused(f"'{name}' is a TorchScript file whose function '{function.name}' {problem}.", hint=_HINT)
+        for function, problem in _found(unit.get_functions(), found):
+            raise Refused(f"'{name}' is a TorchScript file whose function '{function}' {problem}.", hint=_HINT)
         return torch.jit._recursive.wrap_cpp_module(found)
 
 
@@ -135,26 +121,29 @@ def read_trusted(file: Any) -> torch.jit.ScriptModule:
         return torch.jit.load(file, map_location="cpu")
 
 
-def _problems(block: Any, turns: int) -> Iterator[str]:
+def _found(functions: Sequence[Any], module: Any) -> Iterator[tuple[str, str]]:
+    """Yield what keeps functions from being run without trust, each with the function's name."""
+    for function in functions:
+        for problem in _problems(function.graph):
+            yield function.name, problem
+    try:
+        turns.check(functions, module)
+    except turns.Endless as error:
+        yield error.function, str(error)
+
+
+def _problems(block: Any) -> Iterator[str]:
     """Yield what may not run without trust, in a graph or block and all that are nested in it."""
     for node in block.nodes():
         kind = node.kind()
         if not _is_listed(kind):
             yield f"calls '{kind}', which is not known to compute and do nothing else"
-        inner = turns
-        if kind == "prim::Loop":
-            count = _turns(node)
-            if count is None:
-                yield "has a loop that ends when its data says so"
-            inner = turns * max(1, count or 1)
-            if inner > _MOST_TURNS:
-                yield f"has loops of {inner} turns"
         if kind == "prim::CallFunction" and next(node.inputs()).node().kind() != "prim::Constant":
             yield "calls a function that is made while it runs"
         if kind in ("prim::CallMethod", "prim::CreateObject"):
             yield from _foreign_class(node)
         for child in node.blocks():
-            yield from _problems(child, inner)
+            yield from _problems(child)
 
 
 def _foreign_class(node: Any) -> Iterator[str]:
@@ -170,33 +159,3 @@ def _is_listed(kind: str) -> bool:
     if library == "aten" and operators.is_listed(short):
         return True
     return short in _TABLES.get(library, frozenset())
-
-
-def _turns(loop: Any) -> int | None:
-    """Return how often a loop runs as far as the file says, 1 where sizes decide, None where data does.
-
-    A loop takes the largest number of turns and a first condition; its body returns the next condition.
-    """
-    count, condition, *_ = loop.inputs()
-    again = next(next(loop.blocks()).outputs())
-    if not (_is_true(condition) and _is_true(again)):
-        return None
-    if count.node().kind() == "prim::Constant":
-        return int(count.toIValue())
-    return 1 if _is_of_sizes(count, set()) else None
-
-
-def _is_true(value: Any) -> bool:
-    return value.node().kind() == "prim::Constant" and value.toIValue() is True
-
-
-def _is_of_sizes(value: Any, seen: set[str]) -> bool:
-    """Say whether a number is computed from sizes and constants alone."""
-    node = value.node()
-    if node.kind() not in _SIZES:
-        return False
-    key = value.debugName()
-    if key in seen or node.kind() in _GIVEN:
-        return True
-    seen.add(key)
-    return all(_is_of_sizes(entry, seen) for entry in node.inputs())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from optimize.dimensions import FreeSize
 from optimize.errors import OptimizeError, Refused
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
+from optimize.load.expressions import Terms
 from optimize.load.indices import keep_within
 from optimize.load.trees import read_tree, write_tree
-from optimize.program import Program
+from optimize.program import BATCH, Program
 from optimize.sandbox import left_in
 
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
@@ -103,7 +104,9 @@ def _refuse_large(program: Program, runs: Sequence[misfits.Sizes]) -> None:
     Raises:
         Malformed: It does.
     """
-    growing = [dict(_sizes(program, program.sample(batch))) for batch in (1, UNASKED_BATCH)] if program.batch else []
+    with torch.device("meta"):  # sizes alone: a large batch of large samples is not made
+        samples = [_hollow(program).sample(batch) for batch in (1, UNASKED_BATCH)] if program.batch else []
+    growing = [dict(_sizes(program, sample)) for sample in samples]
     known = {symbol for run in runs for symbol in run}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -132,13 +135,14 @@ def _refuse_calls(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
     """Return what looks at each call before its shapes are computed, which some kernels end the process over.
 
     Raises:
-        Malformed: When called: it would look or write beyond its arguments, or there are more tensors than any network
-            has, each of which takes memory of its own.
+        Malformed: When called: it would look or write beyond its arguments, there are more tensors than any network
+            has, each of which takes memory of its own, or its sizes are longer than those of any.
     """
-    made = 0.0
+    made, terms = 0.0, Terms()
 
     def check(node: fx.Node) -> None:
         nonlocal made
+        terms.refuse_many(node)
         made += misfits.count_made(node, runs)
         if made > _MOST_TENSORS:
             raise Malformed(f"'{node.name}' ({node.target}) makes more tensors, or dimensions, than any network has")
@@ -150,9 +154,16 @@ def _refuse_calls(runs: Sequence[misfits.Sizes]) -> Callable[[fx.Node], None]:
 
 def _runs(program: Program) -> list[misfits.Sizes]:
     """Return what free sizes are in the runs that compare a program with itself; others are the user's to ask for."""
-    batch = program.batch or 1
-    given = (program.inputs, program.sample(1), program.sample(batch + 1), *map(program.resized, program.other_sizes()))
+    batch, hollow = program.batch or 1, _hollow(program)
+    with torch.device("meta"):
+        others = map(hollow.resized, program.other_sizes())
+        given = (program.inputs, hollow.sample(1), hollow.sample(batch + 1), *others)
     return [dict(_sizes(program, inputs)) for inputs in given]
+
+
+def _hollow(program: Program) -> Program:
+    """Return a program whose inputs have sizes and no values."""
+    return replace(program, inputs=tuple(tensor.to("meta") for tensor in program.inputs))
 
 
 def _sizes(program: Program, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[Any, sympy.Integer]]:
@@ -175,6 +186,8 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
     tensors = {path: owned[kept] for path, kept in content["tied"].items()}
     inputs = tuple(held[f"input:{place}"] for place in range(len(found.inputs)))
     dynamic = tuple({int(dim): checked(NAME, name) for dim, name in dims.items()} for dims in content["dynamic"])
+    if any(list(dims.values()).count(BATCH) > 1 for dims in dynamic):
+        raise Malformed("it has an input of several batches")
     module = build(found, tensors, functional=True)
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
     notes = [str(note) for note in content["notes"]]
