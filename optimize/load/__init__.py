@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["module", "state_dict", "exported_program", "torchscript", "onnx", "factory"]
 
+#: Of a safetensors file.
+_MOST_TENSORS = 1 << 16
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -182,6 +185,10 @@ def _read_safetensors(path: Path) -> weights.StateDict:
     import safetensors.torch
 
     try:
+        with safetensors.safe_open(path, "pt") as file:
+            count = len(file.keys())
+        if count > _MOST_TENSORS:  # each takes time and memory of its own, with or without values
+            raise Refused(f"'{path}' holds {count} tensors, more than any network has ({_MOST_TENSORS}).")
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, ValueError, OSError) as error:
         raise Refused(f"'{path}' is a damaged safetensors file: {error}.", hint="Download the file again.") from error

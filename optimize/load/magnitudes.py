@@ -24,10 +24,11 @@ _OF_FIRST = words(
 _OF_TENSORS = words(
     """
     linear matmul mm bmm addmm baddbmm mv dot einsum transpose permute t select narrow unbind chunk split squeeze
-    contiguous clone to detach alias dropout softmax log_softmax layer_norm batch_norm instance_norm group_norm rms_norm
-    embedding gather index_select masked_fill mean sum prod amax amin argmax argmin norm std var cumsum sort topk
-    flip roll tril triu scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
-    rnn_relu_cell zeros_like ones_like full_like empty_like min max hardswish hardsigmoid hardtanh prelu glu
+    contiguous clone to detach alias dropout softmax log_softmax layer_norm batch_norm instance_norm group_norm
+    rms_norm embedding gather index_select masked_fill mean sum prod amax amin argmax argmin norm std var cumsum sort
+    topk flip roll tril triu scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
+    rnn_relu_cell zeros_like ones_like full_like empty_like reshape_as view_as min max hardswish hardsigmoid hardtanh
+    prelu glu
     """
 )
 _OF_ALL = words(

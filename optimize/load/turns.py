@@ -191,7 +191,7 @@ class _Body:
         kind, before = type_name(value), self._of(value)
         if kind in self._calls.loose or (self._calls.reshapes and "Tensor" in kind):
             bound = UNBOUNDED
-        after = join([before, bound])
+        after = Magnitude(*map(float, join([before, bound])))  # floats end at infinity, whole numbers nowhere
         if after != before or value.unique() not in self._found:
             if self._pass > _PASSES:
                 after = Magnitude(*(new if new == old else math.inf for new, old in zip(after, before, strict=True)))

@@ -15,6 +15,7 @@ from torch import nn
 
 from optimize.errors import Refused
 from optimize.frontend import capture
+from optimize.load import ModelSource, load_trusted
 from optimize.load.identify import identify
 from optimize.load.taking import look
 from tests.load.files import Bomb, Command, described, load, rewritten, saved
@@ -386,3 +387,12 @@ def test_truncated_files(tmp_path: Path, program: Path, keep: float) -> None:
     ):
         (tmp_path / "m.pt").write_bytes(data[: int(len(data) * keep)])
         refused_here(tmp_path / "m.pt", match)
+
+
+def test_safetensors_of_more_tensors_than_any_network(tmp_path: Path) -> None:
+    """Three hundred thousand empty ones took a minute in the user's process."""
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"k{place}": empty for place in range((1 << 16) + 1)}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(Refused, match="65537 tensors, more than any network"):
+        load_trusted(ModelSource.of(tmp_path / "m.safetensors", model="torch.nn:Identity"))

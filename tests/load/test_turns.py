@@ -137,6 +137,56 @@ class ByCounting(nn.Module):
         return x
 
 
+class BySquaring(nn.Module):
+    """A number of 2^60 digits, which is not computed to find that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        times = x.size(0) + 2
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        times = times * times
+        for _ in range(times):
+            x = x + 1
+        return x
+
+
 class ByList(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         held = [1]
@@ -199,7 +249,8 @@ class ByResizing(nn.Module):
 
 ATTACKS = (
     ByAttribute, ByAttributeThatIsSet, ByArgument, ByDefault, ByProduct, BySum, ByNesting, OverCalls, ByView, ByNothing,
-    ByFlattening, ByDoubling, ByCounting, ByList, ByListOfAnother, ByListInAList, ByListThatIsKept, ByResizing,
+    ByFlattening, ByDoubling, ByCounting, BySquaring, ByList, ByListOfAnother, ByListInAList, ByListThatIsKept,
+    ByResizing,
 )  # fmt: skip
 
 
