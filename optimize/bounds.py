@@ -18,8 +18,9 @@ from optimize.escaping import shortened
 #: Values in one input with all its samples: 4 GB in float32.
 MAX_VALUES = 2**30
 #: Operators that one run of a TorchScript file may execute, all turns of its loops and all calls counted, and what a
-#: size of an input is taken for there: half a minute of small ones. A run with larger inputs is as long as those are.
-MOST_STEPS, LOOPED_SIZE = 2**24, 1024
+#: size of an input is taken for there: seconds of numbers, minutes of small tensors. A run with larger inputs is as
+#: long as those are.
+MOST_STEPS, LOOPED_SIZE = 2**26, 1024
 _DIGITS = 20
 
 

@@ -1,6 +1,7 @@
 """What a value of TorchScript does not exceed: its magnitude, of each operator's result by what it is given.
 
-What an operator is not known to keep within that is infinite.
+Operators are told apart by what they do to sizes; what lays several together, or makes as many as data says, has no
+bound.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from optimize import bounds
 from optimize.load.operators import words
 
 #: Whose result does not exceed what they are first given, and the largest of the tensors, and of all they are given.
@@ -45,9 +47,34 @@ _WIDENING = words(
     constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
     """
 )
+#: Those that multiply a size by a number they are told, a stride or a factor, and may add a window to it.
+_SCALING = words(
+    """
+    convolution _convolution conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d slow_conv_transpose2d
+    slow_conv_transpose3d slow_conv3d slow_conv_dilated2d slow_conv_dilated3d thnn_conv2d conv_depthwise3d
+    conv_transpose1d_dynamic conv_transpose2d_dynamic conv_transpose3d_dynamic upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa _upsample_lanczos2d_aa __upsample __upsample_bilinear __upsample_nearest __interpolate
+    pixel_shuffle repeat tile stft istft fft_irfft fft_irfft2 fft_irfftn fft_hfft diag_embed diff reflection_pad3d
+    replication_pad3d _pad_circular _pad_enum max_unpool2d max_unpool3d
+    """
+)
+#: Those that lay several sizes together, or make as many as data says: nothing is known of their result.
+_MERGING = words(
+    """
+    ravel view_copy _unsafe_view index _unsafe_index masked_select nonzero nonzero_numpy argwhere where _unique2
+    unique_consecutive unique_dim repeat_interleave im2col pixel_unshuffle diagflat kron cartesian_prod combinations
+    tril_indices triu_indices vander linalg_vander one_hot bincount _pack_padded_sequence _pad_packed_sequence range
+    quantized_lstm quantized_gru
+    """
+)
+_JOINING = words("cat concat concatenate hstack vstack dstack column_stack row_stack block_diag cat_relu")
 _ADDING = words("add sub __range_length")
 #: Properties that are small numbers, whatever they are of.
 _PROPERTIES, _MOST_PROPERTY = words("dtype layout device get_device ScalarType"), 64
+#: As many factors of two are more turns than there can be.
+_MOST_FACTORS = 64
 
 
 class Magnitude(NamedTuple):
@@ -80,10 +107,18 @@ def magnitude(value: Any) -> Magnitude:
         return Magnitude(abs(value) if math.isfinite(value) else math.inf)
     if isinstance(value, str):
         return Magnitude(0, len(value))
+    if isinstance(value, torch.ScriptObject):
+        return _of_packed(value)
     parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
     if not isinstance(parts, list | tuple):
         return Magnitude()
     return join([Magnitude(0, len(value)), *map(magnitude, parts)])
+
+
+def _of_packed(value: Any) -> Magnitude:
+    """Return what the weights of a quantized layer do not exceed, and what it pads and strides by."""
+    told = [name for name in ("unpack", "stride", "padding", "output_padding", "dilation") if value._has_method(name)]
+    return join(magnitude(getattr(value, name)()) for name in told)
 
 
 def nodes(block: Any) -> Iterable[Any]:
@@ -131,22 +166,55 @@ def _of_tensors(node: Any, given: Sequence[tuple[Any, Magnitude]]) -> Magnitude:
     short = short_name(node)
     largest, length, rank = join(size for value, size in given if "Tensor" in type_name(value))
     told = join(size for value, size in given if "Tensor" not in type_name(value))
-    if short in ("view", "reshape", "flatten") and not (short != "flatten" and _is_counted(given[1][0])):
+    if short == "flatten":
+        return Magnitude(_flattened(largest, rank, *(value.toIValue() for value, _ in given[1:])), rank=max(rank, 1))
+    if node.kind().startswith("quantized::"):
+        largest = max(largest, told.largest)  # the weights are not among the tensors
+    if short in ("view", "reshape") and not _is_counted(given[1][0]):
         return Magnitude(math.inf, rank=max(rank, told.length))  # there may be one that is left to be found
-    if short == "index":  # of a mask as many as it holds
-        return Magnitude(math.inf, rank=sum(size.rank for _, size in given))
     if short in (*_OF_ALL, "view", "reshape"):
         return Magnitude(max(largest, told.largest), max(length, told.length), max(rank, told.length))
     if short in _WIDENING:
-        return Magnitude(largest + 2 * max(1.0, told.largest), rank=rank)
-    if short == "unsqueeze":
+        spatial = int(short[-2]) + 2 if short[-2].isdigit() else math.inf
+        return Magnitude(largest + 2 * max(1.0, told.largest), rank=min(rank, spatial))
+    if short in ("unsqueeze", "embedding"):
         return Magnitude(largest, rank=rank + 1)
     if short == "stack":
         return Magnitude(max(largest, length), rank=rank + 1)
-    if short == "cat":
-        return Magnitude(_product(largest, length), rank=rank)
+    if short in _JOINING:
+        return Magnitude(_product(largest, length), rank=rank + 2)
     many = largest if any("List" in type_name(value) for value in node.outputs()) else 0.0
-    return Magnitude(largest, many, rank) if _keeps(node, short) else UNBOUNDED
+    return Magnitude(largest, many, rank) if _keeps(node, short) else _of_others(node, given)
+
+
+def _flattened(largest: float, rank: float, start: int | None, end: int | None) -> float:
+    """Return what a size does not exceed that some of a tensor's, from one to another, are laid together into."""
+    if start is None or end is None:
+        return math.inf
+    together = end - start + 1 + (rank if start >= 0 > end else 0)
+    if start < 0 <= end:
+        together = rank
+    return math.prod([max(largest, 1.0)] * max(1, int(min(together, _MOST_FACTORS))))
+
+
+def _of_others(node: Any, given: Sequence[tuple[Any, Magnitude]]) -> Magnitude:
+    """Return what a tensor does not exceed whose sizes are counted as an input's: no operator here makes more of them.
+
+    Torch has no limit of dimensions: there are as many as the tensors have together, as are told, and two.
+    """
+    short = short_name(node)
+    told = join(size for value, size in given if "Tensor" not in type_name(value))
+    tensors = [size for value, size in given if "Tensor" in type_name(value)]
+    largest, length, rank = join(tensors)
+    if short in ("tensordot", *_MERGING):
+        rank = sum(size.rank for size in tensors)
+    rank += told.length + length + 2
+    if short in _MERGING or (short == "arange" and ".start_step" in node.schema()):  # a step may be a billionth
+        return Magnitude(math.inf, math.inf, rank)
+    largest = max(bounds.LOOPED_SIZE, largest, *told[:2])
+    if short in _SCALING:
+        largest = (largest + 1) * (2 * told.largest + 2)
+    return Magnitude(largest, max(largest, length), rank)
 
 
 def _of_numbers(node: Any, given: Sequence[tuple[Any, Magnitude]]) -> Magnitude:

@@ -9,8 +9,9 @@ of sixty levels is counted, not followed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,10 +79,20 @@ def check(functions: Iterable[Any], module: Any) -> None:
 
 def _given(argument: Any) -> Magnitude:
     """Return the magnitude of what a user gives for an argument, or of what it is by itself."""
+    if argument.type.annotation_str == "bool":
+        return Magnitude(1.0)
     if argument.has_default_value() and "Tensor" not in argument.type.annotation_str:
         return magnitude(argument.default_value)
     many = 0 if argument.type.annotation_str == "Tensor" else bounds.LOOPED_SIZE
     return Magnitude(bounds.LOOPED_SIZE, many, _MOST_DIMENSIONS)
+
+
+def _held(read: Callable[[], Any]) -> Magnitude:
+    """Return the magnitude of a value of the file; what Python has no class for (an enumeration) has no bound."""
+    try:
+        return magnitude(read())
+    except RuntimeError:
+        return UNBOUNDED
 
 
 class _Attributes:
@@ -107,7 +118,7 @@ class _Attributes:
         """Return what an attribute does not exceed in any module of a class."""
         if (owner, name) not in self._known:
             held = self._instances.get(owner)
-            self._known[owner, name] = join(magnitude(each.getattr(name)) for each in held) if held else UNBOUNDED
+            self._known[owner, name] = join(_held(partial(each.getattr, name)) for each in held) if held else UNBOUNDED
         return self._known[owner, name]
 
 
@@ -245,6 +256,8 @@ class _Body:
 
     def _branch(self, node: Any) -> float:
         branches = list(node.blocks())
+        if self._of(next(node.inputs())).largest == 0:  # it is False whatever happens, as `training` is in most files
+            branches = branches[1:]
         steps = max(self._steps(branch) for branch in branches)
         for branch in branches:
             for value, left in zip(branch.outputs(), node.outputs(), strict=True):
@@ -280,8 +293,8 @@ class _Body:
         if node.kind() == "prim::GetAttr":
             return [self._calls.attributes.get(type_name(next(node.inputs())), node.s("name"))]
         if node.kind() == "prim::Constant":
-            return [magnitude(value.toIValue()) for value in outputs]
-        bound = self._of_made(node) if node.kind() in _MADE else self._of_operator(node)
+            return [_held(value.toIValue) for value in outputs]
+        bound = self._of_made(node) if _makes(node) else self._of_operator(node)
         return [_of_type(type_name(value), bound) for value in outputs]
 
     def _of_made(self, node: Any) -> Magnitude:
@@ -302,6 +315,8 @@ class _Body:
 
 def _of_type(kind: str, bound: Magnitude) -> Magnitude:
     """Return what is left of a bound for a value of a type."""
+    if kind == "Tensor":
+        return bound._replace(length=0.0)
     return Magnitude(1.0) if kind == "bool" else Magnitude(bound.largest) if kind in ("int", "float") else bound
 
 
@@ -324,12 +339,17 @@ def _carried(block: Any) -> dict[int, tuple[Any, ...]]:
     return found
 
 
+def _makes(node: Any) -> bool:
+    """Say whether a node makes a list or a dictionary of what it is given one by one."""
+    return node.kind() in _MADE or (node.kind() == "aten::dict" and not node.inputsSize())
+
+
 def _made(value: Any, carried: Mapping[int, Sequence[Any]], seen: set[int]) -> set[int] | None:
     """Return the numbers of the lists that a value is one of; None where another function may have made it."""
     if value.unique() in seen:
         return set()
     seen.add(value.unique())
-    if value.node().kind() in _MADE:
+    if _makes(value.node()):
         return {value.unique()}
     sources = carried.get(value.unique(), ())
     if value.node().kind() == "aten::add_":

@@ -76,8 +76,8 @@ class Count(nn.Module):
 
 class Nested(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(5000):
-            for _ in range(5000):
+        for _ in range(10_000):
+            for _ in range(10_000):
                 x = x + 1
         return x
 

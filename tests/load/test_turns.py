@@ -8,6 +8,7 @@ from torch import nn
 
 from optimize import bounds
 from optimize.errors import Refused
+from optimize.load.magnitudes import magnitude
 from tests.load.files import load, rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -247,10 +248,67 @@ class ByResizing(nn.Module):
         return x
 
 
+class ByTraining(nn.Module):
+    """What is False in the file, and set while it runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.training = x.size(0) > 0
+        if self.training:
+            for _ in range(1 << 40):
+                x = x + 1
+        return x
+
+
+class ByRepeating(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.flatten()[:1]
+        for _ in range(40):
+            wide = wide[:1].repeat(wide.size(0) * 2)
+        for _ in range(wide.size(0)):
+            x = x + 1
+        return x
+
+
+class ByTelling(nn.Module):
+    """A number that is told to an operator of which no more is known."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(torch.hann_window(1 << 30).size(0)):
+            x = x + 1
+        return x
+
+
+class ByASmallStep(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(torch.arange(0.0, 1.0, 1e-9).size(0)):
+            x = x + 1
+        return x
+
+
+class ByDimensions(nn.Module):
+    """Torch has no limit of dimensions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten()[:1]
+        for _ in range(20):
+            x = torch.tensordot(x, x, 0)
+        for _ in range(x.dim()):
+            for _ in x.size():
+                x = x + 1
+        return x
+
+
+class ByFlatteningSome(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(x.mean().expand(2, 1000, 1000, 1000).flatten(1, -1).size(1)):
+            x = x + 1
+        return x
+
+
 ATTACKS = (
     ByAttribute, ByAttributeThatIsSet, ByArgument, ByDefault, ByProduct, BySum, ByNesting, OverCalls, ByView, ByNothing,
     ByFlattening, ByDoubling, ByCounting, BySquaring, ByList, ByListOfAnother, ByListInAList, ByListThatIsKept,
-    ByResizing,
+    ByResizing, ByTraining, ByRepeating, ByTelling, ByASmallStep, ByDimensions, ByFlatteningSome,
 )  # fmt: skip
 
 
@@ -264,8 +322,14 @@ def test_what_may_run_for_too_long_is_refused(module: type[nn.Module], tmp_path:
     assert "--trust" in caught.value.hint
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_margins_of_packed_weights_are_counted() -> None:
+    packed = torch.jit.script(torch.ao.nn.quantized.Conv1d(2, 3, 3, padding=1 << 30))._c.getattr("_packed_params")
+    assert magnitude(packed).largest == 1 << 30
+
+
 def test_functions_that_call_each_other_on_many_levels_are_counted(tmp_path: Path) -> None:
-    """2^60 calls, and as many nested modules are not walked through either."""
+    """2^60 calls of methods of one module, none of which is made."""
     torch.jit.script(ByArgument()).save(tmp_path / "good.pt")
     levels = [f"  def f{n}(self: T, x: Tensor) -> Tensor:\n    return (self).f{n - 1}((self).f{n - 1}(x, ), )\n"
               for n in range(1, 61)]  # fmt: skip
@@ -341,8 +405,55 @@ class Numbered(nn.Module):
         return x
 
 
+class Gridded(nn.Module):
+    """Two loops over the sizes of what was made larger by operators of which little is known."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = torch.roll(nn.functional.grid_sample(x, x.permute(0, 2, 3, 1), align_corners=False), 1, 2)
+        total = torch.zeros(x.size(0))
+        for row in range(grid.size(2)):
+            for column in range(grid.size(3)):
+                total = total + grid[:, 0, row, column] * row - (column % 3)
+        return total
+
+
+class Flattened(nn.Module):
+    """Columns of a picture, height and channels laid together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.cell = nn.Conv2d(2, 4, 3, padding=1), nn.GRUCell(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        columns = self.conv(x).flatten(1, 2).permute(2, 0, 1)
+        h = torch.zeros(x.size(0), 8)
+        for step in range(columns.size(0)):
+            h = self.cell(columns[step], h)
+        return h
+
+
+class Named(nn.Module):
+    """Features by name, resized to the picture; what is done in training alone loops over data."""
+
+    def features(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        found["out"] = torch.sigmoid(nn.functional.max_pool2d(x, 2))
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            for _ in range(int(x.sum())):
+                x = x + 1
+        found = self.features(x)["out"]
+        return nn.functional.interpolate(found, size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
 @pytest.mark.parametrize(
-    ("module", "shape"), [(Steps, (5, 2, 4)), (Recognizer, (2, 1, 8, 12)), (Numbered, (2, 4))]
+    ("module", "shape"),
+    [
+        (Steps, (5, 2, 4)), (Recognizer, (2, 1, 8, 12)), (Numbered, (2, 4)), (Gridded, (2, 2, 4, 4)),
+        (Flattened, (2, 2, 4, 5)), (Named, (2, 2, 4, 4)),
+    ],
 )  # fmt: skip
 def test_ordinary_loops_open(module: type[nn.Module], shape: tuple[int, ...], tmp_path: Path) -> None:
     net, x = module().eval(), torch.randn(shape)
