@@ -77,7 +77,7 @@ def _take(path: Path, kind: Kind, here: Here) -> None:
     """Do what the confined process does, and what the user's makes of the answer."""
     if here.deep and kind is not Kind.EXPORTED:
         save_file({"0": torch.ones(INPUTS)}, here.folder / "inputs.safetensors")
-    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, None, False, True)
+    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, None, False, {}, True)
     if answer["held"] == "model":
         here.belongs("user")
         _check_listed(stored.restore(here.folder).graph_module)
