@@ -384,7 +384,7 @@ def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]
     return chosen(
         (best, "AbsorbBias", {}),
         (not quick, "EqualizeChannels", {} if best else {"unless_near": True}),
-        (best, "SmoothActivations", {}),
+        (not quick, "SmoothActivations", {} if best else {"unless_near": True}),
         (adds_pairs(named(cpu)), "PairChannels", {}),
         (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
     )

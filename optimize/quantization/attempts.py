@@ -35,6 +35,8 @@ DEAD = 1e-6
 HEADROOM = 2.0
 #: A change must spare this share of a reader's noise: less is a draw of the rounding.
 WORTH = 0.05
+#: The same where it costs a product of its own.
+WORTH_APART = 0.5
 
 
 @dataclass
@@ -177,13 +179,12 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
         seen: What its values look like.
         exponents: The ``a`` to try.
     """
-    width, columns = torch.zeros(2, link.channels, dtype=torch.float64)
+    width, columns = _width(link, seen), torch.zeros(link.channels, dtype=torch.float64)
     for reader in link.readers:
         weight = graph.constant(module, graph.argument(reader.layer, "weight"), wide=True)
         assert weight is not None
         largest = by_input(reader.layer, weight).abs().amax((1, 3)).flatten()
         columns.scatter_reduce_(0, reader.channels, largest, "amax")
-        width.scatter_reduce_(0, reader.channels, seen[reader.value].width, "amax")
     least = torch.zeros_like(width)
     for value in link.between:  # it shall not be rounded more coarsely than it is
         least = torch.maximum(least, seen[value].width / seen[value].width.max().clamp_min(1e-30))
@@ -198,6 +199,30 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
         scale = torch.maximum(scale, least)
         attempts.append(Attempt(link, scale, torch.zeros_like(scale)))
     return attempts
+
+
+def narrowings(link: Link, seen: Seen, quantiles: Sequence[float]) -> list[Attempt]:
+    """Return the scales that make the widest channels of a link as wide as some quantile, the others left alone.
+
+    Where a few channels are tens of times as wide as most, that costs the weights less than making all alike.
+
+    Args:
+        link: The link; a value between, of a product or a sum, keeps its own steps.
+        seen: What its values look like.
+        quantiles: Of the channels' widths.
+    """
+    width = _width(link, seen)
+    most = torch.quantile(width, torch.tensor(quantiles, dtype=torch.float64)).clamp_min(DEAD * width.max())
+    scales = [(width / narrow).clamp_min(1.0) for narrow in most if narrow > 0]
+    return [Attempt(link, scale / scale.max(), torch.zeros_like(scale)) for scale in scales]
+
+
+def _width(link: Link, seen: Seen) -> torch.Tensor:
+    """Return how wide each channel of a link is where layers read it, float64 ``[C]``."""
+    width = torch.zeros(link.channels, dtype=torch.float64)
+    for reader in link.readers:
+        width.scatter_reduce_(0, reader.channels, seen[reader.value].width, "amax")
+    return width
 
 
 def best_attempts(
@@ -230,7 +255,7 @@ def best_attempts(
     for now, *others in (each for each in attempts.values() if len(each) > 1):
         best = min(others, key=lambda attempt: attempt.noise)
         before += now.noise
-        if best.noise < (1 - WORTH) * now.noise:
+        if best.noise < (1 - (WORTH_APART if best.link.apart else WORTH)) * now.noise:
             chosen.append((best, best.noise / now.noise))
             spared += now.noise - best.noise
     return chosen if ratio_db(before, before - spared) >= worth_db else []

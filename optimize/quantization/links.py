@@ -4,6 +4,9 @@ With positive numbers ``s``, one a channel, ``W2 f(W1 x + b1) = (W2 diag(s)) f(d
 that keeps channels apart and is positively homogeneous: ReLU, leaky ReLU, pools, a product with a gate. A sum is scaled
 when all that is added is, so the stream of a residual stage is one link with many makers. Without ``f`` channels may be
 shifted too: ``W2 (y + c) + b2 = W2 y + (W2 c + b2)``, where no padding stands in between.
+
+Where nothing takes a scale, because another ``f`` or another reader is in the way, linear layers can have a product of
+their own in front of them: ``W2 y = (W2 diag(s)) (diag(1/s) y)``. It costs a pass over the value.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from optimize import graph, ops
 from optimize.algebra import carrying
 from optimize.algebra.channelwise import Channelwise
 from optimize.graph import aten
-from optimize.program import Program, tensor_value
+from optimize.program import Program, is_one_position, tensor_value
 
 LAYERS = (*ops.CONVOLUTIONS, aten.linear.default)
 #: What a scale a channel passes without changing the result.
@@ -52,11 +55,13 @@ class Link:
 
     Attributes:
         makers: The layers or the normalisation whose rows make its channels; several where their results are added.
+            The value itself where ``apart``.
         axis: The axis of the makers' results that its channels lie on.
         channels: How many.
         readers: The layers that read it.
         between: Values on the way that no layer reads, factors of products and parts of sums: they have steps too.
         clips: Calls on the way that are passed only where the data says that they may be.
+        apart: Its readers get a product of their own in front of them; what makes the value stays as it is.
     """
 
     makers: tuple[fx.Node, ...]
@@ -65,6 +70,7 @@ class Link:
     readers: tuple[Reader, ...]
     between: tuple[fx.Node, ...] = ()
     clips: tuple[fx.Node, ...] = ()
+    apart: bool = False
 
     @property
     def maker(self) -> fx.Node:
@@ -242,6 +248,28 @@ def find(
     return links, others
 
 
+def find_apart(program: Program, makers: Collection[Any], others: Collection[Link]) -> list[Link]:
+    """Return the values of many positions that linear layers can read through a product of their own.
+
+    Args:
+        program: A float32 program.
+        makers: The calls whose values may be such.
+        others: Links that are known: what reads them needs no product.
+    """
+    known = {reader.layer for link in others for reader in link.readers}
+    found: dict[fx.Node, list[Reader]] = {}
+    for layer in graph.calls(program.graph, aten.linear.default):
+        value = graph.argument(layer, "input")
+        weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
+        is_free = layer not in known and graph.is_call(value, *makers) and not is_one_position(value)
+        if is_free and weight is not None and weight.dtype is torch.float32 and is_own(layer):
+            found.setdefault(value, []).append(Reader(layer, torch.arange(weight.shape[1])))
+    return [
+        Link((value,), ops.channel_axis(readers[0].layer, value), len(readers[0].channels), tuple(readers), apart=True)
+        for value, readers in found.items()
+    ]
+
+
 def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torch.Tensor) -> None:
     """Let a link carry ``(x - shift) / scale``, and its readers make of it what they made of ``x``.
 
@@ -251,7 +279,9 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
         scale: Positive numbers, float64 ``[C]``.
         shift: float64 ``[C]``.
     """
-    for maker in link.makers:
+    if link.apart:
+        _divide(module, link, scale)
+    for maker in () if link.apart else link.makers:
         weight, bias = (graph.constant(module, _optional(maker, name), wide=True) for name in ("weight", "bias"))
         assert weight is not None
         rows = weight / scale.reshape(-1, *[1] * (weight.dim() - 1))
@@ -264,6 +294,19 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
         added = scaled_columns(reader.layer, weight, shift[reader.channels]).flatten(1).sum(1)
         columns = scaled_columns(reader.layer, weight, scale[reader.channels])
         _replace(module, reader.layer, columns, bias, (0.0 if bias is None else bias) + added)
+
+
+def _divide(module: fx.GraphModule, link: Link, scale: torch.Tensor) -> None:
+    """Let the readers of a link read ``x / scale`` in place of ``x``, the channels on its last axis."""
+    value, factors = link.maker, (1 / scale).to(cast(torch.Tensor, tensor_value(link.maker)).dtype)
+    with module.graph.inserting_after(value):
+        held = module.graph.get_attr(graph.store(module, f"{value.name}_smoothing", factors))
+    held.meta["val"] = factors.to("meta")
+    with module.graph.inserting_after(held):
+        product = module.graph.call_function(aten.mul.Tensor, (value, held))
+    product.meta = dict(value.meta)
+    for reader in link.readers:
+        graph.set_argument(reader.layer, "input", product)
 
 
 def _replace(

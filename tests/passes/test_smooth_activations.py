@@ -56,19 +56,55 @@ def test_outlier_channels_gain(norm: nn.Module) -> None:
     assert after > before + 5
 
 
-def test_a_norm_that_a_sum_reads_is_left() -> None:
-    class PostNorm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.layer = nn.LayerNorm(32), nn.Linear(32, 32)
+class PostNorm(nn.Module):
+    """What BERT does: the normalised tokens go on beside the layers that read them, and a GELU lies between two."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return y + self.narrow(nn.functional.gelu(self.wide(y)))
+
+
+@torch.no_grad()
+def post_norm(*, outliers: bool) -> Program:
+    torch.manual_seed(0)
+    net = PostNorm().eval()
+    if outliers:
+        net.norm.weight.mul_(OUTLIERS)
+        net.wide.weight.div_(OUTLIERS)
+        net.wide.bias[7] = 60.0
+        net.narrow.weight[:, 7] /= 60
+    return optimize.capture(net, (tokens(2),))
+
+
+def test_a_value_that_others_read_too_is_divided_in_front_of_the_layers() -> None:
+    program = post_norm(outliers=True)
+    trace = Pipeline([SmoothActivations([tokens(16, 0), tokens(16, 1)])]).run(program)
+    assert {rewrite.where for rewrite in trace.steps[0].outcome.rewrites} == {"norm", "gelu"}
+    assert trace.steps[0].relative_error is not None and trace.steps[0].relative_error < 1e-5
+    assert trace.program.text().count(" = mul(") == 2
+    before, after = (_deployed_db(entry, program) for entry in (program, trace.program))
+    assert after > before + 5
+
+
+def test_a_product_that_spares_little_is_not_added() -> None:
+    program = post_norm(outliers=False)
+    changed, outcome = SmoothActivations([tokens()]).apply(program)
+    assert changed is program and not outcome.skips
+    assert outcome.notes[0].startswith("None of 2 places loses less")
+
+
+def test_a_layer_that_shares_its_weight_is_left() -> None:
+    class Twice(PostNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.norm(x)
-            return y + self.layer(y)
+            return y + self.narrow(self.wide(y)) + self.narrow(self.wide(2 * y))
 
-    program = optimize.capture(PostNorm().eval(), (tokens(2),))
-    changed, outcome = SmoothActivations([tokens()]).apply(program)
-    assert changed is program and outcome.skips[0].reason == "add reads it"
+    _, outcome = SmoothActivations([tokens()]).apply(optimize.capture(Twice().eval(), (tokens(2),)))
+    assert outcome.skips[0].reason in ("add reads it", "mul reads it", "the weight of a layer that reads it is shared")
 
 
 def test_the_class_token_is_followed_to_its_layer() -> None:

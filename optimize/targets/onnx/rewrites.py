@@ -9,7 +9,8 @@
    ``LeakyRelu`` of slope 0.
 6. A ``BatchNormalization`` that could not be folded and feeds a convolution (pre-activation networks, DenseNet) is a
    depthwise 1x1 ``Conv``.
-7. ``Gelu`` whose output becomes integers is its tanh form: never more than 5e-4 away, a fiftieth of a usual step.
+7. ``Gelu`` whose output, times constants at most, becomes integers is its tanh form: never more than 5e-4 away, a
+   fiftieth of a usual step.
 
 All but the last are exact in real numbers. In float they cost time, so they are made for INT8 alone.
 """
@@ -91,6 +92,8 @@ def _gate(graph: ir.Graph, node: ir.Node) -> None:
 
 def _tanh_form(graph: ir.Graph, node: ir.Node) -> None:
     users = readers(node.outputs[0])
+    if len(users) == 1 and users[0].op_type == "Mul" and any(constant(value) is not None for value in users[0].inputs):
+        users = readers(users[0].outputs[0])
     if users and all(user.op_type in ("MatMul", "Gemm", "Conv") for user in users):
         node.attributes["approximate"] = ir.AttrString("approximate", "tanh")
 
