@@ -89,7 +89,7 @@ def quantization_placed(program: Program) -> Iterator[str]:
         return
     names = {node.name for node in program.graph.nodes}
     plan, half = program.quantization, program.quantization.half
-    named = {*plan.layers, *plan.ranges, *(half.halves | half.floats if half else ())}
+    named = {*plan.layers, *plan.tables, *plan.ranges, *(half.halves | half.floats if half else ())}
     for name in sorted(named - names):
         yield f"the quantization plan names '{name}', which is not in the graph"
 

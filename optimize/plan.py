@@ -87,6 +87,8 @@ class Quantization:
         bits: Integers of the weights: 8, or fewer levels in the same storage type.
         cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
+        tables: Names of embeddings whose rows are 8-bit integers with a scale each, beside layers that multiply in
+            them. A target without such a kernel stores the same numbers as floats.
         half: What computes in a 16-bit float type where it is not in integers; None leaves that in float32.
     """
 
@@ -99,6 +101,7 @@ class Quantization:
     bits: int = 8
     cpu: str = "any"
     group: int = 0
+    tables: frozenset[str] = frozenset()
     half: HalfPlan | None = None
 
     def without(self, layers: Mapping[str, str]) -> Quantization:

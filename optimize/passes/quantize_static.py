@@ -26,6 +26,7 @@ from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import USUAL, Numerics, planned
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sparing import spare_layers
+from optimize.quantization.tables import round_tables
 from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float
 from optimize.registry import find_target, register_pass
 
@@ -44,7 +45,8 @@ class QuantizeStatic(IntegerPass):
     the integer grid that a target will find (one symmetric scale an output channel), so that rounding there changes
     nothing more.
 
-    When it applies: convolutions, transposed convolutions and linear layers with a constant weight. Skipped, with the
+    When it applies: convolutions, transposed convolutions and linear layers with a constant weight; beside them large
+    embeddings, whose rows are stored as integers where a target reads such. Skipped, with the
     reason: layers whose weight is computed at run time, recurrent layers (use ``QuantizeDynamic``).
 
     What it costs: one pass over the calibration data, in memory that does not grow with it (a histogram a value, and of
@@ -120,6 +122,7 @@ class QuantizeStatic(IntegerPass):
         if not layers:
             return Outcome(skips=tuple(skips), notes=("No layer was found that static INT8 is for.",))
         batches = FlatBatches(program, self.calibration)
+        tables = round_tables(program, kept)
         weights = WeightRounding(program, layers if self.rounding == "compensated" else ())
         observations, notes = self._observe(program, batches, weights)
         names = frozenset(node.name for node in layers)
@@ -136,6 +139,7 @@ class QuantizeStatic(IntegerPass):
             left_float={node.name: reason for node, reason in kept.items() if graph.is_call(node, *ops.WEIGHTED)},
             bits=self.bits,
             cpu=self.cpu,
+            tables=frozenset(node.name for node in tables),
         )
         program.quantization = self._spared(program, batches)
         chosen = program.quantization.layers
@@ -144,6 +148,7 @@ class QuantizeStatic(IntegerPass):
         rewrites = tuple(
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )
+        rewrites += tuple(Rewrite(graph.origin(node), "rows of an embedding to int8") for node in tables)
         return Outcome(rewrites, tuple(skips), notes)
 
     def _spared(self, program: Program, batches: FlatBatches) -> Quantization:

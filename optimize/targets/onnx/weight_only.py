@@ -7,6 +7,7 @@ at run time, which adds noise of about -45 dB. Its other levels multiply in floa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,20 +28,23 @@ _WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
 _INTEGER_PRODUCTS = 4
 
 
-def quantize_weights(model: ir.Model, program: Program) -> Coverage:
+def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False) -> Coverage:
     """Write the weights of the plan's layers as integers into a float model, in place.
 
     Layers that share a weight in the program share its integers in the file.
 
     Args:
         model: What ``to_onnx`` returned for the program.
-        program: A program with a plan for weights alone.
+        program: A program with a plan for weights alone, or with ``tables`` any other.
+        tables: Write the plan's tables, in place of its layers.
 
     Returns:
         The layers written so and those of the plan left in float, by module path.
     """
     plan = program.quantization
     assert plan is not None
+    if tables:
+        plan = dataclasses.replace(plan, mode="weights", layers=plan.tables, bits=8, group=0)
     done, left = [], []
     names = _weight_names(program)
     for node in list(model.graph):
