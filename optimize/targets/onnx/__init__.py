@@ -360,6 +360,7 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
 
 def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
     from optimize.quantization.numerics import planned
+    from optimize.targets.onnx.attention import fuse_attention
     from optimize.targets.onnx.dynamic import quantize_dynamic
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
@@ -370,13 +371,16 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     assert plan is not None
     if plan.mode == "weights":
         return quantize_weights(model, program)
-    if plan.mode == "dynamic":
-        return quantize_dynamic(model, plan, planned(policy.numerics.weight, plan))
     if policy.runtime != ONNX_RUNTIME.runtime:
         return quantize_onnx(model, value_names, plan, policy)
-    placed = quantize_static(model, value_names, plan, policy)
-    shield_float_layers(model)
-    return placed
+    if plan.mode == "dynamic":
+        placed = quantize_dynamic(model, plan, planned(policy.numerics.weight, plan))
+    else:
+        placed = quantize_static(model, value_names, plan, policy)
+        shield_float_layers(model)
+    fuse_attention(model)
+    tables = quantize_weights(model, program, tables=True)
+    return replace(placed, quantized=(*tables.quantized, *placed.quantized))
 
 
 def _seen_running(artifact: Artifact, placed: Coverage | None, provider: Provider) -> Artifact:
