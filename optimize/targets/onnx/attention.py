@@ -74,8 +74,8 @@ def _match(softmax: ir.Node) -> _Attention | None:
     result = joined.outputs[0]
     if None in sources or len(heads) != 1 or not _is_like(result, sources[0][0]):  # type: ignore[index]
         return None
-    tokens = [source[0] for source in sources if source is not None]
-    return _Attention(*tokens, bias, heads.pop(), first * second, guarded, result)
+    first_tokens, second_tokens, third_tokens = (source[0] for source in sources if source is not None)
+    return _Attention(first_tokens, second_tokens, third_tokens, bias, heads.pop(), first * second, guarded, result)
 
 
 def _scores(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
