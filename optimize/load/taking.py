@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,7 @@ def _ask(
         "path": str(path.resolve()),
         "name": str(path),
         "kind": kind.name,
-        "static_batch": how.static_batch,
-        "dynamic_size": how.dynamic_size,
-        "dynamic": how.dynamic,
-        "outputs": how.outputs,
+        "how": asdict(how),
         "guess": guess,
     }
     answer = sandbox.call(
@@ -155,10 +152,7 @@ def take(
     path: str,
     name: str,
     kind: str,
-    static_batch: int | None,
-    dynamic_size: bool,
-    dynamic: dict[str, dict[str, str]],
-    outputs: list[str],
+    how: dict[str, Any],
     guess: bool,
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
@@ -183,8 +177,8 @@ def take(
         return needs
     tell("capture", 0.0)
     try:
-        how = Capturing(static_batch, dynamic_size, read_dynamic(dynamic), tuple(outputs))
-        program = capture_model(held, lambda: _read_inputs(folder), how)
+        asked = Capturing(**{**how, "dynamic": read_dynamic(how["dynamic"]), "outputs": tuple(how["outputs"])})
+        program = capture_model(held, lambda: _read_inputs(folder), asked)
     except InputsUnknown:
         return needs
     tell("capture", 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from optimize.errors import OptimizeError
 from optimize.load import ModelSource, exported, load_trusted, operators, stored, taking, untrusted
+from optimize.load.capturing import AS_USUAL
 from optimize.load.identify import Kind, identify
 from tests.fuzzing import networks
 from tests.fuzzing.honest import INPUTS
@@ -77,7 +78,8 @@ def _take(path: Path, kind: Kind, here: Here) -> None:
     """Do what the confined process does, and what the user's makes of the answer."""
     if here.deep and kind is not Kind.EXPORTED:
         save_file({"0": torch.ones(INPUTS)}, here.folder / "inputs.safetensors")
-    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, None, False, {}, True)
+    how = asdict(AS_USUAL)
+    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, how, True)
     if answer["held"] == "model":
         here.belongs("user")
         _check_listed(stored.restore(here.folder).graph_module)
