@@ -93,6 +93,7 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path, typed: Typ
         "Reparameterize",
         "FuseConvBN",
         "EqualizeChannels",
+        "SmoothActivations",
         "PairChannels",
         "QuantizeStatic",
     ]

@@ -60,7 +60,8 @@ def test_an_option_of_a_target_replaces_that_one_of_the_recipe_alone(tmp_path: P
 def test_effort_says_which_passes_prepare_int8_and_how_ranges_are_chosen(jobs: list[Job]) -> None:
     quick = {"PairChannels": {}, "QuantizeStatic": {"calibrator": "mse", "spare": 0.0}}
     assert asked(jobs, "--int8=static", "--effort", "quick") == quick
-    usual = {"EqualizeChannels": {"unless_near": True}, "PairChannels": {}, "QuantizeStatic": {}}
+    near = {"unless_near": True}
+    usual = {"EqualizeChannels": near, "SmoothActivations": near, "PairChannels": {}, "QuantizeStatic": {}}
     assert asked(jobs, "--int8=static") == asked(jobs, "--int8=static", "--effort", "default") == usual
     best = ["AbsorbBias", "EqualizeChannels", "SmoothActivations", "PairChannels", "QuantizeStatic"]
     assert list(asked(jobs, "--int8=static", "--effort", "best")) == best
