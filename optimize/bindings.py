@@ -61,21 +61,14 @@ class _Listener(logging.Handler):
 @contextlib.contextmanager
 def heard_bindings() -> Iterator[list[Binding]]:
     """Yield the sizes that become constants while torch captures; the list grows as it does."""
-    listener, kept = _Listener(), (_LOGGER.level, _LOGGER.propagate)
-    _LOGGER.addHandler(listener)
+    listener, handlers, level, goes_up = _Listener(), _LOGGER.handlers, _LOGGER.level, _LOGGER.propagate
+    _LOGGER.handlers, _LOGGER.propagate = [listener], False  # nobody else asked
     _LOGGER.setLevel(logging.INFO)
-    _LOGGER.propagate = False  # nobody else asked
-    others = [handler for handler in _LOGGER.handlers if handler is not listener]
-    for handler in others:
-        _LOGGER.removeHandler(handler)
     try:
         yield listener.bindings
     finally:
-        _LOGGER.removeHandler(listener)
-        for handler in others:
-            _LOGGER.addHandler(handler)
-        _LOGGER.propagate = kept[1]
-        _LOGGER.setLevel(kept[0])
+        _LOGGER.handlers, _LOGGER.propagate = handlers, goes_up
+        _LOGGER.setLevel(level)
 
 
 def _find_line() -> str:

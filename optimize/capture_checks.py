@@ -55,7 +55,7 @@ def vary_tokens(program: Program) -> Program:
     attended to, would hide nearly all errors. Tokens are drawn within the smallest table that each input reads.
     """
     generator = torch.Generator().manual_seed(0)
-    masks = {place for place, node in enumerate(_placeholders(program)) if _is_mask(program, node, place)}
+    masks = {place for place, node in enumerate(program.placeholders) if _is_mask(program, node, place)}
     inputs = tuple(
         torch.randint(0, _vocabulary(program, place), tensor.shape, generator=generator).to(tensor.dtype)
         if _is_constant(tensor)
@@ -70,10 +70,6 @@ def vary_tokens(program: Program) -> Program:
 
 def _is_constant(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor == 0).all())
-
-
-def _placeholders(program: Program) -> list[fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "placeholder"]
 
 
 def _is_mask(program: Program, node: fx.Node, place: int) -> bool:
@@ -96,7 +92,7 @@ def _moved(node: fx.Node) -> Iterator[fx.Node]:
 
 def _vocabulary(program: Program, index: int) -> int:
     """Return the rows of the smallest embedding that reads an input directly, 1 where none does."""
-    placeholder = _placeholders(program)[index]
+    placeholder = program.placeholders[index]
     tables = [
         graph.constant(program.graph_module, node.args[0])
         for node in graph.calls(program.graph, graph.aten.embedding.default)
@@ -168,53 +164,45 @@ def check_sizes(program: Program) -> Program:
     examples = {name: size for name, size in program.example_sizes().items() if name != BATCH}
     if program.source is None or not examples:
         return program
-    tried, larger = [], _enlarge(program, examples)
+    doubled = {
+        name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
+    }
+    larger = _largest(program, examples, doubled)
     smaller = (
         {name: program.free[name].within(size * share // of + more) for name, size in examples.items()}
         for share, of, more in _SMALLER
     )
-    for sizes in (larger, next((sizes for sizes in smaller if _takes(program, sizes)), examples)):
-        if sizes != examples:
-            _check_at(program, sizes)
-            tried.append(sizes)
-    if not tried:
-        _check_at(program, _doubled(program, examples))  # what fails there is told
+    less = next((sizes for sizes in smaller if _answer(program, sizes) is not None), examples)
+    tried = [sizes for sizes in (larger, less) if sizes != examples]
+    for sizes in tried or [doubled]:  # where the module takes no other size, what fails is told
+        _check_at(program, sizes)
     free = dict(program.free)
     for name, size in examples.items():
-        most = larger[name] if larger != _doubled(program, examples) else free[name].most
+        most = free[name].most if larger == doubled else larger[name]
         others = tuple(dict.fromkeys(sizes[name] for sizes in tried if sizes[name] != size))
         free[name] = replace(free[name], most=most, others=others)
     return replace(program, free=free)
 
 
-def _doubled(program: Program, examples: Mapping[str, int]) -> dict[str, int]:
-    """Return twice the sizes of the examples, three times every other one, as far as they may be as large."""
-    return {
-        name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
-    }
-
-
-def _enlarge(program: Program, examples: dict[str, int]) -> dict[str, int]:
-    """Return the largest sizes up to twice the examples' that the module takes; those of the examples where none."""
-    larger = _doubled(program, examples)
-    if _takes(program, larger):
-        return larger
+def _largest(program: Program, examples: dict[str, int], most: dict[str, int]) -> dict[str, int]:
+    """Return the largest sizes, from the examples' to ``most``, that the module takes; of several all or none."""
+    if _answer(program, most) is not None:
+        return most
     if len(examples) > 1:
         return examples
-    ((name, least),) = examples.items()
-    most = larger[name]
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if _takes(program, {name: middle}) else (least, middle)
-    return {name: least}
+    ((name, taken),), (refused,) = examples.items(), most.values()
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        taken, refused = (taken, middle) if _answer(program, {name: middle}) is None else (middle, refused)
+    return {name: taken}
 
 
-def _takes(program: Program, sizes: Mapping[str, int]) -> bool:
+def _answer(program: Program, sizes: Mapping[str, int]) -> list[torch.Tensor] | None:
+    """Return what the module answers at some sizes; None where it fails."""
     try:
-        _expected(program, program.resized(sizes))
+        return _expected(program, program.resized(sizes))
     except Exception:
-        return False
-    return True
+        return None
 
 
 def _check_at(program: Program, sizes: Mapping[str, int]) -> None:
@@ -229,7 +217,8 @@ def _check_at(program: Program, sizes: Mapping[str, int]) -> None:
         raise Refused(
             f"The model fixes its {' or '.join(sizes)}: '{where}' fails on {shapes}: {first_line(error)}", hint=_HINT
         ) from error
-    if not _agree(_expected(program, inputs), found):
+    expected = _answer(program, sizes)
+    if expected is None or not _agree(expected, found):
         raise Refused(f"The captured graph answers differently from the module on {shapes}.", hint=_HINT)
 
 

@@ -50,6 +50,11 @@ class FreeSize:
         """Return the size of the range that is nearest."""
         return max(self.least, size if self.most is None else min(size, self.most))
 
+    def meet(self, other: FreeSize) -> FreeSize:
+        """Return the range of the sizes that both hold."""
+        ends = [end for end in (self.most, other.most) if end is not None]
+        return FreeSize(max(self.least, other.least), min(ends, default=None))
+
     def holds(self, size: int) -> bool:
         """Say whether the range holds a size."""
         return self.within(size) == size
@@ -125,9 +130,7 @@ def find_free(
             _check_holds(name, asked, names[place], shapes[place][dim])
     words = {found[place].get(0, BATCH) for place in counting}
     elsewhere = {name for place, dims in enumerate(found) for dim, name in dims.items() if dim or place not in counting}
-    if (
-        len(words) == 1 and not words & elsewhere
-    ):  # one word for all that count samples: the batch, however it is called
+    if len(words) == 1 and not words & elsewhere:  # one word for all that count samples: another for the batch
         for place in counting:
             found[place].pop(0, None)
         if word := next(iter(words & sizes.keys()), ""):

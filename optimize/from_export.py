@@ -54,18 +54,17 @@ def from_exported(
     module = plain_graph_module(unlifted)
     notes = _dropped_updates(module)
     normalize(module)
-    dynamic = _dynamic_dims(module) if free is None else free.names
     program = Program(
         graph_module=module,
         inputs=inputs,
-        dynamic=dynamic,
+        dynamic=_dynamic_dims(module) if free is None else free.names,
         in_spec=in_spec,
         out_spec=functional.call_spec.out_spec,
         source=source,
-        free=_free_sizes_of(module, dynamic, functional.range_constraints, free.sizes if free else {}),
         notes=notes,
     )
     _check_apart(program)
+    program.free = _free_sizes(program, functional.range_constraints, free.sizes if free else {})
     if len(program.symbols()) > len(program.free):  # one name for sizes that nothing in the graph says are equal
         program.give_shapes()
     program.refresh()
@@ -79,48 +78,42 @@ def _check_apart(program: Program) -> None:
         Refused: The model needs them to be equal.
     """
     called: dict[str, str] = {}
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for node, dims in zip(placeholders, program.dynamic, strict=True):
-        for dim, name in dims.items():
-            other = called.setdefault(str(node.meta["val"].shape[dim]), name)
-            if other != name:
-                raise Refused(
-                    f"'{other}' and '{name}' have one size: the model computes with both.",
-                    hint="Give the dimensions one name (--dynamic, dynamic=).",
-                )
+    for node, dim, name in program.free_places():
+        other = called.setdefault(str(node.meta["val"].shape[dim]), name)
+        if other != name:
+            raise Refused(
+                f"'{other}' and '{name}' have one size: the model computes with both.",
+                hint="Give the dimensions one name (--dynamic, dynamic=).",
+            )
 
 
-def _free_sizes_of(
-    module: fx.GraphModule,
-    dynamic: Sequence[Mapping[int, str]],
-    ranges: Mapping[Any, Any],
-    asked: Mapping[str, FreeSize],
-) -> dict[str, FreeSize]:
+def _free_sizes(program: Program, ranges: Mapping[Any, Any], asked: Mapping[str, FreeSize]) -> dict[str, FreeSize]:
     """Return the sizes that torch found each free dimension to have, within those that are asked.
 
     Raises:
         Refused: More are asked.
     """
     found: dict[str, FreeSize] = {}
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for node, dims in zip(placeholders, dynamic, strict=True):
-        for dim, name in dims.items():
-            limits = ranges.get(node.meta["val"].shape[dim].node.expr)
-            known, wanted = found.get(name, FreeSize()), asked.get(name, FreeSize())
-            least, most = (int(limits.lower), limits.upper) if limits is not None else (1, None)
-            least = 1 if least == 2 else least  # torch never looks at 1 itself
-            most = int(most) if most is not None and most.is_Integer and most <= bounds.SIZE.most else None
-            size = FreeSize(max(least, known.least), min((n for n in (most, known.most) if n), default=None))
-            if (wanted.least < size.least and wanted.least > 1) or (size.most and (wanted.most or 0) > size.most):
-                raise Refused(
-                    f"'{name}' is asked for {wanted}; the model takes {size}.",
-                    hint=f"Ask for sizes within that, or for '{name}' without a range.",
-                )
-            found[name] = size
-    return {
-        name: FreeSize(max(size.least, asked[name].least), asked[name].most or size.most) if name in asked else size
-        for name, size in found.items()
-    }
+    for node, dim, name in program.free_places():
+        limits = ranges.get(node.meta["val"].shape[dim].node.expr)
+        found[name] = found.get(name, FreeSize()).meet(FreeSize() if limits is None else _size(limits))
+    for name, wanted in asked.items():
+        if name not in found:
+            continue
+        taken = found[name]
+        if 1 < wanted.least < taken.least or (taken.most and (wanted.most or 0) > taken.most):
+            raise Refused(
+                f"'{name}' is asked for {wanted}; the model takes {taken}.",
+                hint=f"Ask for sizes within that, or for '{name}' without a range.",
+            )
+        found[name] = taken.meet(wanted)
+    return found
+
+
+def _size(limits: Any) -> FreeSize:
+    """Return a range of torch's, which begins at 2 where 1 was not looked at."""
+    bounded = limits.upper.is_Integer and limits.upper <= bounds.SIZE.most
+    return FreeSize(1 if limits.lower == 2 else int(limits.lower), int(limits.upper) if bounded else None)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from optimize.dimensions import BATCH, Dimensions, find_free, read_dynamic
 from optimize.errors import Refused, require
 from optimize.from_export import from_exported, quiet_export
 from optimize.preparation import check_it_runs, inference_copy, own_inputs, return_tensors
-from optimize.program import MAX_BATCH, Program
+from optimize.program import MAX_BATCH, Program, step_of
 
 
 def capture(
@@ -109,15 +109,11 @@ def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[s
     single = [entry.name for entry in entries if entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)]
     names = []
     for (holder, *rest), _ in paths:
-        first, *words = map(_step, rest)
-        if not _step(holder):  # positional
+        first, *words = map(step_of, rest)
+        if not step_of(holder):  # positional
             first = single[first] if first < len(single) else f"args_{first - len(single)}"
         names.append("_".join(map(str, (first, *words))))
     return tuple(names)
-
-
-def _step(key: Any) -> Any:
-    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
 
 
 @contextlib.contextmanager

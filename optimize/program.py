@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,8 @@ class Program:
 
     def __repr__(self) -> str:
         """Return what it takes and returns, in a line; ``text()`` prints the graph."""
-        symbols, nodes = self.symbols(), self.graph.find_nodes(op="placeholder")
-        inputs = ", ".join(f"{node.name} {_type_text(node.meta['val'], symbols)}" for node in nodes)
+        symbols = self.symbols()
+        inputs = ", ".join(f"{node.name} {_type_text(node.meta['val'], symbols)}" for node in self.placeholders)
         calls = sum(node.op == "call_function" for node in self.graph.nodes)
         return f"Program({inputs} -> {', '.join(self.output_names)}; {calls} calls, {self.precision})"
 
@@ -84,7 +84,17 @@ class Program:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The placeholders' names, in order."""
-        return tuple(node.name for node in self.graph.nodes if node.op == "placeholder")
+        return tuple(node.name for node in self.placeholders)
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The nodes that stand for the inputs, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def free_places(self) -> Iterator[tuple[fx.Node, int, str]]:
+        """Yield placeholder, dimension and name of everything that is free."""
+        for node, dims in zip(self.placeholders, self.dynamic, strict=True):
+            yield from ((node, dim, name) for dim, name in dims.items())
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
@@ -189,8 +199,7 @@ class Program:
         for name, size in self.example_sizes().items():
             symbol = shapes.create_symbol(size, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
             symbols[name] = shapes.create_symintnode(symbol, hint=size, source=ConstantSource(name))
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        for node, tensor, dims in zip(placeholders, self.inputs, self.dynamic, strict=True):
+        for node, tensor, dims in zip(self.placeholders, self.inputs, self.dynamic, strict=True):
             sizes = [symbols[dims[dim]] if dim in dims else size for dim, size in enumerate(tensor.shape)]
             with mode:
                 node.meta["val"] = torch.empty(sizes, dtype=tensor.dtype)
@@ -211,7 +220,8 @@ class Program:
             Refused: torch.export does not accept the graph.
         """
         named = {name: self._dim(name) for name in self.free}
-        for dims in (named, {**dict.fromkeys(named, torch.export.Dim.DYNAMIC), **_only(named, BATCH)}):
+        loose = {name: dim if name == BATCH else torch.export.Dim.DYNAMIC for name, dim in named.items()}
+        for dims in (named,) if loose == named else (named, loose):
             shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
             try:
                 with shape_rules():
@@ -244,12 +254,7 @@ class Program:
 
     def symbols(self) -> dict[str, str]:
         """Return the name of each free dimension by the symbol that stands for it in shapes."""
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        return {
-            str(node.meta["val"].shape[dim]): name
-            for node, dims in zip(placeholders, self.dynamic, strict=True)
-            for dim, name in dims.items()
-        }
+        return {str(node.meta["val"].shape[dim]): name for node, dim, name in self.free_places()}
 
     def check(self) -> None:
         """Check the invariants.
@@ -277,6 +282,11 @@ def name_outputs(outputs: Any) -> tuple[str, ...]:
     return named if len(set(named)) == len(named) else plain
 
 
+def step_of(key: Any) -> Any:
+    """Return the key, the field or the place that one step to a value goes by."""
+    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))
+
+
 def _path_name(path: Sequence[Any]) -> str:
     """Return the words on the way to a value, one behind the other; empty where there are none.
 
@@ -284,15 +294,11 @@ def _path_name(path: Sequence[Any]) -> str:
     >>> _path_name([MappingKey("boxes"), SequenceKey(1)]), _path_name([SequenceKey(0), SequenceKey(1)])
     ('boxes_1', '')
     """
-    steps = [getattr(step, "key", getattr(step, "name", getattr(step, "idx", ""))) for step in path]
+    steps = [step_of(key) for key in path]
     if not any(isinstance(step, str) for step in steps):
         return ""
     name = re.sub(r"\W+", "_", "_".join(map(str, steps)), flags=re.ASCII)[:_LONGEST_NAME]
     return f"output_{name}" if name[:1].isdecimal() else name
-
-
-def _only(named: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in named.items() if key == name}
 
 
 def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
@@ -347,8 +353,7 @@ class _ShapePropagation(fx.Interpreter):
 
 
 def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None = None) -> None:
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    fakes = [node.meta["val"] for node in placeholders]
+    fakes = [node.meta["val"] for node in program.placeholders]
     mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv(), allow_fallback_kernels=False)
     # Composite operators (LSTM) have symbolic-shape rules in Python only.
     with mode, torch.no_grad(), enable_python_dispatcher(), shape_rules():

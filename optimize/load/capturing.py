@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,18 +91,21 @@ def _capture_file(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing
     Raises:
         Refused: It cannot be captured so.
     """
-    program, failure = None, None
-    for examples in (inputs, [value[:1] if value.dim() else value for value in inputs]):
-        try:
-            program = capture_module(module, examples, how)
-        except Refused as error:
-            failure = failure or error
-        if how.static_batch is not None or (program is not None and program.batch is not None):
-            break
-    if program is None:
-        assert failure is not None
-        raise failure
-    return program
+    if how.static_batch is not None:
+        return capture_module(module, inputs, how)
+    first = [value[:1] if value.dim() else value for value in inputs]
+    try:
+        program = capture_module(module, inputs, how)
+    except Refused:
+        with contextlib.suppress(Refused):
+            return capture_module(module, first, how)
+        raise
+    if program.batch is not None:
+        return program
+    try:
+        return capture_module(module, first, how)
+    except Refused:
+        return program
 
 
 def _examples(

@@ -17,14 +17,14 @@ from torch import fx
 
 from optimize import bounds, graph
 from optimize.costs import UNASKED_BATCH
-from optimize.dimensions import FreeSize
+from optimize.dimensions import BATCH, FreeSize
 from optimize.errors import OptimizeError, Refused
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
 from optimize.load.expressions import Terms
 from optimize.load.indices import keep_within
 from optimize.load.trees import read_tree, write_tree
-from optimize.program import BATCH, Program
+from optimize.program import Program
 from optimize.sandbox import left_in
 
 _GRAPH_FILE, _TENSORS_FILE = "program.json", "program.safetensors"
@@ -167,10 +167,9 @@ def _hollow(program: Program) -> Program:
 
 
 def _sizes(program: Program, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[Any, sympy.Integer]]:
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for node, tensor, dims in zip(nodes, inputs, program.dynamic, strict=True):
-        for dim in dims:
-            yield misfits.expression(node.meta["val"].shape[dim]), sympy.Integer(tensor.shape[dim])
+    given = dict(zip(program.placeholders, inputs, strict=True))
+    for node, dim, _ in program.free_places():
+        yield misfits.expression(node.meta["val"].shape[dim]), sympy.Integer(given[node].shape[dim])
 
 
 def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Program:

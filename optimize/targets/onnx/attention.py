@@ -17,7 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, replace, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import (
+    add,
+    constant,
+    maker,
+    name_of,
+    only_reader,
+    readers,
+    replace,
+    scalar,
+    store,
+    tidy,
+)
 
 CONTRIB = "com.microsoft"
 #: Nothing is left of ``exp`` of it, and a score can be added to it.
@@ -46,8 +57,9 @@ def fuse_attention(model: ir.Model) -> int:
     one product), or whose bias differs in rank or length from the scores.
     """
     found = [attention for node in model.graph if node.op_type == "Softmax" if (attention := _match(node)) is not None]
+    finite: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for attention in found:
-        _write(model.graph, attention)
+        _write(model.graph, attention, finite)
     if found:
         model.opset_imports[CONTRIB] = 1
     tidy(model)
@@ -61,13 +73,13 @@ def _match(softmax: ir.Node) -> _Attention | None:
     if product is None or not last or not _fits(bias, scores):
         return None
     weights, guarded = _guarded(weights)
-    mixed = _reader(weights, "MatMul")
-    moved = mixed and mixed.inputs[0] is weights and _reader(mixed.outputs[0], "Transpose")
-    joined = moved and _permutes(moved, _SPLIT) and _reader(moved.outputs[0], "Reshape")
+    mixed = only_reader(weights, "MatMul")
+    moved = mixed and mixed.inputs[0] is weights and only_reader(mixed.outputs[0], "Transpose")
+    joined = moved and _permutes(moved, _SPLIT) and only_reader(moved.outputs[0], "Reshape")
     if not (mixed and joined) or (guarded and bias is not None and bias.shape[1] != 1):  # type: ignore[index]
         return None
     (queries, first), (keys, second) = (_scaled(value) for value in product.inputs)
-    turned = _maker(keys, "Transpose")
+    turned = maker(keys, "Transpose")
     keys = turned.inputs[0] if turned is not None and _permutes(turned, _SWAPPED) else None
     sources = [_tokens(value) for value in (queries, keys, mixed.inputs[1])]
     heads = {source[1] for source in sources if source is not None}
@@ -80,11 +92,11 @@ def _match(softmax: ir.Node) -> _Attention | None:
 
 def _scores(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
     """Return the product behind the scores, and the bias that is added to it."""
-    total = _maker(value, "Add")
+    total = maker(value, "Add")
     if total is None:
-        return _maker(value, "MatMul"), None
+        return maker(value, "MatMul"), None
     for product, bias in (total.inputs, reversed(total.inputs)):
-        if (node := _maker(product, "MatMul")) is not None:
+        if (node := maker(product, "MatMul")) is not None:
             return node, bias
     return None, None
 
@@ -102,7 +114,7 @@ def _guarded(weights: ir.Value) -> tuple[ir.Value, bool]:
     """Return what is multiplied with the values: the attention weights, or those with zeros in place of NaN."""
     users = readers(weights)
     nan = next((user for user in users if user.op_type == "IsNaN"), None)
-    choice = _reader(nan.outputs[0], "Where") if nan is not None else None
+    choice = only_reader(nan.outputs[0], "Where") if nan is not None else None
     if len(users) != 2 or choice is None or scalar(choice.inputs[1]) != 0 or choice.inputs[2] is not weights:
         return weights, False
     return choice.outputs[0], True
@@ -110,7 +122,7 @@ def _guarded(weights: ir.Value) -> tuple[ir.Value, bool]:
 
 def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
     """Return ``x`` and ``c`` of ``x * c`` with a number ``c``; 1 of any other value."""
-    node = _maker(value, "Mul")
+    node = maker(value, "Mul")
     for source, factor in (node.inputs, reversed(node.inputs)) if node is not None else ():
         number = scalar(factor)
         if number is not None and constant(source) is None:
@@ -120,8 +132,8 @@ def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
 
 def _tokens(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     """Return the ``[N, T, H D]`` that ``[N, H, T, D]`` is, and ``H``."""
-    moved = _maker(value, "Transpose")
-    split = _maker(moved.inputs[0], "Reshape") if moved is not None and _permutes(moved, _SPLIT) else None
+    moved = maker(value, "Transpose")
+    split = maker(moved.inputs[0], "Reshape") if moved is not None and _permutes(moved, _SPLIT) else None
     source, shape = (None, None) if split is None else (split.inputs[0], split.outputs[0].shape)
     if source is None or source.shape is None or shape is None or (len(source.shape), len(shape)) != (3, 4):
         return None
@@ -139,23 +151,14 @@ def _permutes(node: ir.Node, axes: list[int]) -> bool:
     return list(node.attributes.get_ints("perm", [])) == axes
 
 
-def _maker(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that makes a value, if it is of this kind."""
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op else None
-
-
-def _reader(value: ir.Value, op: str) -> ir.Node | None:
-    """Return the only node that reads a value, if it is of this kind."""
-    users = [] if value.is_graph_output() else readers(value)
-    return users[0] if len(users) == 1 and users[0].op_type == op else None
-
-
-def _write(graph: ir.Graph, attention: _Attention) -> None:
+def _write(graph: ir.Graph, attention: _Attention, finite: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
+    """Write one attention; those that share a bias share what is made finite of it, kept in ``finite``."""
     result, bias = attention.result, attention.bias
     alive = None
     if bias is not None and attention.guarded:
-        bias, alive = _finite(graph, bias)
+        if bias not in finite:
+            finite[bias] = _finite(graph, bias)
+        bias, alive = finite[bias]
     inputs = [attention.queries, attention.keys, attention.values, None, None, bias]
     attributes = {"num_heads": attention.heads, "scale": attention.factor}
     name = name_of(result)
@@ -167,14 +170,8 @@ def _write(graph: ir.Graph, attention: _Attention) -> None:
 
 
 def _finite(graph: ir.Graph, bias: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return a bias ``[N, 1, T, S]`` without ``-inf``, and ``[N, T, 1]``: one for rows that see anything, else zero.
-
-    Attentions that share a bias share both.
-    """
+    """Return a bias ``[N, 1, T, S]`` without ``-inf``, and ``[N, T, 1]``: one for rows that see anything, else zero."""
     name = name_of(bias)
-    known = {value.name: value for node in graph for value in node.outputs}
-    if f"{name}_finite" in known:
-        return known[f"{name}_finite"], known[f"{name}_alive"]
     assert bias.shape is not None
     nowhere = store(graph, "nowhere", np.asarray(_NOWHERE, np.float32))
     finite = add(graph, "Max", [bias, nowhere], name=f"{name}_finite", like=bias)

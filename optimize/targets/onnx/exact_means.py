@@ -11,15 +11,15 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, replace, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, maker, name_of, readers, replace, scalar, store, tidy
 
 
 def sum_integers(model: ir.Model) -> None:
     """Write each mean of stored integers that is read in float as a product of the integers with ones, in place."""
     for node in list(model.graph):
         source = node.inputs[0] if node.op_type == "GlobalAveragePool" else None
-        reading = source.producer() if source is not None else None
-        if reading is None or reading.op_type != "DequantizeLinear" or scalar(reading.inputs[1]) is None:
+        reading = maker(source, "DequantizeLinear")
+        if reading is None or scalar(reading.inputs[1]) is None:
             continue
         is_rounded = any(user.op_type == "QuantizeLinear" for user in readers(node.outputs[0]))
         if _sizes(reading.outputs[0]) and not is_rounded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, replace, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, maker, name_of, readers, replace, tidy
 
 CONTRIB = "com.microsoft"
 
@@ -27,7 +27,7 @@ def add_bias_in_products(model: ir.Model) -> None:
 def _fuse(graph: ir.Graph, product: ir.Node) -> None:
     old = product.outputs[0]
     users = readers(old)
-    sources = [_dequantize(value) for value in product.inputs]
+    sources = [maker(value, "DequantizeLinear") for value in product.inputs]
     if None in sources or len(users) != 1 or users[0].op_type != "Add" or old.is_graph_output():
         return
     x, weight = sources
@@ -45,9 +45,3 @@ def _fuse(graph: ir.Graph, product: ir.Node) -> None:
     assert operator is not None
     operator.name, product.name = product.name, None
     replace(result, fused)
-
-
-def _dequantize(value: ir.Value | None) -> ir.Node | None:
-    """Return the DequantizeLinear that a value comes from."""
-    producer = value.producer() if value is not None else None
-    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None

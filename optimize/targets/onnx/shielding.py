@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, maker, name_of, scalar, store, tidy
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
@@ -22,8 +22,8 @@ def shield_float_layers(model: ir.Model) -> None:
     for node in list(graph):
         weight = constant(node.inputs[1]) if node.op_type in _LAYERS else None
         source = node.inputs[0] if weight is not None else None
-        reading = source.producer() if source is not None else None
-        if weight is None or source is None or reading is None or reading.op_type != "DequantizeLinear":
+        reading = maker(source, "DequantizeLinear")
+        if weight is None or source is None or reading is None:
             continue
         if scalar(reading.inputs[1]) is None:  # it has a scale a channel already
             continue

@@ -59,6 +59,18 @@ def readers(value: ir.Value) -> list[ir.Node]:
     return list(dict.fromkeys(node for node, _ in value.uses()))
 
 
+def maker(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that makes a value, if it is of this kind."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op else None
+
+
+def only_reader(value: ir.Value, op: str) -> ir.Node | None:
+    """Return the node that alone reads a value that is no output, if it is of this kind."""
+    users = [] if value.is_graph_output() else readers(value)
+    return users[0] if len(users) == 1 and users[0].op_type == op else None
+
+
 def store(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """Add a constant under ``name``, or return the equal one that is there; a different one gets a free name."""
     candidate, count = name, 0

@@ -23,6 +23,7 @@ from optimize.targets.onnx_graph.nodes import (
     PERMUTATIONS,
     add,
     constant,
+    maker,
     name_of,
     readers,
     replace,
@@ -158,8 +159,9 @@ def _columns(array: np.ndarray, index: int) -> np.ndarray:
 
 def _producer(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that makes a value for one reader alone, if it is of this kind."""
-    node = value.producer() if value is not None and not value.is_graph_output() else None
-    return node if node is not None and node.op_type == op and len(readers(node.outputs[0])) == 1 else None
+    node = maker(value, op)
+    output = None if node is None else node.outputs[0]
+    return node if output is not None and not output.is_graph_output() and len(readers(output)) == 1 else None
 
 
 def _projected(value: ir.Value | None) -> ir.Value | None:
@@ -169,13 +171,9 @@ def _projected(value: ir.Value | None) -> ir.Value | None:
         value = node.inputs[0]
         node = value.producer() if value is not None else None
     product = _producer(node.inputs[0], "MatMul") if node is not None and node.op_type == "Add" else node
-    return value if product is not None and product.op_type == "MatMul" and _is_integer(product.inputs[1]) else None
-
-
-def _is_integer(value: ir.Value | None) -> bool:
-    """Say whether a value is read off integers."""
-    node = value.producer() if value is not None else None
-    return node is not None and node.op_type == "DequantizeLinear"
+    if product is None or product.op_type != "MatMul":
+        return None
+    return value if maker(product.inputs[1], "DequantizeLinear") is not None else None
 
 
 def _is_scored(product: ir.Node) -> bool:
