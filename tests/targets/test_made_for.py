@@ -12,6 +12,7 @@ from torch import nn
 
 import optimize
 from optimize import processor
+from optimize.errors import Refused
 from optimize.measure.openers import Opening
 from optimize.measure.quality import judge_elsewhere
 from optimize.processor import described
@@ -20,7 +21,7 @@ from optimize.registry import find_target
 from optimize.report.assemble import _about_processors
 from optimize.report.model import Row
 from optimize.targets.base import Artifact
-from tests.cpus import NEEDS_QEMU, NEEDS_VNNI
+from tests.cpus import HAS_VNNI, NEEDS_QEMU, NEEDS_VNNI
 
 FILES = {"onnx": "net.onnx", "openvino": "net.xml", "torchscript": "net.pt"}
 
@@ -40,8 +41,14 @@ def made(plain: Program, target: str, cpu: str, path: Path) -> Artifact:
     return optimize.export(program, target, path)
 
 
-@pytest.mark.parametrize("target", FILES)
-@pytest.mark.parametrize("cpu", ["any", "vnni"])
+@pytest.mark.parametrize(
+    ("target", "cpu"),
+    [
+        pytest.param(target, cpu, marks=[NEEDS_VNNI] * ((target, cpu) == ("torchscript", "vnni")))
+        for cpu in ("any", "vnni")
+        for target in FILES
+    ],
+)
 def test_a_file_says_it_to_whoever_opens_it(target: str, cpu: str, plain: Program, tmp_path: Path) -> None:
     written = made(plain, target, cpu, tmp_path / FILES[target])
     found = Opening(tmp_path).open(str(written.path))
@@ -54,6 +61,13 @@ def test_a_file_says_it_to_whoever_opens_it(target: str, cpu: str, plain: Progra
     assert floats.cpu == opened.cpu == "" and found.artifact.is_rounded and not opened.is_rounded
     if target != "torchscript":  # a graph tells it, too, whoever wrote it
         assert found.artifact.precision == "int8"
+
+
+@pytest.mark.skipif(HAS_VNNI, reason="its kernels are right where there is VNNI")
+def test_kernels_of_another_processor_cannot_be_tried_here(plain: Program, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="wrong values for this shape") as refused:
+        made(plain, "torchscript", "vnni", tmp_path / "net.pt")
+    assert "Make the file on the processor it is for, or give --cpu any" in refused.value.hint
 
 
 def test_torch_reads_it_as_an_extra_file(plain: Program, tmp_path: Path) -> None:

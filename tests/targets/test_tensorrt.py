@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import optimize
+from optimize.dimensions import FreeSize
 from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
@@ -54,7 +55,9 @@ def test_the_profile_spans_one_to_64_around_the_example() -> None:
     assert TensorRT().profile(small(99, 3, 8, 8))["input_1"][2] == (99, 3, 8, 8)
     asked = TensorRT(min_batch=2, opt_batch=8, max_batch=16)
     assert [shape[0] for shape in asked.profile(small(3, 3, 8, 8))["input_1"]] == [2, 8, 16]
-    sized = replace(small(2, 3, 8, 8), dynamic=({0: "batch", 2: "height", 3: "width"},))
+    plain = small(2, 3, 8, 8)
+    sides = {side: FreeSize(others=(16, 4)) for side in ("height", "width")}
+    sized = replace(plain, dynamic=({0: "batch", 2: "height", 3: "width"},), free={**plain.free, **sides})
     assert TensorRT().profile(sized)["input_1"] == ((1, 3, 4, 4), (2, 3, 8, 8), (64, 3, 16, 16))
     assert [shape[0] for shape in TensorRT(min_batch=4).profile(small(2, 3, 8, 8))["input_1"]] == [4, 4, 64]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, processor
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import Quantization
@@ -58,7 +58,11 @@ def lower(program: Program) -> Lowered:
     lowered = {"static": _static, "dynamic": _dynamic, "weights": _weights}[plan.mode](program, plan)
     if not lowered.quantized:
         reasons = "; ".join(sorted({layer.reason for layer in lowered.left_float}))
-        raise Refused(f"No layer of the program can run in INT8 with TorchScript: {reasons or 'it has none'}.")
+        wrong_here = processor.misfit(plan.cpu, processor.host())
+        raise Refused(
+            f"No layer of the program can run in INT8 with TorchScript: {reasons or 'it has none'}.",
+            hint=f"Make the file on the processor it is for, or give --cpu any: {wrong_here}." if wrong_here else "",
+        )
     return lowered
 
 
