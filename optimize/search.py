@@ -62,17 +62,18 @@ class Search:
     datasets: Datasets
     progress: Progress = silent
 
-    def give_back_slow(self, export: Export, plain: Artifact | None) -> Export:
+    def give_back_slow(self, export: Export, plain: Export | None) -> Export:
         """Return a file with those layers in float that INT8 makes slower here, where the whole file gains by it.
 
         Args:
             export: A file of static INT8.
-            plain: The target's float32 file.
+            plain: Of the target's float32 file.
         """
         if not self.job.recipe.layer_timing or plain is None or not find_target(export.target).times_layers:
             return export
         inputs, threads = one_sample(self.program), self.job.recipe.threads
-        times = time_layers(export.program, export.made, plain, inputs, threads=threads, progress=self.progress)
+        files = (plain.program, plain.made), (export.program, export.made)
+        times = time_layers(*files, inputs, threads=threads, progress=self.progress)
         export = replace(export, times=times)
         choices = [names for names in slow_choices(times) if export.plan.layers - set(names)]
         gains = self._gains(export, choices) if choices else []
@@ -195,9 +196,8 @@ def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
 
 
 def time_layers(
-    program: Program,
-    integer: Artifact,
-    plain: Artifact,
+    plain: tuple[Program, Artifact],
+    quantized: tuple[Program, Artifact],
     inputs: Sequence[np.ndarray],
     *,
     threads: int,
@@ -206,9 +206,8 @@ def time_layers(
     """Return the times of each layer of a quantized program by node name, in execution order.
 
     Args:
-        program: The program.
-        integer: Its file.
-        plain: The same target's float file.
+        plain: A program and its float file.
+        quantized: The same in INT8.
         inputs: Of one run.
         threads: Compute threads.
         progress: Told what is going on.
@@ -217,9 +216,8 @@ def time_layers(
         UsageError: The target's runtime does not tell them.
         TargetUnavailable: The runtime is not installed, or cannot run a file.
     """
-    paths = layer_paths(program.graph)
-    found = layer_times(plain, integer, list(paths.values()), inputs, threads=threads, progress=progress)
-    return {name: found[path] for name, path in paths.items() if path in found}
+    found = layer_times(plain, quantized, inputs, threads=threads, progress=progress)
+    return {name: found[path] for name, path in layer_paths(quantized[0].graph).items() if path in found}
 
 
 def layer_costs(

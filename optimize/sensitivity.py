@@ -77,11 +77,10 @@ def _times(
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         progress("export", 0.0)
         real, integer = (
-            backend.export(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}")
+            (variant.program, backend.export(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}"))
             for variant in (plain, quantized)
         )
-        inputs = one_sample(quantized.program)
-        return time_layers(quantized.program, integer, real, inputs, threads=threads, progress=progress)
+        return time_layers(real, integer, one_sample(quantized.program), threads=threads, progress=progress)
 
 
 def _layers(program: Program, errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:

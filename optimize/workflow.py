@@ -197,13 +197,13 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
     """
     exports = []
     for target in map(job.recipe.target, job.recipe.targets):
-        plain: Artifact | None = None
+        plain: Export | None = None
         for variant in (each for each in variants if each.is_for(target.name)):
             path = folder / f"{_stem(job.source)}.{variant.precision}{target.suffix}"
             decided = job.recipe.decided.get(f"{target.name} {variant.precision}")
             program = variant.program if decided is None else as_decided(variant.program, decided)
             export = _export(program, variant.precision, target, path, tell)
-            plain = export.artifact if variant.precision == "float32" else plain
+            plain = export if export.artifact is not None and variant.precision == "float32" else plain
             if decided is None and export.can_be_refined:
                 # A file that cannot run or be judged has that in its own row; what was found before it stands.
                 with suppress(Refused, TargetUnavailable, VerificationFailed):

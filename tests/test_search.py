@@ -139,7 +139,7 @@ def test_decibels_may_be_written_either_way() -> None:
     [
         (["net.pt", "--int8", "--to", "onnx", "--max-drop", "0.5"], "needs labelled data"),
         (["net.pt", "--int8", "--to", "onnx", "--max-drop", "lots"], "max_drop"),
-        (["sensitivity", "net.pt", "--to", "torchscript"], "cannot be measured on the target 'torchscript'"),
+        (["sensitivity", "net.pt", "--to", "pt2"], "cannot be measured on the target 'pt2'"),
         (["sensitivity", "net.pt", "--to", "nowhere"], "nowhere"),
     ],
 )

@@ -132,7 +132,7 @@ if TYPE_CHECKING:
 @options.judgement(
     "--layer-timing/--no-layer-timing",
     default=True,
-    help="Time each layer (ONNX Runtime) and keep in float what INT8 makes slower here.  [default: on]",
+    help="Time each layer and keep in float what INT8 makes slower here.  [default: on]",
 )
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors, .onnx or package.module:factory) and report on it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,14 @@ import numpy as np
 from optimize.errors import UsageError
 from optimize.measure.lockstep import Plan, take_turns
 from optimize.measure.subjects import running
+from optimize.ops import layer_paths
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
+from optimize.targets.probe import Probe, calls_of, serve
 
 if TYPE_CHECKING:
-    from optimize.targets.probe import Probe
+    from optimize.program import Program
 
 #: Runs of a block; there are fewer rounds where the time ends before, and one block more for warm-up.
 _RUNS = 5
@@ -72,25 +74,23 @@ def require_layer_times(target: str) -> None:
         names = " or ".join(name for name, entry in targets().items() if entry.times_layers)
         raise UsageError(
             f"The time of each layer cannot be measured on the target '{target}'.",
-            hint=f"Use --to {names}: ONNX Runtime names the layer of every kernel it times.",
+            hint=f"Use --to {names}: their runtimes tell the time of every kernel.",
         )
 
 
 def layer_times(
-    plain: Artifact,
-    quantized: Artifact,
-    layers: Collection[str],
+    plain: tuple[Program, Artifact],
+    quantized: tuple[Program, Artifact],
     inputs: Sequence[np.ndarray],
     *,
     threads: int = 1,
     progress: Progress = silent,
 ) -> dict[str, LayerTime]:
-    """Return the times of every layer, and under an empty name those of what serves no layer.
+    """Return the times of every layer by its path, and under an empty name those of what serves no layer.
 
     Args:
-        plain: The float file.
-        quantized: The INT8 file of the same program.
-        layers: Paths of the weighted layers.
+        plain: A program and its float file.
+        quantized: The same in INT8.
         inputs: Flat inputs of one run.
         threads: Threads inside one operator.
         progress: Told how much is done.
@@ -100,19 +100,20 @@ def layer_times(
         TargetUnavailable: The runtime is not installed, or cannot run a file.
         Refused: It fails while it runs one.
     """
-    require_layer_times(plain.target)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder, running(quantized.path):
-        probes, backend = [], find_target(plain.target)
-        for index, artifact in enumerate((plain, quantized)):
+    target = plain[1].target
+    require_layer_times(target)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder, running(quantized[1].path):
+        probes, backend = [], find_target(target)
+        for index, (program, artifact) in enumerate((plain, quantized)):
             place = Path(folder) / str(index)
             place.mkdir()
-            probes.append(backend.probe(Probing(artifact, inputs, place, threads)))
+            probes.append(backend.probe(Probing(artifact, inputs, place, threads, program)))
         unprofiled_s = [list[float]() for _ in probes]
         calls = [functools.partial(_run_block, *pair) for pair in zip(probes, unprofiled_s, strict=True)]
         take_turns(calls, _PLAN, progress=lambda _, share: progress("time layers", share))
-        pairs = zip(probes, unprofiled_s, strict=True)
-        real, integer = (_by_layer(probe, layers, samples_s) for probe, samples_s in pairs)
-    return {name: _time(real[name], integer[name]) for name in (*layers, "") if name in real and name in integer}
+        found = zip(probes, (plain[0], quantized[0]), unprofiled_s, strict=True)
+        real, integer = (_by_layer(probe, program, samples_s) for probe, program, samples_s in found)
+    return {name: _time(real[name], integer[name]) for name in real if name in integer}
 
 
 def _run_block(probe: Probe, unprofiled_s: list[float]) -> None:
@@ -124,23 +125,28 @@ def _run_block(probe: Probe, unprofiled_s: list[float]) -> None:
         unprofiled_s.append(time.perf_counter() - begin)
 
 
-def _by_layer(probe: Probe, layers: Collection[str], unprofiled_s: Sequence[float]) -> dict[str, np.ndarray]:
-    """Return the seconds ``[runs]`` of each layer, and under an empty name of what serves none.
+def _by_layer(probe: Probe, program: Program, unprofiled_s: Sequence[float]) -> dict[str, np.ndarray]:
+    """Return the seconds ``[runs]`` of each layer by its path, and under an empty name of what serves none.
 
     Noting a time takes time, about the same for every kernel: it is taken off, so that all add up to a run without the
     profiler.
     """
-    _, runs = probe.finish()
-    taken, owners = np.array([run.durations_s for run in runs]), probe.owners(layers)
+    paths = {**layer_paths(program.graph), "": ""}
+    kernels, runs = probe.finish()
+    owners = [paths[name] for name in serve(kernels, calls_of(program), paths)]
+    taken = np.array([run.durations_s for run in runs])
     excess = float(np.percentile(taken.sum(1), 25) - np.percentile(unprofiled_s, 25)) / len(owners)
     net = np.maximum(taken - min(max(excess, 0.0), _LARGEST_EXCESS_S), _LEAST_SHARE * taken)
     return {name: net[:, [owner == name for owner in owners]].sum(1) for name in dict.fromkeys(owners)}
 
 
 def _time(real: np.ndarray, integer: np.ndarray) -> LayerTime:
-    """Return the times from samples ``[runs]`` of both files; the first round is warm-up."""
-    real, integer = real[_RUNS:], integer[_RUNS:]
-    halves = [(_middle(real[half::2]), _middle(integer[half::2])) for half in (0, 1)]
+    """Return the times from samples ``[runs]`` of both files; the first round is warm-up.
+
+    A runtime that tells means alone gives one sample, which has nothing to be halved.
+    """
+    real, integer = (samples[_RUNS:] if len(samples) > 2 * _RUNS else samples for samples in (real, integer))
+    halves = [(_middle(real[half::2]), _middle(integer[half::2])) for half in range(min(2, len(real), len(integer)))]
     slower = all(b >= SLOWER_RATIO * a and b - a >= SLOWER_S for a, b in halves)
     return LayerTime(_middle(real), _middle(integer), slower)
 

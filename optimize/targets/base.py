@@ -277,7 +277,7 @@ class Target(ABC):
         support: What it writes and runs.
         packages: Distributions whose versions a figure depends on.
         profiled: Whether its runtime tells the time of each kernel (``probe``).
-        times_layers: Whether it tells, too, which layer each kernel serves.
+        times_layers: Whether it tells it of any file, not of those alone that were exported to tell it.
         endings: How the names of files end that it opens as they are, in lower case.
         noun: What to call such a file.
         alone: Python that makes of a ``path`` a function ``f`` from arrays, one an input, to a list of the outputs,

@@ -9,12 +9,12 @@ is known to compute by name, and the rest follows from the data flow:
    into what they follow;
 3. what reads nothing that is computed (a scaling of the input) belongs to the first kernel that reads it.
 
-So every call of the graph belongs to exactly one kernel.
+So every call of the graph belongs to exactly one kernel, and every kernel serves one weighted layer at most
+(``serve``), so that the layers' times add up to the file's.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -82,14 +82,6 @@ class Probe(ABC):
         """Return what each call costs where a file alone is known; nothing by default."""
         return Costs({}, frozenset())
 
-    def owners(self, layers: Collection[str]) -> list[str]:
-        """Return the weighted layer that each kernel serves, empty where it serves none, after ``finish``.
-
-        Args:
-            layers: Their names in the file.
-        """
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class Calls:
@@ -144,6 +136,35 @@ def attribute(calls: Calls, claims: Sequence[Collection[str]]) -> list[tuple[str
     return [tuple(place) for place in places]
 
 
+def serve(kernels: Sequence[TimedKernel], calls: Calls, layers: Collection[str]) -> list[str]:
+    """Return the weighted layer that each kernel serves, empty where it serves none.
+
+    A kernel serves the layer that it computes, else the layer computed last before what it computes. What computes
+    nothing, a conversion, serves what is executed next, and behind all of them what was executed last.
+
+    Args:
+        kernels: In execution order.
+        calls: The graph.
+        layers: Names of the calls that are weighted layers.
+
+    >>> calls = Calls({"conv": (), "relu": ("conv",), "linear": ("relu",)}, frozenset({"conv", "linear"}))
+    >>> ran = (), ("conv",), ("relu",), (), ("linear",), ()
+    >>> serve([TimedKernel("", "", nodes) for nodes in ran], calls, ["conv", "linear"])
+    ['conv', 'conv', 'conv', 'linear', 'linear', 'linear']
+    """
+    places = {name: place for place, name in enumerate(calls.reads)}
+    behind: dict[str, str] = {}
+    for name, sources in calls.reads.items():
+        found = (behind[source] for source in sources if behind[source])
+        behind[name] = name if name in layers else max(found, key=places.__getitem__, default="")
+    served = [_layer_of(kernel, behind, layers) for kernel in kernels]
+    for order in (range(len(served) - 2, -1, -1), range(1, len(served))):
+        for place in order:
+            if served[place] is None:
+                served[place] = served[place - order.step]
+    return [layer or "" for layer in served]
+
+
 def module_of(name: str) -> str:
     """Return the module in the name of a node; exporters write ``path/Operator``, and converters append their own.
 
@@ -156,16 +177,34 @@ def module_of(name: str) -> str:
 def align(seen: Sequence[str], known: Sequence[str]) -> list[int | None]:
     """Return for each operator that was seen running its place among the known ones, None where it has none.
 
-    Both run in the same order; either may have some that the other lacks.
+    Both run in the same order; either may have some that the other lacks. As many as can be have a place (a longest
+    common subsequence): integer kernels take in what follows them, so that long stretches seldom agree.
 
     >>> align(["conv2d", "detach", "relu"], ["conv2d", "add", "relu"])
     [0, None, 2]
+    >>> align(["conv2d", "conv2d", "add"], ["conv2d", "relu", "conv2d", "add", "relu", "mean"])
+    [0, 2, 3]
     """
-    places: list[int | None] = [None] * len(seen)
-    for block in difflib.SequenceMatcher(None, seen, known, autojunk=False).get_matching_blocks():
-        for offset in range(block.size):
-            places[block.a + offset] = block.b + offset
+    agree = np.array([[one == other for other in known] for one in seen], dtype=bool).reshape(len(seen), len(known))
+    # How many of the rest can have places, from each pair on: row by row from behind, each row at once.
+    rest = np.zeros((len(seen) + 1, len(known) + 1), dtype=int)
+    for row in range(len(seen) - 1, -1, -1):
+        best = np.maximum(rest[row + 1, :-1], agree[row] * (1 + rest[row + 1, 1:]))
+        rest[row, :-1] = np.maximum.accumulate(best[::-1])[::-1]
+    places: list[int | None] = []
+    column = 0
+    for row in range(len(seen)):
+        fits = agree[row, column:] & (rest[row + 1, column + 1 :] + 1 == rest[row, column])
+        place = column + int(fits.argmax()) if fits.any() else None
+        places.append(place)
+        column = column if place is None else place + 1
     return places
+
+
+def _layer_of(kernel: TimedKernel, behind: Mapping[str, str], layers: Collection[str]) -> str | None:
+    """Return the layer of what a kernel computes, the last of several; None where it computes nothing."""
+    own = [name for name in kernel.nodes if name in layers] or [behind[name] for name in kernel.nodes[-1:]]
+    return own[-1] if own else None
 
 
 def _take_layers(name: str, kernel: int, calls: Calls, owners: dict[str, int]) -> bool:

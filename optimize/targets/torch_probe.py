@@ -6,6 +6,7 @@ Both run the graph's operators one after another, so the operators seen running 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,10 +57,20 @@ class TorchProbe(Probe):
         """Return the kernels of operators that ran, joined by their order to the calls of the graph."""
         calls = calls_of(self._program)
         nodes = [node for node in self._program.graph.nodes if node.name in calls.reads]
-        places = align([name.partition("::")[2] for name in names], [graph.op_name(node) for node in nodes])
+        places = align([_plain(name) for name in names], [graph.op_name(node) for node in nodes])
         claims = [() if place is None else (nodes[place].name,) for place in places]
         found = attribute(calls, claims)
         return tuple(TimedKernel(name, name.partition("::")[2], mine) for name, mine in zip(names, found, strict=True))
+
+
+def _plain(name: str) -> str:
+    """Return the operator that a kernel computes, in ATen's word.
+
+    >>> _plain("aten::relu"), _plain("quantized::conv2d_relu"), _plain("quantized::linear_with_input_q_dq_output_fp32")
+    ('relu', 'conv2d', 'linear')
+    """
+    space, _, kernel = name.partition("::")
+    return re.sub(r"_(relu|dynamic|with_\w+)$", "", kernel) if space == "quantized" else kernel
 
 
 def _record_runs(run: Callable[[], None], times: int) -> list[list[Any]]:

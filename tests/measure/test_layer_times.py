@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
-from onnx import helper
 
 import optimize
 from models import REFERENCES
@@ -13,7 +11,8 @@ from optimize.errors import UsageError
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
 from optimize.ops import layer_paths
 from optimize.program import Program
-from optimize.targets.onnx.probe import owners_of
+from optimize.registry import find_target
+from optimize.targets.probe import Calls, TimedKernel, serve
 from tests import references
 
 
@@ -24,54 +23,51 @@ def both(name: str) -> tuple[Program, Program]:
     return program, found
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "vit"])
-def test_every_layer_of_a_reference_network_has_its_times(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("resnet", "onnx"), ("mobilenetv3", "onnx"), ("vit", "onnx"),
+        ("resnet", "openvino"), ("vit", "openvino"), ("resnet", "torchscript"), ("vit", "torchscript"),
+    ],
+)  # fmt: skip
+def test_every_layer_of_a_reference_network_has_its_times(name: str, target: str, tmp_path: Path) -> None:
     """Fused activations and sums, other memory layouts and nodes without a name included."""
-    program, quantized = both(name)
-    files = [
-        optimize.export(entry, "onnx", tmp_path / f"{index}.onnx") for index, entry in enumerate((program, quantized))
-    ]
-    paths = list(layer_paths(quantized.graph).values())
+    suffix, programs = find_target(target).suffix, both(name)
+    plain, quantized = (
+        (entry, optimize.export(entry, target, tmp_path / f"{index}{suffix}")) for index, entry in enumerate(programs)
+    )
     told: list[tuple[str, float]] = []
     inputs = [REFERENCES[name].inputs(1).numpy()]
-    times = layer_times(files[0], files[1], paths, inputs, progress=lambda phase, share: told.append((phase, share)))
-    assert set(paths) <= set(times)
+    times = layer_times(plain, quantized, inputs, progress=lambda phase, share: told.append((phase, share)))
+    paths = set(layer_paths(programs[1].graph).values())
+    assert paths <= set(times)
     assert all(times[path].float_s > 0 and times[path].int8_s > 0 for path in paths)
-    assert told[-1] == ("time layers", 1.0)
+    shares = [share for _, share in told]
+    assert {phase for phase, _ in told} == {"time layers"} and shares == sorted(shares)
 
 
-def test_the_nodes_of_an_optimized_graph_are_counted_to_their_layers() -> None:
-    file = [
-        helper.make_node("Conv", ["x", "w"], ["y"], name="stem"),
-        helper.make_node("Relu", ["y"], ["relu"], name="act/Relu"),
-        helper.make_node("Gemm", ["relu", "v"], ["z"], name="head"),
-    ]
-    optimized = [
-        helper.make_node("ReorderInput", ["x"], ["a"], name="ReorderInput"),
-        helper.make_node("Conv", ["a", "b"], ["c"], name="relu_nchwc"),
-        helper.make_node("ReorderOutput", ["c"], ["d"], name="ReorderOutput_token_4"),
-        helper.make_node("GlobalAveragePool", ["d"], ["e"], name="pool"),
-        helper.make_node("QuantizeLinear", ["e", "s", "o"], ["f"], name=""),
-        helper.make_node("Reshape", ["f", "n"], ["g"], name="flat"),
-        helper.make_node("QGemm", ["g"], ["h"], name="head_token_7"),
-        helper.make_node("Shape", ["k"], ["l"], name="unrelated"),
-    ]
-    assert owners_of(optimized, file, {"stem", "head"}) == ["stem", "stem", "stem", "stem", "head", "stem", "head", ""]
+def served(reads: dict[str, tuple[str, ...]], layers: set[str], *ran: tuple[str, ...]) -> list[str]:
+    return serve([TimedKernel("", "", nodes) for nodes in ran], Calls(reads, frozenset(layers)), layers)
+
+
+def test_kernels_are_counted_to_the_layers_that_they_serve() -> None:
+    reads: dict[str, tuple[str, ...]] = {
+        "scale": (), "stem": ("scale",), "relu": ("stem",), "pool": ("relu",), "head": ("pool",), "shape": (),
+    }  # fmt: skip
+    ran = ("scale",), (), ("stem", "relu"), ("pool",), (), ("head",), ("shape",), ()
+    found = ["", "stem", "stem", "stem", "head", "head", "", ""]
+    assert served(reads, {"stem", "head"}, *ran) == found
 
 
 def test_a_sum_counts_to_the_layer_computed_last() -> None:
-    nodes: list[onnx.NodeProto] = [
-        helper.make_node("Conv", ["x", "w"], ["a"], name="first"),
-        helper.make_node("Conv", ["x", "w"], ["b"], name="second"),
-        helper.make_node("Add", ["b", "a"], ["c"], name="sum"),
-    ]
-    assert owners_of(nodes, nodes, {"first", "second"})[2] == "second"
+    reads: dict[str, tuple[str, ...]] = {"first": (), "second": (), "sum": ("second", "first")}
+    assert served(reads, {"first", "second"}, ("first",), ("second",), ("sum",))[2] == "second"
 
 
 def test_targets_that_do_not_tell_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be measured on the target 'torchscript'") as caught:
-        require_layer_times("torchscript")
-    assert "--to onnx" in caught.value.hint
+    with pytest.raises(UsageError, match="cannot be measured on the target 'pt2'") as caught:
+        require_layer_times("pt2")
+    assert "--to" in caught.value.hint and "openvino" in caught.value.hint
 
 
 def test_what_int8_saves_may_be_negative() -> None:

@@ -1,12 +1,6 @@
 """Times of the kernels that ONNX Runtime executes, read from its profile and joined to the graph by name.
 
-ONNX Runtime runs another graph than the file holds: it fuses, changes layouts and adds conversions. Every node of that
-graph can be counted to one weighted layer, so that the layers' times add up to the file's:
-
-1. a weighted node, by its name, which the runtime keeps but for an ending (``conv_token_3``), or by the name of the
-   value it computes (``relu_nchwc`` is the convolution that the value ``relu`` comes from in the file);
-2. what prepares integers or a layout (``QuantizeLinear``, ``ReorderInput``): to the layer that reads the result;
-3. all else (activations, sums, poolings, attention between projections): to the layer computed last before it.
+ONNX Runtime runs another graph than the file holds: it fuses, changes layouts and adds conversions.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ import bisect
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +21,12 @@ from optimize.targets.base import Probing
 from optimize.targets.onnx.costs import MULTIPLYING, onnx_costs
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
-from optimize.targets.onnx_graph.names import FileNames, plain_name, program_names
-from optimize.targets.onnx_graph.nodes import MOVES
+from optimize.targets.onnx_graph.names import FileNames, program_names
 from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
 _ENDING = "_kernel_time"
-_PREPARE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "ReorderInput"})
-_VALUE_ENDING = "_nchwc"
 
 
 class OnnxProbe(Probe):
@@ -87,10 +78,6 @@ class OnnxProbe(Probe):
         """Return what each node of the file costs."""
         return onnx_costs(self._path, self._inputs)
 
-    def owners(self, layers: Collection[str]) -> list[str]:
-        """Return the layer that each kernel serves by the rules above, empty where there is none."""
-        return owners_of(self._executed, onnx.load(self._path, load_external_data=False).graph.node, layers)
-
 
 def onnx_names(path: Path) -> FileNames:
     """Return the nodes of an ONNX file, called by their own names (or by their first output where they have none)."""
@@ -125,55 +112,6 @@ def claims_of(nodes: Sequence[onnx.NodeProto], names: FileNames) -> list[set[str
         maker = makers.get(node.input[0], index) if node.op_type == "ReorderOutput" else index
         claims[maker] |= set(names.claimed(node.output))
     return claims
-
-
-def owners_of(
-    nodes: Sequence[onnx.NodeProto], file_nodes: Iterable[onnx.NodeProto], layers: Collection[str]
-) -> list[str]:
-    """Return the layer that each node of an optimized graph serves, empty where there is none.
-
-    Args:
-        nodes: The graph ONNX Runtime runs, in execution order.
-        file_nodes: The graph of the file.
-        layers: Names of the weighted nodes of the file.
-    """
-    values = _behind(file_nodes, lambda node: node.name if node.name in layers else "")
-
-    def layer(node: onnx.NodeProto) -> str:
-        name = plain_name(node.name)
-        if name in layers:
-            return name
-        return values.get(name, "") if node.name.endswith(_VALUE_ENDING) else ""
-
-    behind, ahead = _behind(nodes, layer), _ahead(nodes, layer)
-    return [layer(node) or _served(node, behind, ahead) for node in nodes]
-
-
-def _served(node: onnx.NodeProto, behind: Mapping[str, str], ahead: Mapping[str, str]) -> str:
-    before, after = behind.get(node.output[0], ""), ahead.get(node.output[0], "")
-    return after or before if node.op_type in _PREPARE else before or after
-
-
-def _behind(nodes: Iterable[onnx.NodeProto], layer: Callable[[onnx.NodeProto], str]) -> dict[str, str]:
-    """Return the layer each value comes from: of several inputs, the one computed last decides."""
-    found: dict[str, tuple[int, str]] = {}
-    for index, node in enumerate(nodes):
-        inherited = max((found[value] for value in node.input if value in found), default=(-1, ""))
-        own = layer(node)
-        for value in node.output:
-            found[value] = (index, own or inherited[1])
-    return {value: name for value, (_, name) in found.items() if name}
-
-
-def _ahead(nodes: Sequence[onnx.NodeProto], layer: Callable[[onnx.NodeProto], str]) -> dict[str, str]:
-    """Return the first layer that reads each value, at once or behind conversions and moves."""
-    found: dict[str, str] = {}
-    for node in reversed(nodes):
-        passes = node.op_type in _PREPARE or node.op_type in MOVES
-        reader = layer(node) or (found.get(node.output[0], "") if passes else "")
-        if reader:
-            found.update(dict.fromkeys(node.input[:1], reader))
-    return found
 
 
 def _in_order(keys: Sequence[tuple[str, str]], nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -56,7 +56,7 @@ class OpenVINO(Target):
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
     support = Support(("float32", "bfloat16"), ("static",), ("bfloat16",), remark=_BFLOAT16)
     packages = ("openvino",)
-    profiled = True
+    profiled = times_layers = True
     endings = (".xml",)
     noun = "OpenVINO"
     alone = """

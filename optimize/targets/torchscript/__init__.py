@@ -44,7 +44,7 @@ class TorchScript(Target):
     suffix = ".torchscript.pt"
     summary = "TorchScript file for any process with torch, Python or C++; float32, float16, bfloat16 and INT8 on CPU."
     support = Support(FLOATS, INT8, remark="INT8 on x86 with AVX2, with torch's own kernels.")
-    profiled = True
+    profiled = times_layers = True
     integers_on = "every x86 with AVX2"  # torch's engines for others lack the product that gives floats
     without_bfloat16 = _WIDENED
     alone = """
