@@ -19,8 +19,6 @@ from optimize.invariants import EXACT_TOLERANCE
 from optimize.preparation import first_line
 from optimize.program import Program, tensor_value
 
-_COMPARISONS = (graph.aten.eq.Scalar, graph.aten.ne.Scalar, graph.aten.gt.Scalar, graph.aten.lt.Scalar)
-
 _HINT = (
     "Resample an embedding that has one size, pool to one size before a Linear, or leave the dimension out of "
     "--dynamic and --dynamic-size."
@@ -73,12 +71,15 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 
 
 def _is_mask(program: Program, node: fx.Node, place: int) -> bool:
-    """Say whether an input is zeros and becomes, moved about, numbers to compute with or truths: a mask of tokens."""
-    return _is_constant(program.inputs[place]) and any(
-        user.target in _COMPARISONS or ((value := tensor_value(user)) is not None and value.dtype.is_floating_point)
-        for user in _moved(node)
-        if user.target is not graph.aten.embedding.default
-    )
+    """Say whether an input is zeros and becomes, moved about, numbers to compute with or truths: a mask of tokens.
+
+    What an embedding reads is tokens, also where a mask is made of them.
+    """
+    readers = list(_moved(node))
+    if not _is_constant(program.inputs[place]) or any(user.target is graph.aten.embedding.default for user in readers):
+        return False
+    made = [value.dtype for user in readers if (value := tensor_value(user)) is not None]
+    return any(dtype.is_floating_point or dtype is torch.bool for dtype in made)
 
 
 def _moved(node: fx.Node) -> Iterator[fx.Node]:

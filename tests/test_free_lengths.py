@@ -274,6 +274,20 @@ def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
 
 
+class Chosen(Encoder):
+    """Makes truths of its mask first, and picks them by index, as transformers do."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        seen = attention_mask.to(torch.bool)[:, torch.arange(input_ids.shape[1])]
+        return super().forward(input_ids, seen.to(torch.long) * input_ids.ne(-1))
+
+
+def test_a_mask_of_truths_lets_everything_through_and_tokens_are_none() -> None:
+    zeros = torch.zeros(2, 16, dtype=torch.long)
+    ids, mask = capture_model(Chosen().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    assert len(ids.unique()) > 5 and bool((mask == 1).all())
+
+
 def test_outputs_are_chosen_by_name(tmp_path: Path, typed: Typed) -> None:
     net = Encoder().eval()
     program = optimize.capture(net, draw_text(2, 16), dynamic=SEQUENCE, outputs=("embedding",))

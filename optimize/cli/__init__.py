@@ -136,7 +136,7 @@ def _ended(debug: bool) -> int | str | None:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
         interrupt.ignore()
-        click.echo("Interrupted: what was there before is there still, or the new result, whole.", err=True)
+        click.echo("Interrupted. Files that were to be written are as they were before, or new and whole.", err=True)
         return INTERRUPTED
     except Exception as error:
         return failures.tell(error, debug=debug)

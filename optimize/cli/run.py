@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 @options.factory
 @options.trust
 @options.input_shape
-@options.data("--calib", metavar="DATA", help="Calibration data: .npz, .npy, image folder or package.module:callable.")
+@options.data(
+    "--calib",
+    metavar="DATA",
+    help="Calibration data: .npz, .npy, image folder, texts (.jsonl) or package.module:callable.",
+)
 @options.data(
     "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
 )

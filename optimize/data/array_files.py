@@ -50,7 +50,8 @@ def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
             return Members(path)
     raise Refused(
         f"'{shown(path)}' is neither an .npz nor an .npy file.",
-        hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder.",
+        hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder; texts go into a .jsonl file, "
+        '{"text": "..."} a line, read with --tokenizer.',
     )
 
 

@@ -108,7 +108,8 @@ class Stored:
             raise Refused(
                 f"'{self.file}' is not the file that '{self.path}' was stored for: "
                 f"SHA-256 {sha256[:12]}, stored {self.baseline.sha256[:12]}.",
-                hint="Fetch that file, or store a new baseline with --save-baseline.",
+                hint="Fetch that file, or store a new baseline with --save-baseline, of a copy that no build writes "
+                "over (cp build/net.onnx baselines/net.onnx).",
             )
 
     def require_same_machine(self, machine: Environment) -> None:

@@ -144,7 +144,7 @@ def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int
 
 def _warnings(runs: Runs[Artifact], load: float, choice: Choice) -> list[str]:
     """Say what makes the figures doubtful, and what would help."""
-    found = [choice.told] if choice.told else []
+    found, short = [choice.told] if choice.told else [], list[str]()
     if told := busy(load):
         found.append(f"{told} Ratios hold better than seconds; stop other work and run again for seconds.")
     for track in _finished(runs):
@@ -153,5 +153,10 @@ def _warnings(runs: Runs[Artifact], load: float, choice: Choice) -> list[str]:
         if spread > WIDE_SPREAD:
             found.append(f"{name}: the middle half of the runs spreads over {100 * spread:.0f} % of the median.")
         if len(blocks) < MIN_ROUNDS:
-            found.append(f"{name}: only {len(blocks)} rounds fitted into the time budget; give it more time.")
+            short.append(f"{name} ({len(blocks)})")
+    if short:
+        found.append(
+            f"Only a few rounds of these fitted into the time: {', '.join(short)}. `optimize bench --seconds 60` on "
+            "the files takes more."
+        )
     return found
