@@ -76,7 +76,7 @@ def capture(
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
 
-    def captured(batch: bool) -> Program:
+    def captured(batch: bool, source: torch.nn.Module, untouched: torch.nn.Module) -> Program:
         inputs = own_inputs(flat, batch)
         free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
         arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
@@ -87,17 +87,22 @@ def capture(
                 if all(own.shape == given.shape for own, given in zip(inputs, flat, strict=True)):
                     raise
                 raise BatchFixed("the model fails on a batch of 2") from error
-            notes.extend(return_tensors(source, returned, outputs))
+            for model in dict.fromkeys((source, untouched)):
+                notes.extend(return_tensors(model, returned, outputs))
             with _masks_as_given():
-                exported = _export(source, arguments, keywords, free)
+                exported = _export(untouched, arguments, keywords, free)
         return from_exported(exported, inputs, in_spec, source=source, free=free)
 
     try:
-        program = captured(dynamic_batch)
+        program = captured(dynamic_batch, source, source)
     except BatchFixed as error:
-        program = captured(False)
-        notes.append(f"The batch stays fixed to {program.samples}: {error.why}.")
-    program.notes[:0] = notes
+        # What a call keeps, such as the anchors of that shape, binds the next: a copy that has seen none may be free.
+        try:
+            program = captured(dynamic_batch, *(inference_copy(module)[0] for _ in range(2)))
+        except Refused:
+            program = captured(False, source, source)
+            notes.append(f"The batch stays fixed to {program.samples}: {error.why}.")
+    program.notes[:0] = dict.fromkeys(notes)
     check_capture(program)
     return check_sizes(program)
 

@@ -320,3 +320,29 @@ def test_a_transformer_with_a_mask_is_captured_without_a_look_at_it() -> None:
 
     net, x = Scored().eval(), torch.randn(3, 5, 8)
     torch.testing.assert_close(optimize.capture(net, (x[:2],))(x), net(x))
+
+
+class KeepsAnchors(nn.Module):
+    """Makes its anchors again where the shape is not that of the call before, as YOLO's heads do."""
+
+    shape: object = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.conv(x)
+        if self.shape != found.shape:
+            self.anchors = torch.arange(found.shape[-1], dtype=found.dtype) / 8
+            self.shape = found.shape
+        return found * self.anchors
+
+
+def test_what_a_call_keeps_of_its_shape_does_not_bind_the_batch() -> None:
+    net = KeepsAnchors().eval()
+    program = optimize.capture(net, (torch.rand(2, 3, 8, 8),))
+    assert program.batch == 2 and not program.notes and net.shape is None
+    x = torch.rand(5, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((x,))[0], net(x))
