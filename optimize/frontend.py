@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
 from optimize.capture_checks import check_capture, check_sizes
 from optimize.dimensions import BATCH, Dimensions, find_free, read_dynamic
-from optimize.errors import Refused, require
+from optimize.errors import Refused, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
 from optimize.preparation import check_it_runs, inference_copy, own_inputs, return_tensors
 from optimize.program import MAX_BATCH, Program, step_of
@@ -31,7 +31,7 @@ def capture(
     dynamic: Any = None,
     outputs: Sequence[str] = (),
 ) -> Program:
-    """Capture a module as a program that owns its weights; the module is left untouched.
+    """Capture a module as a program that owns its weights; the module is left unbound.
 
     A module whose root is in training mode is captured in evaluation mode (and the program's notes say so). A module
     in evaluation mode is captured as it stands: a BatchNorm left in training mode inside it keeps using the statistics
@@ -76,7 +76,7 @@ def capture(
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
 
-    def captured(batch: bool, source: torch.nn.Module, untouched: torch.nn.Module) -> Program:
+    def captured(batch: bool, source: torch.nn.Module, unbound: torch.nn.Module) -> Program:
         inputs = own_inputs(flat, batch)
         free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
         arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
@@ -87,24 +87,37 @@ def capture(
                 if all(own.shape == given.shape for own, given in zip(inputs, flat, strict=True)):
                     raise
                 raise BatchFixed("the model fails on a batch of 2") from error
-            for model in dict.fromkeys((source, untouched)):
-                notes.extend(return_tensors(model, returned, outputs))
+            notes.extend(return_tensors(source, returned, outputs))
+            if unbound is not source:
+                one = [_narrowed(value, dims) for value, dims in zip(inputs, free.names, strict=True)]
+                own_arguments, own_keywords = pytree.tree_unflatten(one, in_spec)
+                check_it_runs(unbound, own_arguments, own_keywords, module)
+                return_tensors(unbound, returned, outputs)
             with _masks_as_given():
-                exported = _export(untouched, arguments, keywords, free)
-        return from_exported(exported, inputs, in_spec, source=source, free=free)
+                exported = _export(unbound, arguments, keywords, free)
+        program = from_exported(exported, inputs, in_spec, source=source, free=free)
+        check_capture(program)
+        return check_sizes(program)
 
     try:
         program = captured(dynamic_batch, source, source)
     except BatchFixed as error:
-        # What a call keeps, such as the anchors of that shape, binds the next: a copy that has seen none may be free.
+        # What a call keeps, such as the anchors of that shape, binds the next. A copy whose last call was of one sample
+        # may be free: torch takes one for no other batch.
         try:
             program = captured(dynamic_batch, *(inference_copy(module)[0] for _ in range(2)))
-        except Refused:
+        except (Refused, VerificationFailed):
             program = captured(False, source, source)
             notes.append(f"The batch stays fixed to {program.samples}: {error.why}.")
     program.notes[:0] = dict.fromkeys(notes)
-    check_capture(program)
-    return check_sizes(program)
+    return program
+
+
+def _narrowed(value: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
+    """Return the first sample of an input."""
+    for dim in (dim for dim, name in dims.items() if name == BATCH):
+        value = value.narrow(dim, 0, 1)
+    return value
 
 
 def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -339,10 +339,14 @@ class KeepsAnchors(nn.Module):
         return found * self.anchors
 
 
-def test_what_a_call_keeps_of_its_shape_does_not_bind_the_batch() -> None:
+@pytest.mark.parametrize("called", [0, 1, 2])
+def test_what_a_call_keeps_of_its_shape_does_not_bind_the_batch(called: int) -> None:
     net = KeepsAnchors().eval()
+    if called:
+        net(torch.rand(called, 3, 8, 8))
+    kept = net.shape
     program = optimize.capture(net, (torch.rand(2, 3, 8, 8),))
-    assert program.batch == 2 and not program.notes and net.shape is None
+    assert program.batch == 2 and not program.notes and net.shape == kept
     x = torch.rand(5, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], net(x))
