@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.advise.access import pointwise_access
+from optimize.advise.access import access
 from optimize.advise.trials import Measured, compare_runs
 from optimize.profile.machine import torch_threads
 
@@ -92,21 +92,21 @@ def main() -> None:
     given = parser.parse_args()
     for title, columns in TABLES.items():
         measured = {target: measure(columns, target, **vars(given)) for target in TARGETS}
-        least = pointwise_access(given.side**2, columns[0].c1, columns[0].c2)
+        least = access(given.side**2, columns[0].c1, columns[0].c2)
         print(f"\n{title}, {given.side}x{given.side}, {given.threads} thread(s); slow-down against the first column")
         print(
             f"{'c1':>4} {'c2':>4} {'g':>2} {'access':>7} {'GPU*':>6} {'ARM*':>6}   "
             + "   ".join(f"{t:^22}" for t in TARGETS)
         )
         for index, column in enumerate(columns):
-            access = pointwise_access(given.side**2, column.c1, column.c2, column.groups) / least
+            moved = access(given.side**2, column.c1, column.c2, column.groups) / least
             cells = [
                 f"{1 / found.ratio:5.2f} [{1 / found.ci_high:5.2f}, {1 / found.ci_low:5.2f}]"
                 for found in (measured[target][index] for target in TARGETS)
             ]
             paper = f"{column.gpu:6.2f} {column.arm:6.2f}"
             print(
-                f"{column.c1:>4} {column.c2:>4} {column.groups:>2} {access:7.2f} {paper}   "
+                f"{column.c1:>4} {column.c2:>4} {column.groups:>2} {moved:7.2f} {paper}   "
                 + "   ".join(f"{c:^22}" for c in cells)
             )
     print("\n* the paper's; access and these are exact, the rest is measured here with a 95 % interval")

@@ -6,7 +6,7 @@ One file a family of rules; each is a function that looks, decorated with its na
 
 from __future__ import annotations
 
-from optimize.advise import elementwise, execution, guidelines, layout, loading, precision, structure
+from optimize.advise import elementwise, execution, guidelines, layout, precision, structure
 from optimize.advise.advising import Advised, advise
 from optimize.advise.base import Advice, Finding, Host, Rule, Setting, registered, rule
 
@@ -22,7 +22,6 @@ __all__ = [
     "execution",
     "guidelines",
     "layout",
-    "loading",
     "precision",
     "registered",
     "rule",

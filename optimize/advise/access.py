@@ -20,13 +20,13 @@ from __future__ import annotations
 import math
 
 
-def pointwise_access(hw: int, c1: float, c2: float, groups: int = 1) -> float:
-    """Return the values a 1x1 convolution reads and writes.
+def access(hw: int, c1: float, c2: float, groups: int = 1, kernel: int = 1) -> float:
+    """Return the values a convolution of so many kernel positions reads and writes.
 
-    >>> pointwise_access(56 * 56, 128, 128), pointwise_access(56 * 56, 52, 312)
+    >>> access(56 * 56, 128, 128), access(56 * 56, 52, 312)
     (819200.0, 1157728.0)
     """
-    return hw * (c1 + c2) + c1 * c2 / groups
+    return hw * (c1 + c2) + c1 * c2 * kernel / groups
 
 
 def least_access(hw: int, macs: float) -> float:
@@ -47,4 +47,4 @@ def grouping_excess(hw: int, c1: int, c2: int, groups: int) -> float:
     2.79
     """
     narrow = 1 / math.sqrt(groups)
-    return pointwise_access(hw, c1, c2, groups) / pointwise_access(hw, c1 * narrow, c2 * narrow)
+    return access(hw, c1, c2, groups) / access(hw, c1 * narrow, c2 * narrow)

@@ -7,20 +7,16 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optimize.advise.base import Advice, Host, Rule, Setting, registered
 from optimize.errors import OptimizeError
-from optimize.measure.fleet import Fleet
-from optimize.measure.latency import measure
+from optimize.measure.latency import Latency
 from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
-from optimize.profile.result import FreshProcess
+from optimize.profile.profiling import run_fresh
 from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.registry import find_target
 from optimize.targets.arrays import to_array
-
-_FRESH_BUDGET_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,6 @@ def advise(
     batch: int = 1,
     threads: int = 1,
     attempt: bool = True,
-    loader: Any = None,
     limits: MachineLimits | None = None,
     host: Host | None = None,
     fresh: bool = True,
@@ -62,7 +57,6 @@ def advise(
         batch: Samples in one run; a program with a fixed batch keeps it.
         threads: Compute threads.
         attempt: Try remedies and measure what they gain.
-        loader: A ``torch.utils.data.DataLoader`` that feeds it.
         limits: What this machine can do; measured when None.
         host: What this machine offers; looked up when None.
         fresh: Also run the model in a process of its own, for its first call.
@@ -71,9 +65,9 @@ def advise(
     """
     progress("machine", 0.0)
     size = batch if program.batch else program.samples
-    setting = Setting(program, limits or measure_limits(threads), host or Host.current(), size, loader)
+    setting = Setting(program, limits or measure_limits(threads), host or Host.current(), size)
     if fresh:
-        setting.startup, setting.steady_s = _startup(setting, threads, progress)
+        setting.startup = _startup(setting, threads, progress)
     asked = [rule for rule in (registered() if rules is None else rules) if attempt or not rule.needs_trial]
     found, clean = [], []
     with torch_threads(threads):
@@ -86,7 +80,8 @@ def advise(
                 found.append(
                     _tried(rule, setting, Advice(rule.name, rule.effort, finding, untried=rule.untried), attempt)
                 )
-    return Advised(tuple(sorted(found, key=_worth)), tuple(clean), setting.limits, size, setting.steady_s or None)
+    run_s = setting.startup.median_s if setting.startup else None
+    return Advised(tuple(sorted(found, key=_worth)), tuple(clean), setting.limits, size, run_s)
 
 
 def _tried(rule: Rule, setting: Setting, advice: Advice, attempt: bool) -> Advice:
@@ -108,14 +103,9 @@ def _worth(advice: Advice) -> tuple[int, float]:
     return 2, 0.0
 
 
-def _startup(setting: Setting, threads: int, progress: Progress) -> tuple[FreshProcess | None, float]:
-    """Return what the first call costs in a process of its own, and the seconds of a later one."""
+def _startup(setting: Setting, threads: int, progress: Progress) -> Latency | None:
+    """Return what the first call and a later one cost in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         artifact = find_target("eager").export(setting.program, Path(folder) / "model.eager.pt2")
         inputs = [to_array(tensor) for tensor in setting.inputs(setting.program)]
-        with Fleet([artifact], threads=threads, progress=progress) as fleet:
-            (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
-    if timing.latency is None:
-        return None, 0.0
-    taken = timing.latency
-    return FreshProcess(taken.load_s, taken.first_call_s, timing.peak_memory_bytes), taken.median_s
+        return run_fresh(artifact, inputs, threads, progress).latency

@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from optimize import processor
-from optimize.advise.trials import Measured
+from optimize.advise.trials import Measured, compare_runs
 from optimize.costs import Costs, NodeCost, Values, program_costs, values_at
+from optimize.measure.latency import Latency
 from optimize.passes.base import Outcome
 from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.reparameterize import Reparameterize
 from optimize.profile.machine import MachineLimits
-from optimize.profile.result import FreshProcess
 from optimize.program import Program
 
 #: What a remedy asks for: another setting, a rewriting that keeps the outputs, one that rounds them, another network.
@@ -55,18 +55,14 @@ class Setting:
         limits: What this machine can do.
         host: What it offers.
         batch: Samples in one run.
-        loader: The caller's ``torch.utils.data.DataLoader``; None where there is none.
-        startup: The model's first call in a process of its own; None where it was not made.
-        steady_s: Seconds of a later call, where ``startup`` is known.
+        startup: The model's first call in a process of its own, and later ones; None where they were not made.
     """
 
     program: Program
     limits: MachineLimits
     host: Host
     batch: int = 1
-    loader: Any = None
-    startup: FreshProcess | None = None
-    steady_s: float = 0.0
+    startup: Latency | None = None
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -113,6 +109,15 @@ class Setting:
     def inputs(self, program: Program) -> tuple[torch.Tensor, ...]:
         """Return flat inputs of one run."""
         return program.sample(self.batch) if program.batch else program.inputs
+
+    def runner(self, program: Program) -> Callable[[], object]:
+        """Return a program on its inputs as something to run."""
+        return functools.partial(program.run, self.inputs(program))
+
+    def compare(self, before: Program, after: Program) -> Measured:
+        """Run two programs in eager in turns."""
+        what = f"the {'fused ' if before is self.fused else ''}network in eager"
+        return compare_runs(self.runner(before), self.runner(after), what)
 
 
 @dataclass(frozen=True)

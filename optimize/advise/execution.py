@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from optimize import graph, ops
 from optimize.advise.base import Finding, Setting, rule
-from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
 from optimize.profile.machine import torch_threads
 
@@ -34,7 +33,7 @@ def find_idle_processors(setting: Setting) -> Finding | None:
 @find_idle_processors.remedy
 def try_more_threads(setting: Setting) -> Measured | None:
     """Time the fused network with a thread a processor."""
-    run = runner(setting, setting.fused)
+    run = setting.runner(setting.fused)
 
     def with_threads(threads: int) -> None:
         with torch_threads(threads):
@@ -69,9 +68,9 @@ def find_unsearched_kernels(setting: Setting) -> Finding | None:
 @rule("first call", "setting", untried="the figures above are measured; a warm-up moves them out of the first request")
 def find_slow_start(setting: Setting) -> Finding | None:
     """The first call of a process allocates, compiles and chooses kernels, and takes many times as long."""
-    if setting.startup is None or setting.startup.first_call_s < _SLOW_START * setting.steady_s:
+    if setting.startup is None or setting.startup.first_call_s < _SLOW_START * setting.startup.median_s:
         return None
-    first_s, times = setting.startup.first_call_s, setting.startup.first_call_s / setting.steady_s
+    first_s, times = setting.startup.first_call_s, setting.startup.first_call_s / setting.startup.median_s
     return Finding(
         what=f"The first call takes {1e3 * first_s:.1f} ms, {times:.0f} times a later one, after "
         f"{setting.startup.load_s:.1f} s of loading.",

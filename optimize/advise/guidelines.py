@@ -7,18 +7,18 @@ Design", 2018, arXiv 1807.11164.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.advise.access import grouping_excess, least_access, pointwise_access
+from optimize.advise.access import access, grouping_excess, least_access
 from optimize.advise.base import Finding, Setting, by_cost, rule
 from optimize.advise.elementwise import follows_layer
 from optimize.advise.fragments import joins
-from optimize.advise.trials import Measured, compare_runs
+from optimize.advise.trials import Measured, compare_runs, on_noise
 
 #: Widths of 1 to 2, which cost 6 % more access, are let pass; 1 to 3 (15 %) and beyond are not.
 UNEQUAL = 1.1
@@ -45,6 +45,18 @@ class _Conv:
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.groups == self.c1
 
+    @property
+    def access(self) -> float:
+        """Values it reads and writes."""
+        return access(self.hw, self.c1, self.c2, self.groups, self.kernel)
+
+    @property
+    def excess(self) -> float:
+        """How many times the values that its work needs: of a grouped one in a dense one, else with equal widths."""
+        if self.groups > 1:
+            return grouping_excess(self.hw, self.c1, self.c2, self.groups)
+        return self.access / least_access(self.hw, self.macs)
+
 
 @rule("G1 equal widths", "retrain")
 def find_unequal_widths(setting: Setting) -> Finding | None:
@@ -53,16 +65,11 @@ def find_unequal_widths(setting: Setting) -> Finding | None:
     Memory access cost ``hw * (c1 + c2) + c1 * c2`` against its least value ``2 * sqrt(hw * B) + B / hw`` for the same
     ``B`` multiply-accumulates; reported above 1.1 times. The estimate is the roofline's time before and after.
     """
-    found = {conv: _excess(conv) for conv in _uneven(setting)}
-    if not found:
-        return None
-    gains = {conv.layer: _saving(setting, conv, least_access(conv.hw, conv.macs)) for conv in found}
-    worst = max(found, key=lambda conv: found[conv])
-    return Finding(
-        what=f"{len(found)} pointwise convolutions have unequal widths; the worst, {worst.c1} to {worst.c2} "
-        f"channels in '{worst.layer}', moves {found[worst]:.2f} times what its work needs.",
-        places=by_cost({conv.layer: found[conv] for conv in found}),
-        saved_s=sum(gains.values()),
+    return _wasteful(
+        setting,
+        _uneven(setting),
+        "{count} pointwise convolutions have unequal widths; the worst, {worst.c1} to {worst.c2} channels in "
+        "'{worst.layer}', moves {worst.excess:.2f} times what its work needs.",
         formula="roofline time of hw(c1+c2)+c1c2 values less that of 2√(hwB)+B/hw; 0 where arithmetic is the bound",
         action="Give a block one width, and change it where the resolution changes.",
     )
@@ -71,7 +78,7 @@ def find_unequal_widths(setting: Setting) -> Finding | None:
 @find_unequal_widths.remedy
 def try_equal_widths(setting: Setting) -> Measured | None:
     """Time the worst convolution against one of equal widths and the same work."""
-    worst = max(_uneven(setting), key=_excess)
+    worst = max(_uneven(setting), key=lambda conv: conv.excess)
     width = round(math.sqrt(worst.c1 * worst.c2))
     before, after = _layer(worst, worst.c1, worst.c2), _layer(worst, width, width)
     return compare_runs(before, after, f"'{worst.layer}' alone, {worst.c1}→{worst.c2} against {width}→{width}")
@@ -84,25 +91,36 @@ def find_grouped_convolutions(setting: Setting) -> Finding | None:
     Excess ``(hw(c1+c2) + c1c2/g) / (hw(c1+c2)/√g + c1c2/g)`` over the dense convolution with as many
     multiply-accumulates. Depthwise convolutions are guideline 4's.
     """
-    found = {conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups) for conv in _grouped(setting)}
-    if not found:
-        return None
-    worst = max(found, key=lambda conv: found[conv])
-    gains = {conv.layer: _saving(setting, conv, _access(conv) / found[conv]) for conv in found}
-    return Finding(
-        what=f"{len(found)} grouped convolutions; the worst, {worst.groups} groups of {worst.c1 // worst.groups} "
-        f"channels in '{worst.layer}', moves {found[worst]:.2f} times the values of a dense one of the same work.",
-        places=by_cost({conv.layer: found[conv] for conv in found}),
-        saved_s=sum(gains.values()),
+    return _wasteful(
+        setting,
+        _grouped(setting),
+        "{count} grouped convolutions; the worst, {worst.groups} groups of {width} channels in '{worst.layer}', moves "
+        "{worst.excess:.2f} times the values of a dense one of the same work.",
         formula="roofline time of hw(c1+c2)+c1c2/g values less that of the dense convolution with as many MACs",
         action="Use dense convolutions of fewer channels.",
+    )
+
+
+def _wasteful(setting: Setting, found: Sequence[_Conv], what: str, *, formula: str, action: str) -> Finding | None:
+    """Return what convolutions move beyond what their work needs, None where there are none such."""
+    if not found:
+        return None
+    worst, limits = max(found, key=lambda conv: conv.excess), setting.limits
+    ways = (((conv.access, conv.access / conv.excess), conv) for conv in found)
+    times = ([limits.least_s(conv.macs, round(conv.item_bytes * moved)) for moved in way] for way, conv in ways)
+    return Finding(
+        what=what.format(count=len(found), worst=worst, width=worst.c1 // worst.groups),
+        places=by_cost({conv.layer: conv.excess for conv in found}),
+        saved_s=sum(now_s - least_s for now_s, least_s in times),
+        formula=formula,
+        action=action,
     )
 
 
 @find_grouped_convolutions.remedy
 def try_dense(setting: Setting) -> Measured | None:
     """Time the worst convolution against the dense one of the same work."""
-    worst = max(_grouped(setting), key=lambda conv: grouping_excess(conv.hw, conv.c1, conv.c2, conv.groups))
+    worst = max(_grouped(setting), key=lambda conv: conv.excess)
     c1, c2 = (max(round(width / math.sqrt(worst.groups)), 1) for width in (worst.c1, worst.c2))
     before, after = _layer(worst, worst.c1, worst.c2, worst.groups), _layer(worst, c1, c2)
     return compare_runs(before, after, f"'{worst.layer}' alone, {worst.groups} groups against dense {c1}→{c2}")
@@ -140,7 +158,7 @@ def find_elementwise_traffic(setting: Setting) -> Finding | None:
         for node in setting.fused.graph.nodes
         if ops.is_elementwise(node) and not follows_layer(node) and (cost := setting.costs.calls.get(node.name))
     }
-    moved |= {conv.layer: float(_bytes(conv)) for conv in _thick(setting)}
+    moved |= {conv.layer: conv.item_bytes * conv.access for conv in _thick(setting)}
     share = sum(moved.values()) / max(setting.costs.moved_bytes, 1)
     if share < ELEMENTWISE_SHARE:
         return None
@@ -166,7 +184,7 @@ def convolutions(setting: Setting) -> Iterator[tuple[fx.Node, _Conv]]:
 
 def _uneven(setting: Setting) -> list[_Conv]:
     dense = [conv for _, conv in convolutions(setting) if conv.kernel == 1 and conv.groups == 1]
-    return [conv for conv in dense if _excess(conv) >= UNEQUAL]
+    return [conv for conv in dense if conv.excess >= UNEQUAL]
 
 
 def _grouped(setting: Setting) -> list[_Conv]:
@@ -193,26 +211,7 @@ def next_layer(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _excess(conv: _Conv) -> float:
-    return pointwise_access(conv.hw, conv.c1, conv.c2) / least_access(conv.hw, conv.macs)
-
-
-def _access(conv: _Conv) -> float:
-    return conv.hw * (conv.c1 + conv.c2) + conv.c1 * conv.c2 * conv.kernel / conv.groups
-
-
-def _bytes(conv: _Conv) -> float:
-    return conv.item_bytes * _access(conv)
-
-
-def _saving(setting: Setting, conv: _Conv, least: float) -> float:
-    now_s = setting.limits.least_s(conv.macs, round(_bytes(conv)))
-    return now_s - setting.limits.least_s(conv.macs, round(conv.item_bytes * least))
-
-
 def _layer(conv: _Conv, c1: int, c2: int, groups: int = 1) -> Callable[[], object]:
     """Return a convolution of these widths to run on noise, on a square map of the layer's size."""
     side, kernel = max(round(math.sqrt(conv.hw)), 1), max(round(math.sqrt(conv.kernel)), 1)
-    module = torch.nn.Conv2d(c1, c2, kernel, padding=kernel // 2, groups=groups).eval()
-    noise = torch.randn(1, c1, side, side)
-    return torch.inference_mode()(lambda: module(noise))
+    return on_noise(torch.nn.Conv2d(c1, c2, kernel, padding=kernel // 2, groups=groups), 1, c1, side, side)

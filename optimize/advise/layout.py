@@ -9,8 +9,7 @@ import torch
 
 from optimize import graph, ops
 from optimize.advise.base import Finding, Setting, by_cost, rule
-from optimize.advise.structure import runner
-from optimize.advise.trials import Measured, compare_runs
+from optimize.advise.trials import Measured, compare_runs, on_noise
 from optimize.graph import aten
 
 #: Vector registers and tensor cores take channels in multiples of this.
@@ -48,7 +47,7 @@ def try_channels_last(setting: Setting) -> Measured | None:
     for weight in last.graph_module.parameters():
         weight.data = _channels_last(weight.data)
     inputs = tuple(_channels_last(tensor) for tensor in setting.inputs(last))
-    return compare_runs(runner(setting, setting.fused), lambda: last.run(inputs), "the fused network in eager")
+    return compare_runs(setting.runner(setting.fused), lambda: last.run(inputs), "the fused network in eager")
 
 
 @rule("channels in multiples of 8", "retrain")
@@ -126,6 +125,5 @@ def _width(setting: Setting, node: torch.fx.Node, grow: bool) -> Callable[[], ob
         padding=graph.argument(node, "padding"),
         stride=graph.argument(node, "stride"),
         groups=math.gcd(*widths) if depthwise and groups == weight[0] else groups,
-    ).eval()
-    noise = torch.randn(made[0], widths[0], *given[2:])
-    return torch.inference_mode()(lambda: module(noise))
+    )
+    return on_noise(module, made[0], widths[0], *given[2:])

@@ -8,7 +8,6 @@ from typing import Any
 
 from optimize import ops
 from optimize.advise.base import Finding, Setting, rule
-from optimize.advise.structure import runner
 from optimize.advise.trials import Measured, compare_runs
 from optimize.errors import OptimizeError
 from optimize.passes.cast_half import CastBF16
@@ -26,38 +25,21 @@ _FASTER = 1.2
 @rule("bfloat16", "rounding")
 def find_float32_beside_bfloat16(setting: Setting) -> Finding | None:
     """Float32 on a processor that multiplies bfloat16 faster."""
-    gain = _gain(setting, "bfloat16", _BFLOAT16)
-    if gain is None:
-        return None
-    return Finding(
-        what=f"This processor multiplies bfloat16 {gain:.1f} times as fast as float32.",
-        places=(),
-        saved_s=_arithmetic_s(setting, "bfloat16"),
-        formula="time of the MACs at the measured float32 peak less at the bfloat16 peak",
-        action="optimize MODEL --bf16 --to openvino,pt2; it needs no calibration data.",
-    )
+    action = "optimize MODEL --bf16 --to openvino,pt2; it needs no calibration data."
+    return _faster(setting, "bfloat16", "bfloat16", _BFLOAT16, action)
 
 
 @find_float32_beside_bfloat16.remedy
 def try_bfloat16(setting: Setting) -> Measured | None:
     """Time the fused network in bfloat16."""
-    half = CastBF16().apply(setting.fused)[0]
-    return compare_runs(runner(setting, setting.fused), runner(setting, half), "the fused network in eager")
+    return setting.compare(setting.fused, CastBF16().apply(setting.fused)[0])
 
 
 @rule("int8", "rounding", untried="ONNX Runtime is not installed, or INT8 does not fit the network")
 def find_float32_beside_int8(setting: Setting) -> Finding | None:
     """Float32 on a processor with integer dot products."""
-    gain = _gain(setting, "int8", _INTEGERS)
-    if gain is None or setting.program.quantization is not None:
-        return None
-    return Finding(
-        what=f"This processor multiplies INT8 {gain:.1f} times as fast as float32.",
-        places=(),
-        saved_s=_arithmetic_s(setting, "int8"),
-        formula="time of the MACs at the measured float32 peak less at the INT8 peak",
-        action="optimize MODEL --fuse --int8 --calib DATA --to onnx; accuracy is measured on the file.",
-    )
+    action = "optimize MODEL --fuse --int8 --calib DATA --to onnx; accuracy is measured on the file."
+    return None if setting.program.quantization is not None else _faster(setting, "int8", "INT8", _INTEGERS, action)
 
 
 @find_float32_beside_int8.remedy
@@ -119,15 +101,17 @@ def _made(setting: Setting) -> tuple[Artifact, Artifact] | None:
         return None  # the network has no layer for INT8, or ONNX no operator for it
 
 
-def _gain(setting: Setting, dtype: str, flags: tuple[str, ...]) -> float | None:
+def _faster(setting: Setting, dtype: str, name: str, flags: tuple[str, ...], action: str) -> Finding | None:
     """Return how many times as fast a type multiplies as float32; None where that is not worth it here."""
     has_layers = any(True for _ in setting.calls(*ops.WEIGHTED))
     known = dtype in setting.limits.macs_per_s and any(flag in setting.host.cpu_flags for flag in flags)
-    if not (has_layers and known and setting.program.precision == "float32"):
+    peak, narrow = (setting.limits.peak(entry) for entry in ("float32", dtype))
+    if not (has_layers and known and setting.program.precision == "float32") or narrow / peak < _FASTER:
         return None
-    gain = setting.limits.peak(dtype) / setting.limits.peak("float32")
-    return gain if gain >= _FASTER else None
-
-
-def _arithmetic_s(setting: Setting, dtype: str) -> float:
-    return setting.costs.macs * (1 / setting.limits.peak("float32") - 1 / setting.limits.peak(dtype))
+    return Finding(
+        what=f"This processor multiplies {name} {narrow / peak:.1f} times as fast as float32.",
+        places=(),
+        saved_s=setting.costs.macs * (1 / peak - 1 / narrow),
+        formula=f"time of the MACs at the measured float32 peak less at the {name} peak",
+        action=action,
+    )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 from torch import fx
 
 from optimize import graph, ops
 from optimize.advise.base import Finding, Setting, rule
-from optimize.advise.trials import Measured, compare_runs
+from optimize.advise.trials import Measured
 from optimize.graph import aten
+from optimize.passes.base import Outcome
 from optimize.program import Program
 
 
@@ -33,55 +31,50 @@ def find_bias_before_norm(setting: Setting) -> Finding | None:
 @find_bias_before_norm.remedy
 def try_without_biases(setting: Setting) -> Measured | None:
     """Time the network without those biases, moved into the norms' means."""
-    bare = without_biases(setting.program)
-    return compare_runs(runner(setting, setting.program), runner(setting, bare), "the network in eager")
+    return setting.compare(setting.program, without_biases(setting.program))
 
 
 @rule("unmerged branches", "exact")
 def find_unmerged_branches(setting: Setting) -> Finding | None:
     """Parallel linear branches of one input that are one convolution (RepVGG, ACNet, Diverse Branch Block)."""
-    merged, outcome = setting.merging
-    if not outcome.rewrites:
-        return None
-    return Finding(
-        what=f"{len(outcome.rewrites)} groups of parallel branches compute one layer each.",
-        places=tuple(rewrite.where for rewrite in outcome.rewrites),
-        saved_s=setting.least_s(setting.program) - setting.least_s(merged),
-        formula="roofline time of the operators before less after, with the cost of a call for each",
-        action="optimize MODEL --fuse merges them, exactly.",
-    )
+    what, action = "groups of parallel branches compute one layer each.", "optimize MODEL --fuse merges them, exactly."
+    return _by_pass(setting, setting.program, setting.merging, what, action)
 
 
 @find_unmerged_branches.remedy
 def try_merged(setting: Setting) -> Measured | None:
     """Time the network with its branches merged."""
-    return compare_runs(runner(setting, setting.program), runner(setting, setting.merging[0]), "the network in eager")
+    return setting.compare(setting.program, setting.merging[0])
 
 
 @rule("BatchNorm not folded", "exact")
 def find_unfolded_norms(setting: Setting) -> Finding | None:
     """BatchNorms that fold into the layer beside them."""
-    (merged, _), (_, outcome) = setting.merging, setting.folding
-    if not outcome.rewrites:
-        return None
-    return Finding(
-        what=f"{len(outcome.rewrites)} BatchNorms run on their own in eager and TorchScript.",
-        places=tuple(rewrite.where for rewrite in outcome.rewrites),
-        saved_s=setting.least_s(merged) - setting.least_s(setting.fused),
-        formula="roofline time of the operators before less after, with the cost of a call for each",
-        action="optimize MODEL --fuse folds them, exactly; ONNX Runtime and OpenVINO fold them by themselves.",
-    )
+    action = "optimize MODEL --fuse folds them, exactly; ONNX Runtime and OpenVINO fold them by themselves."
+    what = "BatchNorms run on their own in eager and TorchScript."
+    return _by_pass(setting, setting.merging[0], setting.folding, what, action)
 
 
 @find_unfolded_norms.remedy
 def try_folded(setting: Setting) -> Measured | None:
     """Time the network with its norms folded."""
-    return compare_runs(runner(setting, setting.merging[0]), runner(setting, setting.fused), "the network in eager")
+    return setting.compare(setting.merging[0], setting.fused)
 
 
-def runner(setting: Setting, program: Program) -> Callable[[], object]:
-    """Return a program on the setting's inputs as something to run."""
-    return functools.partial(program.run, setting.inputs(program))
+def _by_pass(
+    setting: Setting, before: Program, passed: tuple[Program, Outcome], what: str, action: str
+) -> Finding | None:
+    """Return what an exact pass found to take out of a program, None where it found nothing."""
+    after, outcome = passed
+    if not outcome.rewrites:
+        return None
+    return Finding(
+        what=f"{len(outcome.rewrites)} {what}",
+        places=tuple(rewrite.where for rewrite in outcome.rewrites),
+        saved_s=setting.least_s(before) - setting.least_s(after),
+        formula="roofline time of the operators before less after, with the cost of a call for each",
+        action=action,
+    )
 
 
 def without_biases(program: Program) -> Program:

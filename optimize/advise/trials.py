@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from optimize.measure.lockstep import Plan, take_turns
 from optimize.measure.statistics import nested_interval
@@ -63,12 +64,14 @@ def compare_runs(
     found = take_turns([before, after], replace(_PLAN, budget_s=budget_s))
     # What interrupts a run only makes it longer: the shortest of a block there and back stands for both.
     shortest = np.array([[min(block.samples_s) for block in blocks] for blocks in found]).T
-    return summarize(shortest[: len(shortest) // 2 * 2].reshape(-1, 2, 2).min(1), what)
-
-
-def summarize(rounds: np.ndarray, what: str) -> Measured:
-    """Return the ratio of rounds ``[rounds, 2]`` of seconds before and after."""
+    rounds = shortest[: len(shortest) // 2 * 2].reshape(-1, 2, 2).min(1)
     ratios = rounds[:, 0] / rounds[:, 1]
     low, high = nested_interval([[np.array([ratio]) for ratio in ratios]], seed=0)
     before_s, after_s = np.median(rounds, axis=0).tolist()
     return Measured(float(np.median(ratios)), low, high, before_s, after_s, what)
+
+
+def on_noise(module: torch.nn.Module, *shape: int) -> Callable[[], object]:
+    """Return a module on noise of this shape as something to run."""
+    ready, noise = module.eval(), torch.randn(shape)
+    return torch.inference_mode()(lambda: ready(noise))

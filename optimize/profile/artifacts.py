@@ -22,8 +22,8 @@ from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
 from optimize.profile.kernels import take_times
 from optimize.profile.machine import MachineLimits, measure_limits
-from optimize.profile.profiling import fresh_process, join, require_times
-from optimize.profile.result import Profile
+from optimize.profile.profiling import join, require_times, run_fresh
+from optimize.profile.result import FreshProcess, Profile
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
@@ -88,7 +88,8 @@ def profile_file(
             found = TypeAdapter(Profile).validate_python(answer.value)
         except ValueError as error:
             raise Refused(f"The process that ran '{path}' gave no profile.") from error
-    return dataclasses.replace(found, fresh=fresh_process(artifact, inputs, threads, progress) if fresh else None)
+    own = FreshProcess.of(run_fresh(artifact, inputs, threads, progress)) if fresh else None
+    return dataclasses.replace(found, fresh=own)
 
 
 def profile_here(

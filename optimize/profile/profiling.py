@@ -16,7 +16,7 @@ from optimize import graph
 from optimize.costs import Costs, program_costs
 from optimize.errors import UsageError
 from optimize.measure.fleet import Fleet
-from optimize.measure.latency import measure
+from optimize.measure.latency import Timing, measure
 from optimize.measure.subjects import running
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
@@ -87,7 +87,7 @@ def profile_program(
         with running(artifact.path):
             probe = find_target(target).probe(Probing(artifact, arrays, Path(name), threads, program))
             times = take_times(probe, progress=progress)
-        process = fresh_process(artifact, arrays, threads, progress) if fresh else None
+        process = FreshProcess.of(run_fresh(artifact, arrays, threads, progress)) if fresh else None
         python = _python(program, inputs) if target == "eager" else None
     progress("machine", 0.0)
     layers = {node.name: graph.origin(node) for node in program.graph.nodes}
@@ -138,15 +138,10 @@ def _export(program: Program, target: str, folder: Path, progress: Progress) -> 
         return backend.export(program, folder / f"model{backend.suffix}")
 
 
-def fresh_process(
-    artifact: Artifact, inputs: Sequence[np.ndarray], threads: int, progress: Progress
-) -> FreshProcess | None:
-    """Run the artifact in a process of its own; None where it does not run there."""
+def run_fresh(artifact: Artifact, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> Timing:
+    """Run the artifact for a second in a process of its own."""
     with Fleet([artifact], threads=threads, progress=progress) as fleet:
-        (timing,) = measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings
-    if timing.latency is None:
-        return None
-    return FreshProcess(timing.latency.load_s, timing.latency.first_call_s, timing.peak_memory_bytes)
+        return measure(fleet, inputs, budget_s=_FRESH_BUDGET_S).timings[0]
 
 
 def _python(program: Program, inputs: Sequence[torch.Tensor]) -> PythonCost | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from optimize.measure.latency import Timing
 from optimize.profile.kernels import Clock
 from optimize.profile.machine import MachineLimits
 from optimize.profile.memory import LiveMemory
@@ -62,6 +63,12 @@ class FreshProcess:
     load_s: float
     first_call_s: float
     peak_memory_bytes: int | None
+
+    @classmethod
+    def of(cls, timing: Timing) -> FreshProcess | None:
+        """Return what running it so came to; None where it does not run there."""
+        taken = timing.latency
+        return cls(taken.load_s, taken.first_call_s, timing.peak_memory_bytes) if taken else None
 
 
 @dataclass(frozen=True)

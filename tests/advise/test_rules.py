@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import models
 import optimize
@@ -16,7 +15,7 @@ from optimize.advise.guidelines import convolutions
 from optimize.advise.structure import without_biases
 from optimize.advise.trials import compare_runs
 from optimize.measure import lockstep, worker
-from optimize.profile.result import FreshProcess
+from optimize.measure.latency import Latency
 from optimize.program import Program
 from tests.advise.nets import UNITS, MobileNetV2, Residual, captured, conv
 from tests.profile.nets import LIMITS
@@ -33,10 +32,6 @@ def case(program: Program, host: Host = PLAIN, **given: object) -> Setting:
 
 def guidelines(program: Program) -> set[str]:
     return {name[:2] for name, rule in RULES.items() if name.startswith("G") and rule.look(case(program))}
-
-
-def loader(**given: object) -> DataLoader:
-    return DataLoader(TensorDataset(torch.randn(48, 3, 12, 12)), batch_size=2, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +87,7 @@ def _repvgg() -> Program:
 
 
 def _warm(program: Program, first_s: float) -> Setting:
-    return case(program, startup=FreshProcess(1.0, first_s, None), steady_s=0.01)
+    return case(program, startup=Latency(0.01, None, 0.01, 0.01, (0.01,), first_s, 1.0, 1, 1))
 
 
 PLAIN_NET = captured(Residual(chain=False), 3, 12, 12)
@@ -110,12 +105,6 @@ TRIGGERS = {
     "threads": (lambda: case(BOTTLENECKS, CPU, batch=64), lambda: case(BOTTLENECKS, PLAIN, batch=64)),
     "cudnn.benchmark": (lambda: case(PLAIN_NET, GPU), lambda: case(PLAIN_NET, CPU)),
     "first call": (lambda: _warm(PLAIN_NET, 0.2), lambda: _warm(PLAIN_NET, 0.02)),
-    "data loader workers": (lambda: case(PLAIN_NET, loader=loader()), lambda: case(PLAIN_NET)),
-    "prefetch": (
-        lambda: case(PLAIN_NET, loader=loader(num_workers=1)),
-        lambda: case(PLAIN_NET, loader=loader(num_workers=1, persistent_workers=True)),
-    ),
-    "pinned memory": (lambda: case(PLAIN_NET, GPU, loader=loader()), lambda: case(PLAIN_NET, CPU, loader=loader())),
 }  # fmt: skip
 
 
@@ -145,7 +134,7 @@ def test_a_rule_speaks_up_where_it_should_and_only_there(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name", ["G1 equal widths", "G2 few groups", "bias before BatchNorm", "unmerged branches", "BatchNorm not folded",
-             "channels_last", "channels in multiples of 8", "bfloat16", "int8", "threads", "data loader workers"]
+             "channels_last", "channels in multiples of 8", "bfloat16", "int8", "threads"]
 )  # fmt: skip
 def test_a_remedy_is_tried(name: str) -> None:
     units = {"G1 equal widths": "mobilenet_v2", "G2 few groups": "shufflenet_v1"}
