@@ -23,30 +23,17 @@ def advise(model: str, **given: Any) -> None:
     """Read MODEL and say what would make it faster: the estimated gain of each remedy with its formula, the measured
     one where it can be tried, and what to do."""
     from optimize.advise import advise as advise_on
-    from optimize.job import Job
     from optimize.measure import environment
-    from optimize.opening import open_program
     from optimize.profile.artifacts import runtime_of
-    from optimize.recipe import parse
     from optimize.report.advice import AdviceRecord, tell_advice
-    from optimize.report.files import save_all
-    from optimize.transaction import check
 
-    if given["out"]:
-        check(given["out"], ADVICE)
     if runtime_of(model):
         raise click.UsageError(f"'{model}' is made for one runtime already; advise reads the model it was made from.")
-    recipe = parse({"input_shape": given["input_shape"]} if given["input_shape"] else {}, source="options")
-    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
     with options.phases() as phases:
-        machine, captured = environment.current(), open_program(job, phases.update)
+        machine, (captured, _) = environment.current(), options.open_model(model, given, phases.update)
         settings = {"batch": given["batch"], "threads": given["threads"], "attempt": given["attempt"]}
         found = advise_on(captured.program, **settings, progress=phases.update)
-    options.warn(captured)
     record = AdviceRecord(
         command=options.command_line(), files=(model,), source=captured.source, environment=machine, found=found
     )
-    told = tell_advice(record)
-    options.tell(told, lambda: record)
-    if given["out"]:
-        options.told("Advice", save_all(given["out"], ADVICE, told, record))
+    options.tell(tell_advice(record), lambda: record, "Advice")

@@ -72,16 +72,10 @@ def bench(sources: tuple[str, ...], **given: Any) -> None:
     bound. Ends with 1 when one failed, 4 when one cannot run on this machine.
     """
     from optimize.report.bench import tell_bench
-    from optimize.report.files import save_all
-    from optimize.transaction import check
 
-    check(given["out"], BENCH)
     with options.phases() as phases:
         report = _measured(sources, given, phases.update)
-    told = tell_bench(report)
-    page = save_all(given["out"], BENCH, told, report)
-    options.tell(told, lambda: report)
-    options.told("Benchmark", page)
+    options.tell(tell_bench(report), lambda: report, "Benchmark")
     sys.exit(exit_code(report))
 
 

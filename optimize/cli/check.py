@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from optimize.gate.limits import Settings
     from optimize.gate.record import Record
 
-#: Options that become keys of the configuration, by the name of the key.
-_KEYS = {
-    "max_regression": "max_regression",
-    "max_seconds": "max_seconds",
-    "metric": "metric",
-    "max_drop": "max_drop",
-    "min_accuracy": "min_accuracy",
-    "min_sqnr": "min_sqnr",
-    "max_memory": "max_memory",
-    "max_size": "max_size",
-    "evaluate": "eval",
-    "data": "data",
-    "input_shape": "input_shape",
-    "batch": "batch",
-    "threads": "threads",
-    "base_python": "base_python",
-    "candidate_python": "candidate_python",
-    "on_inconclusive": "on_inconclusive",
-}
 #: Codes of failures that end a check as they end anything else: wrong usage, and a defect of this package.
 _OWN = (UsageError.exit_code, Defect.exit_code)
 _file = click.Path(path_type=Path, dir_okay=False)
@@ -95,16 +76,9 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
     Exit codes: 0 pass, 1 fail (slower, larger, or wrong), 2 usage, 3 inconclusive, 4 not comparable.
     """
-    from optimize import files
-
     settings = _settings(models, given)
-    written = [path for path in (options.json_path(), given["junit"], given["save_baseline"]) if path]
-    inputs = [given[option] for option in ("config", "data", "evaluate")]
-    for number, path in enumerate(written):  # the next baseline may replace the one that is compared with
-        files.check(path)
-        files.check_apart(path, [*models, *filter(None, inputs), *written[:number]])
     try:
-        record = _self_test(settings, given) if given["self_test"] else _check(settings, given)
+        record = _check(settings, given)
         _report(record, given)
     except Exception as error:
         if failures.explained(error).exit_code in _OWN:
@@ -115,17 +89,11 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
-    from optimize.gate import suite
+    from optimize.gate import self_test, suite
 
+    judge = self_test.check if given["self_test"] else suite.check
     with options.phases() as phases:
-        return suite.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
-
-
-def _self_test(settings: Settings, given: dict[str, Any]) -> Record:
-    from optimize.gate import self_test
-
-    with options.phases() as phases:
-        return self_test.check(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
+        return judge(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 
 
 def _report(record: Record, given: dict[str, Any]) -> None:
@@ -165,13 +133,10 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
 
     path = given["config"] or limits.find(Path.cwd())
     content = limits.read(path) if path else {}
-    asked: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
-    if prepared := options.preprocessing(given):
-        asked["preprocess"] = prepared
-    if given["verify_on"]:
-        asked["verify_on"] = given["verify_on"].split(",")
-    if given["cpus"]:
-        asked["cpus"] = given["cpus"]
+    said = {**given, "eval": given["evaluate"], "preprocess": options.preprocessing(given)}
+    said["verify_on"] = given["verify_on"] and given["verify_on"].split(",")
+    keys = (*limits.Case.model_fields, "on_inconclusive")
+    asked = {key: said[key] for key in keys if said.get(key) not in (None, "", (), {})}
     case = _case(models, given)
     if case:
         asked["cases"] = [case]

@@ -55,7 +55,7 @@ def compare(first: str, second: str, **given: Any) -> None:
 
 
 def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
-    from optimize.report.files import check_ending, save
+    from optimize.report.files import check_ending
     from optimize.report.report_comparison import compare_reports, tell_reports
 
     if len(reports) == 1:
@@ -63,16 +63,12 @@ def _compare_reports(reports: list[Path], given: dict[str, Any]) -> None:
     if given["out"]:
         check_ending(given["out"], ".json", ".md", example="comparison.md")
     found = compare_reports(*reports, force=given["force"], command=options.command_line())
-    options.tell(tell_reports(found), lambda: found)
-    if given["out"]:
-        save(given["out"], tell_reports(found), found)
-        options.told("Comparison", given["out"])
+    options.tell(tell_reports(found), lambda: found, "Comparison")
     sys.exit(4 if found.refusal else 0)
 
 
 def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
     from optimize.measure.layers import THRESHOLD_DB
-    from optimize.report.files import save
     from optimize.report.layers import check_name, compare_files, tell_layers
 
     if given["out"]:
@@ -89,9 +85,5 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
             command=options.command_line(),
             **{name: given[name] for name in ("layers", "data", "input_shape", "trust")},
         )
-    told = tell_layers(record, worst_first=given["worst_first"])
-    options.tell(told, lambda: record)
-    if given["out"]:
-        save(given["out"], told, record)
-        options.told("Comparison", given["out"])
+    options.tell(tell_layers(record, worst_first=given["worst_first"]), lambda: record, "Comparison")
     sys.exit(1 if given["min_sqnr"] is not None and (record.found.is_below or not record.found.judged) else 0)

@@ -28,7 +28,7 @@ from typing import IO, Any
 import click
 
 from optimize import files, keeping
-from optimize.cli.options import Destination
+from optimize.cli.options import arguments, destinations
 from optimize.errors import OptimizeError, Refused, as_fields
 from optimize.named import named_in
 from optimize.report import STEP_SUMMARY
@@ -94,9 +94,7 @@ def _has_threads() -> bool:
 
 def _strangers(context: click.Context) -> list[str]:
     """Return what the command opens that somebody else may have made; nothing where the user names code to run."""
-    arguments = [entry.name for entry in context.command.params if isinstance(entry, click.Argument)]
-    given = [context.params[name] for name in arguments if name]
-    words = [word for value in given for word in (value if isinstance(value, tuple) else (value,))]
+    words = arguments(context)
     found, configured = [word for word in words if os.path.exists(word)], {}
     if context.command.name == "check" and not words:
         found, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
@@ -105,19 +103,14 @@ def _strangers(context: click.Context) -> list[str]:
 
 def _desk(context: click.Context, work: Path, closing: contextlib.ExitStack) -> _Desk:
     """Return where results are asked for: the files and folders that options name, each folder's transaction begun."""
-    given = {**context.meta, **context.params}
-    written, transactions = [], {}
-    for option in context.command.params:
-        path = given.get(option.name or "")
-        if not isinstance(option.type, Destination) or path is None or str(path) == "-":
-            continue
-        if option.type.names is None:
-            written.append(path)
-            continue
-        place = check(path, option.type.names)
-        transactions[place] = transaction = begin(place, option.type.names)
-        closing.callback(transaction.close)
-        transaction.foreign.mkdir()
+    places, transactions = destinations(context).values(), {}
+    written = [path for names, path in places if names is None]
+    for names, path in places:
+        if names is not None:
+            place = check(path, names)
+            transactions[place] = transaction = begin(place, names)
+            closing.callback(transaction.close)
+            transaction.foreign.mkdir()
     summary = os.environ.get(STEP_SUMMARY) if context.command.name == "check" else None
     return _Desk(work, {"write": written, "append": [Path(summary)] if summary else []}, transactions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from optimize import bounds
+from optimize import bounds, files, transaction
 from optimize.cli import failures
 from optimize.errors import UsageError
 from optimize.escaping import plain
@@ -22,7 +23,9 @@ from optimize.regular import shown
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from optimize.job import Job
     from optimize.load.opening import CapturedModel
+    from optimize.progress import Progress
     from optimize.report.console import Phases
     from optimize.report.document import Document
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
 #: What INT8 may cost to make, from seconds to minutes.
 EFFORTS = ("quick", "default", "best")
+#: Options that name what a command reads; a baseline may be replaced by the next one.
+_READ = ("config", "data", "evaluate")
 
 
 class Option(click.Option):
@@ -55,17 +60,18 @@ class Command(click.Command):
             add(self)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a record does not take the place of what it is made from.
+        """Run the command where all results can be written, none of them in the place of another or of a source.
 
         In a process of its own (`main`) the command is confined first, by what its context holds as ``obj``.
         """
-        written, arguments = json_path(ctx), [entry for entry in self.params if isinstance(entry, click.Argument)]
-        if written:
-            from optimize.files import check, check_apart
-
-            read = (ctx.params[entry.name or ""] for entry in arguments)
-            check(written)
-            check_apart(written, [word for words in read for word in ((words,) if isinstance(words, str) else words)])
+        apart: list[str | Path] = list(sources(ctx))
+        for names, path in destinations(ctx).values():
+            if names is None:
+                files.check(path)
+                files.check_apart(path, apart)
+                apart.append(path)
+            else:
+                transaction.check(path, names)
         if ctx.obj is not None:
             ctx.obj(ctx)
         return super().invoke(ctx)
@@ -75,6 +81,24 @@ class Command(click.Command):
         for group, found in grouped(self.get_params(ctx)):
             with formatter.section(group):
                 formatter.write_dl([record for entry in found if (record := entry.get_help_record(ctx))])
+
+
+def arguments(ctx: click.Context) -> list[str]:
+    """Return the words of a command that stand for no option: models, files and reports."""
+    given = [ctx.params[entry.name or ""] for entry in ctx.command.params if isinstance(entry, click.Argument)]
+    return [word for words in given for word in (words if isinstance(words, tuple) else (words,))]
+
+
+def sources(ctx: click.Context) -> list[str]:
+    """Return what a command reads: its arguments, and the files that its options name."""
+    return [*arguments(ctx), *(str(ctx.params[name]) for name in _READ if ctx.params.get(name))]
+
+
+def destinations(ctx: click.Context) -> dict[str, tuple[Sequence[str] | None, Path]]:
+    """Return where results are written, by option: the names of a folder's files (None of a file alone), the path."""
+    given = {**ctx.meta, **ctx.params}
+    places = ((entry.name or "", entry.type) for entry in ctx.command.params if isinstance(entry.type, Destination))
+    return {name: (kind.names, given[name]) for name, kind in places if str(given.get(name) or "-") != "-"}
 
 
 def grouped(parameters: Sequence[click.Parameter]) -> Iterator[tuple[str, list[click.Option]]]:
@@ -218,19 +242,6 @@ half_policy = passes(
 half_io = passes("--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too.")
 
 
-def half(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the passes that cast to half, those that were given.
-
-    Raises:
-        UsageError: They are given without such a pass.
-    """
-    asked = {"policy": given["half_policy"], "io": "half" if given["half_io"] else None}
-    chosen = {name: value for name, value in asked.items() if value}
-    if chosen and not (given["fp16"] or given["bf16"] or given["mixed"]):
-        raise UsageError("--half-policy and --half-io say how to cast.", hint="Add --fp16, --bf16 or --mixed.")
-    return chosen
-
-
 def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the options of targets, by target and option; values are read as a recipe's.
 
@@ -256,47 +267,6 @@ def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def opset(number: int | None, targets: Sequence[str]) -> list[str]:
-    """Return what ``--opset`` means for those targets that have one, as ``--target-option``.
-
-    Raises:
-        UsageError: None has.
-    """
-    from dataclasses import fields, is_dataclass
-
-    from optimize.registry import find_target
-
-    found = [find_target(name) for name in targets] if number else []
-    names = [each.name for each in found if is_dataclass(each) and "opset" in {field.name for field in fields(each)}]
-    if number and not names:
-        raise UsageError("--opset is the version of an ONNX file's operators.", hint="Add --to onnx, or leave it out.")
-    return [f"{name}.opset={number}" for name in names]
-
-
-def including(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pass that takes what the options say of pictures into the files.
-
-    Raises:
-        UsageError: They do not say it, or name code for it.
-    """
-    found = preprocessing(options)
-    if "transform" in found:
-        raise UsageError(
-            f"--include-preprocess cannot take '{shown(found['transform'])}' into a file: it is code.",
-            hint="Say what it does in words: --preprocess 'resize=256 size=224 mean=0.5,0.5,0.5 std=0.5,0.5,0.5'.",
-        )
-    if missing := next((word for word in ("mean", "std") if word not in found), None):
-        raise UsageError(
-            f"--include-preprocess puts mean and std into the files, and nothing says the {missing}.",
-            hint="Add --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (ImageNet's), or 0,0,0 and 1,1,1 for [0, 1].",
-        )
-    from optimize.data import ImagePreprocessing
-
-    image = ImagePreprocessing.read(found)
-    given = {"mean": list(image.mean), "std": list(image.std), "order": image.order}
-    return chosen((True, "IncludePreprocess", {word: value for word, value in given.items() if value != "rgb"}))
-
-
 def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     """Return the options that say how images become arrays, those that were given.
 
@@ -315,10 +285,25 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     return found | beside | ({"tokenizer": options["tokenizer"]} if options.get("tokenizer") else {})
 
 
-def warn(model: CapturedModel) -> None:
-    """Say what the user should know of how a model was opened, where no report does."""
-    for note in (*model.warnings, *model.program.notes):
+def open_model(
+    model: str, given: dict[str, Any], progress: Progress, passes: Sequence[dict[str, Any]] = ()
+) -> tuple[CapturedModel, Job]:
+    """Capture the model that a command names, and say what its user should know of that; no report of these does.
+
+    Returns:
+        The model, and the job that names the passes.
+    """
+    from optimize.job import Job
+    from optimize.opening import open_program
+    from optimize.recipe import parse
+
+    shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
+    recipe = parse({"passes": passes, **shape}, source="options")
+    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
+    captured = open_program(job, progress)
+    for note in (*captured.warnings, *captured.program.notes):
         click.echo(f"optimize: {plain(note)}", err=True)
+    return captured, job
 
 
 def phases() -> Phases:
@@ -328,28 +313,32 @@ def phases() -> Phases:
     return Phases(quiet=click.get_current_context().meta["quiet"])
 
 
-def json_path(ctx: click.Context | None = None) -> Path | None:
-    """Return the file that the record is written to; None where there is none."""
-    path: Path | None = (ctx or click.get_current_context()).meta["json_file"]
-    return None if is_printed(ctx) else path
-
-
-def is_printed(ctx: click.Context | None = None) -> bool:
+def is_printed() -> bool:
     """Say whether standard output is for the record alone."""
-    return str((ctx or click.get_current_context()).meta["json_file"]) == "-"
+    return str(click.get_current_context().meta["json_file"]) == "-"
 
 
-def tell(document: Document, record: Callable[[], BaseModel]) -> None:
-    """Print what a command found: as a document, or as the record where that is asked for; write the record, too."""
-    from optimize.files import write_text
+def tell(document: Document, record: Callable[[], BaseModel], what: str = "") -> None:
+    """Print what a command found, as a document or as the record where that is asked for; write both where they go.
+
+    Args:
+        document: What was found, for a reader.
+        record: Makes all of it.
+        what: What ``--out`` holds, in a word; empty where it is written already.
+    """
     from optimize.report.console import show
+    from optimize.report.files import save
 
+    places, found = destinations(click.get_current_context()), functools.cache(record)
     if is_printed():
-        click.echo(record().model_dump_json(indent=1))
+        click.echo(found().model_dump_json(indent=1))
     else:
         show(document)
-    if path := json_path():
-        write_text(path, record().model_dump_json(indent=1) + "\n")
+    if "json_file" in places:
+        files.write_text(places["json_file"][1], found().model_dump_json(indent=1) + "\n")
+    if what and "out" in places:
+        names, path = places["out"]
+        told(what, save(path, document, found(), names))
 
 
 def told(what: str, path: Path | str) -> None:

@@ -42,25 +42,18 @@ def profile(model: str, **given: Any) -> None:
     """
     from optimize.measure import environment
     from optimize.profile.trace import write_trace
-    from optimize.report.files import save_all
     from optimize.report.profile import ProfileRecord, tell_profile
-    from optimize.transaction import check
 
-    if given["out"]:
-        check(given["out"], PROFILE)
     with options.phases() as phases:
         machine = environment.current()
         found, source = _profiled(model, given, phases.update)
     record = ProfileRecord(
         command=options.command_line(), files=(model,), source=source, environment=machine, found=found
     )
-    told = tell_profile(record, whole=given["whole"])
-    options.tell(told, lambda: record)
+    options.tell(tell_profile(record, whole=given["whole"]), lambda: record, "Profile")
     if given["trace"]:
         write_trace(found, source, given["trace"])
         options.told("Trace", given["trace"])
-    if given["out"]:
-        options.told("Profile", save_all(given["out"], PROFILE, told, record))
 
 
 def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:
@@ -68,30 +61,17 @@ def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Pr
     from optimize.errors import UsageError
     from optimize.profile.artifacts import profile_file, runtime_of
     from optimize.profile.profiling import profile_program, require_times
+    from optimize.workflow import transform
 
     own = runtime_of(model)
     target = given["target"] or own or "eager"
     require_times(target)
     settings = {"batch": given["batch"], "threads": given["threads"], "progress": progress}
     if own is None:
-        program, source = _opened(model, given, progress)
-        return profile_program(program, target, **settings), source
+        passes = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
+        captured, job = options.open_model(model, given, progress, passes)
+        (variant,) = transform(captured.program, job.passes(), progress=progress)
+        return profile_program(variant.program, target, **settings), captured.source
     if target != own or given["fuse"]:
         raise UsageError(f"'{model}' runs in its own runtime, as it is.", hint="Leave --to and --fuse out.")
     return profile_file(Path(model), input_shape=given["input_shape"], trust=given["trust"], **settings), model
-
-
-def _opened(model: str, given: dict[str, Any], progress: Progress) -> tuple[Any, str]:
-    from optimize.job import Job
-    from optimize.opening import open_program
-    from optimize.recipe import parse
-    from optimize.workflow import transform
-
-    entries = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
-    shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
-    recipe = parse({"passes": entries, **shape}, source="options")
-    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
-    captured = open_program(job, progress)
-    options.warn(captured)
-    (variant,) = transform(captured.program, job.passes(), progress=progress)
-    return variant.program, captured.source

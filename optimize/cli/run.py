@@ -13,6 +13,7 @@ from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.processor import CPU_NAMES
+from optimize.regular import shown
 from optimize.report import FILES, RECIPE
 
 if TYPE_CHECKING:
@@ -182,41 +183,32 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     targets = _targets(given)
     if not given["recipe_file"]:
         _require_targets(targets)  # before what takes seconds to import
-    from optimize.recipe import parse, read
+    from optimize.recipe import Recipe, parse, read
 
     flags = _pass_entries(given)
-    same = (
-        "calib",
-        "cpu",
-        "input_shape",
-        "threads",
-        "metric",
-        "max_drop",
-        "min_accuracy",
-        "min_sqnr",
-        "static_batch",
-        "verify_on",
-    )
-    overrides = {"targets": targets, "eval": given["evaluate"], "dynamic_size": given["dynamic_size"] or None}
-    overrides |= {"dynamic": ",".join(given["dynamic"]), "outputs": given["outputs"]}
-    overrides |= {name: given[name] for name in same} | {"preprocess": options.preprocessing(given)}
+    overrides = {**given, "targets": targets, "eval": given["evaluate"], "dynamic": ",".join(given["dynamic"])}
+    overrides |= {
+        "dynamic_size": given["dynamic_size"] or None,
+        "layer_timing": None if given["layer_timing"] else False,
+    }
+    overrides |= {"preprocess": options.preprocessing(given), "mean": None, "std": None}
     content: dict[str, Any] = {"passes": flags}
     if given["recipe_file"]:
         if flags:
             raise UsageError("--recipe names the passes already.", hint="Leave out the pass flags, or edit the recipe.")
         content = read(given["recipe_file"], trust=given["trust"]).model_dump(exclude_defaults=True)
-    chosen = {key: value for key, value in overrides.items() if value or value == 0}
+    given_keys = ((key, overrides.get(key)) for key in Recipe.model_fields)
+    chosen = {key: value for key, value in given_keys if value or value == 0}
     if given["keep"]:
         chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
     if not {"keep", "cpu", "metric", "max_drop", "min_accuracy", "min_sqnr"}.isdisjoint(
         chosen
     ):  # it was decided for something else
         content.pop("decided", None)
-    timing = {} if given["layer_timing"] else {"layer_timing": False}
     written = chosen.get("targets") or content.get("targets", ())
-    texts = [*given["target_options"], *options.opset(given["opset"], written)]
+    texts = [*given["target_options"], *_opset(given["opset"], written)]
     target_options = _target_options(texts, content.get("target_options", {}))
-    recipe = parse({**content, **chosen, **timing, "target_options": target_options}, source="options")
+    recipe = parse({**content, **chosen, "target_options": target_options}, source="options")
     _require_targets(recipe.targets)
     return recipe
 
@@ -229,7 +221,7 @@ def _require_targets(targets: Sequence[str]) -> None:
 def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
-    half = options.half(given)
+    half = _half(given)
     static = given["int8"] == "static"
     if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
@@ -238,7 +230,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
             "--effort says what static INT8 may take to make.", hint="Add --int8; recipes name the passes."
         )
     return [
-        *(options.including(given) if given["include_preprocess"] else ()),
+        *(_including(given) if given["include_preprocess"] else ()),
         *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
         *options.chosen((given["prune"], "PruneChannels", {"ratio": given["prune"]})),
         *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
@@ -266,3 +258,57 @@ def _targets(given: dict[str, Any]) -> list[str]:
     if given["jit"] and "torchscript" not in names:
         names.append("torchscript")
     return list(dict.fromkeys(names))
+
+
+def _half(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the passes that cast to half, those that were given.
+
+    Raises:
+        UsageError: They are given without such a pass.
+    """
+    asked = {"policy": given["half_policy"], "io": "half" if given["half_io"] else None}
+    chosen = {name: value for name, value in asked.items() if value}
+    if chosen and not (given["fp16"] or given["bf16"] or given["mixed"]):
+        raise UsageError("--half-policy and --half-io say how to cast.", hint="Add --fp16, --bf16 or --mixed.")
+    return chosen
+
+
+def _opset(number: int | None, targets: Sequence[str]) -> list[str]:
+    """Return what ``--opset`` means for those targets that have one, as ``--target-option``.
+
+    Raises:
+        UsageError: None has.
+    """
+    from dataclasses import fields, is_dataclass
+
+    from optimize.registry import find_target
+
+    found = [find_target(name) for name in targets] if number else []
+    names = [each.name for each in found if is_dataclass(each) and "opset" in {field.name for field in fields(each)}]
+    if number and not names:
+        raise UsageError("--opset is the version of an ONNX file's operators.", hint="Add --to onnx, or leave it out.")
+    return [f"{name}.opset={number}" for name in names]
+
+
+def _including(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pass that takes what the options say of pictures into the files.
+
+    Raises:
+        UsageError: They do not say it, or name code for it.
+    """
+    found = options.preprocessing(given)
+    if "transform" in found:
+        raise UsageError(
+            f"--include-preprocess cannot take '{shown(found['transform'])}' into a file: it is code.",
+            hint="Say what it does in words: --preprocess 'resize=256 size=224 mean=0.5,0.5,0.5 std=0.5,0.5,0.5'.",
+        )
+    if missing := next((word for word in ("mean", "std") if word not in found), None):
+        raise UsageError(
+            f"--include-preprocess puts mean and std into the files, and nothing says the {missing}.",
+            hint="Add --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (ImageNet's), or 0,0,0 and 1,1,1 for [0, 1].",
+        )
+    from optimize.data import ImagePreprocessing
+
+    image = ImagePreprocessing.read(found)
+    words = {"mean": list(image.mean), "std": list(image.std), "order": image.order}
+    return options.chosen((True, "IncludePreprocess", {word: value for word, value in words.items() if value != "rgb"}))

@@ -36,12 +36,9 @@ def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
     from optimize.job import Job
     from optimize.recipe import parse
-    from optimize.report.files import save_all
     from optimize.report.sensitivity import tell_sensitivity
     from optimize.sensitivity import analyse
-    from optimize.transaction import check
 
-    check(given["out"], SENSITIVITY)
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
@@ -60,6 +57,4 @@ def sensitivity(model: str, **given: Any) -> None:
     )
     with options.phases() as phases:
         found = analyse(job, phases.update)
-    told = tell_sensitivity(found)
-    options.tell(told, lambda: found)
-    options.told("Sensitivity", save_all(given["out"], SENSITIVITY, told, found))
+    options.tell(tell_sensitivity(found), lambda: found, "Sensitivity")

@@ -25,24 +25,18 @@ if TYPE_CHECKING:
 @options.output("--out", type=options.Destination(), help="Draw the graphs into this .svg or .html file instead.")
 @options.output("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
 @options.passes("--fuse", is_flag=True, help="With --text: the graph after the passes.")
-def show(model: str, factory: str | None, trust: bool, input_shape: str | None, **given: Any) -> None:
+def show(model: str, **given: Any) -> None:
     """Print the graph of MODEL before and after the passes of --fuse, side by side, and what they save."""
-    from optimize.job import Job
-    from optimize.opening import open_program
-    from optimize.recipe import parse
     from optimize.report.files import check_ending
     from optimize.workflow import transform
 
-    if given["text"] and (options.json_path() or options.is_printed()):
+    if given["text"] and click.get_current_context().meta["json_file"]:
         raise UsageError("--text prints the graph, --json what the passes made of it.", hint="Leave one out.")
     if given["out"]:
         check_ending(given["out"], ".svg", ".html", example="graph.svg, for example")
     entries = options.fusing(fuse=True, reparameterize=given["reparam"])
-    content = {"passes": entries, **({"input_shape": input_shape} if input_shape else {})}
-    job = Job(source=model, recipe=parse(content, source="options"), factory=factory, trust=trust)
     with options.phases() as phases:
-        captured = open_program(job, phases.update)
-    options.warn(captured)
+        captured, job = options.open_model(model, given, phases.update, entries)
     program = captured.program
     if given["text"] and not given["fuse"]:
         click.echo(program.text(), nl=False)
@@ -59,16 +53,12 @@ def _show_change(program: Program, variant: Variant, title: str, source: str, gi
     from optimize.measure import environment
     from optimize.report import operations
     from optimize.report.changes import tell_change
-    from optimize.report.files import save
     from optimize.report.model import Comparison, ModelFindings, TraceStep
 
-    change, out = operations.compare(program, variant.program), given["out"]
+    change = operations.compare(program, variant.program)
     why = ([TraceStep.of(step) for step in variant.steps], variant.merges) if given["why"] else None
-    told = tell_change(change, title, listed=not out, whole=given["whole"], why=why)
-    if out:
-        save(out, told)
     options.tell(
-        told,
+        tell_change(change, title, listed=not given["out"], whole=given["whole"], why=why),
         lambda: ModelFindings[Comparison](
             command=options.command_line(),
             files=(title,),
@@ -76,6 +66,5 @@ def _show_change(program: Program, variant: Variant, title: str, source: str, gi
             environment=environment.current(),
             found=change,
         ),
+        "Graph",
     )
-    if out:
-        options.told("Graph", out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from optimize.errors import UsageError
 from optimize.files import check, write_text
@@ -36,35 +36,35 @@ def check_ending(path: Path, *endings: str, example: str) -> None:
     raise UsageError(f"'{path}' is {none} file.", hint=f"Name the file {example}.")
 
 
-def save(path: Path, document: Document, record: StrictRecord | None = None) -> None:
+def save(path: Path, document: Document, record: BaseModel, names: Sequence[str] | None = None) -> Path:
     """Write a document, or the record it was made from, in the form that the ending of the name says.
 
-    Raises:
-        Refused: The file cannot be written.
-    """
-    write_text(path, _rendered(path.suffix.lower(), document, record))
-
-
-def save_all(folder: Path, names: Sequence[str], document: Document, record: StrictRecord) -> Path:
-    """Write a document in several forms, all or none; a picture is left out where there is none.
+    Args:
+        path: A file; a folder where there are names.
+        document: What is told.
+        record: What it was made from.
+        names: Files of the folder, which are written all or none; a picture is left out where there is none.
 
     Returns:
-        The path of the page.
+        The path, of several files that of the page.
 
     Raises:
-        Refused: The folder cannot be written.
+        Refused: It cannot be written.
     """
-    with staging(folder, names) as new:
+    if names is None:
+        write_text(path, _rendered(path.suffix.lower(), document, record))
+        return path
+    with staging(path, names) as new:
         for name in names:
             if document.picture or not name.endswith(".svg"):
                 save(new / name, document, record)
-    return folder / next(name for name in names if name.endswith(".html"))
+    return path / next(name for name in names if name.endswith(".html"))
 
 
-def _rendered(ending: str, document: Document, record: StrictRecord | None) -> str:
+def _rendered(ending: str, document: Document, record: BaseModel) -> str:
     from optimize.report import html, markdown
 
-    if ending == ".json" and record is not None:
+    if ending == ".json":
         return record.model_dump_json(indent=1) + "\n"
     if ending == ".md":
         return markdown.render(document)

@@ -10,7 +10,7 @@ from optimize.advise.trials import Measured
 from optimize.measure.environment import Environment
 from optimize.report import ADVICE, html
 from optimize.report.advice import AdviceRecord, tell_advice
-from optimize.report.files import save_all
+from optimize.report.files import save
 from tests.profile.nets import LIMITS
 from tests.report.conftest import HOSTILE
 from tests.report.test_golden import on_console
@@ -48,5 +48,5 @@ def test_the_page_escapes_and_asks_nothing_of_the_network(record: AdviceRecord) 
 
 
 def test_what_is_written_reads_back(record: AdviceRecord, tmp_path: Path) -> None:
-    assert save_all(tmp_path / "out", ADVICE, tell_advice(record), record).name == "advice.html"
+    assert save(tmp_path / "out", tell_advice(record), record, ADVICE).name == "advice.html"
     assert AdviceRecord.model_validate_json((tmp_path / "out" / "advice.json").read_text()) == record

@@ -13,7 +13,7 @@ from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.profile.trace import chrome_trace, write_trace
 from optimize.report import PROFILE, charts, html
 from optimize.report.charts import Drawn
-from optimize.report.files import save_all
+from optimize.report.files import save
 from optimize.report.profile import ProfileRecord, cards, plot, tell_profile
 from tests.profile.nets import LIMITS
 from tests.report.conftest import HOSTILE
@@ -96,7 +96,7 @@ def test_the_roofline_is_a_picture_on_its_own(record: ProfileRecord) -> None:
 
 
 def test_what_is_written_reads_back(record: ProfileRecord, tmp_path: Path) -> None:
-    page = save_all(tmp_path / "out", PROFILE, tell_profile(record), record)
+    page = save(tmp_path / "out", tell_profile(record), record, PROFILE)
     assert page.name == "profile.html" and (tmp_path / "out" / "roofline.svg").exists()
     assert ProfileRecord.model_validate_json((tmp_path / "out" / "profile.json").read_text()) == record
 

@@ -8,7 +8,7 @@ import pytest
 
 from optimize.report import BENCH, bench, html, markdown
 from optimize.report.bench import BenchReport, tell_bench
-from optimize.report.files import save_all
+from optimize.report.files import save
 from tests.report.benchmarks import HOSTILE, benchmark
 from tests.report.test_golden import compare, on_console
 from tests.report.test_html import Page
@@ -31,7 +31,7 @@ def test_markdown(report: BenchReport) -> None:
 
 
 def test_every_sample_is_in_the_json(report: BenchReport, tmp_path: Path) -> None:
-    page = save_all(tmp_path, BENCH, tell_bench(report), report)
+    page = save(tmp_path, tell_bench(report), report, BENCH)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.html", "bench.json", "bench.md"]
     content = json.loads((tmp_path / "bench.json").read_text())
     assert BenchReport.model_validate(content) == report and content["kind"] == "bench"

@@ -57,7 +57,7 @@ def test_a_sentence_names_the_wide_kernels(report: Report) -> None:
 
 def test_the_drawing_is_written_as_asked(tmp_path: Path) -> None:
     for ending in ("svg", "html"):
-        save(tmp_path / f"graph.{ending}", tell_change(block("stage1"), HOSTILE))
+        save(tmp_path / f"graph.{ending}", tell_change(block("stage1"), HOSTILE), block("stage1"))
     assert (tmp_path / "graph.svg").read_text().startswith("<svg xmlns=")
     page = (tmp_path / "graph.html").read_text()
     assert page.startswith("<!doctype html>") and "<script" not in page and page.count("<svg") == 1

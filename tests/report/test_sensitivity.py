@@ -8,7 +8,7 @@ import pytest
 from optimize.measure.environment import Environment
 from optimize.report import SENSITIVITY, charts, html
 from optimize.report.charts import Drawn, Plot
-from optimize.report.files import save_all
+from optimize.report.files import save
 from optimize.report.sensitivity import LayerSensitivity, Sensitivity, layer_bars, tell_sensitivity
 from tests.report.conftest import HOSTILE
 from tests.report.test_charts import corners
@@ -58,7 +58,7 @@ def test_the_page_escapes_names_asks_nothing_of_the_network_and_draws_every_laye
 
 
 def test_what_is_written_reads_back(found: Sensitivity, tmp_path: Path) -> None:
-    page = save_all(tmp_path / "out", SENSITIVITY, tell_sensitivity(found), found)
+    page = save(tmp_path / "out", tell_sensitivity(found), found, SENSITIVITY)
     assert page.name == "sensitivity.html" and page.exists()
     assert Sensitivity.model_validate_json((tmp_path / "out" / "sensitivity.json").read_text()) == found
 

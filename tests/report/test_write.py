@@ -6,13 +6,13 @@ import pytest
 
 from optimize.errors import UsageError
 from optimize.report import FILES
-from optimize.report.files import check_ending, read, save_all
+from optimize.report.files import check_ending, read, save
 from optimize.report.model import Report
 from optimize.report.run import tell_run
 
 
 def test_written_files_are_read_back(report: Report, tmp_path: Path) -> None:
-    page = save_all(tmp_path / "out", FILES, tell_run(report), report)
+    page = save(tmp_path / "out", tell_run(report), report, FILES)
     assert page == tmp_path / "out" / "report.html"
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
     assert read(tmp_path / "out") == report == read(tmp_path / "out" / "report.json")
