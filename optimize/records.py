@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_Kept = TypeVar("_Kept", bound="BaseModel")
 #: A kernel whose largest weight is this many standard deviations long loses accuracy with one scale a tensor.
 WIDE_SPREAD = 20.0
 Remedy = Literal["none", "equalize", "leave_unmerged"]
@@ -128,3 +132,9 @@ class LayerCost:
     def saved_s(self) -> float | None:
         """Seconds that INT8 saves; negative where it costs some."""
         return None if self.float_s is None or self.int8_s is None else self.float_s - self.int8_s
+
+
+def gather(kind: type[_Kept], *parts: object, **more: object) -> _Kept:
+    """Return the record that says what these say, under the names they have for it, and what else is given."""
+    told = {name: value for part in parts for name, value in vars(part).items()} | more
+    return kind.model_validate({name: told[name] for name in kind.model_fields if name in told})

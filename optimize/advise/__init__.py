@@ -7,23 +7,7 @@ One file a family of rules; each is a function that looks, decorated with its na
 from __future__ import annotations
 
 from optimize.advise import elementwise, execution, guidelines, layout, precision, structure
-from optimize.advise.advising import Advised, advise
-from optimize.advise.base import Advice, Finding, Host, Rule, Setting, registered, rule
+from optimize.advise.advising import advise
+from optimize.advise.base import registered
 
-__all__ = [
-    "Advice",
-    "Advised",
-    "Finding",
-    "Host",
-    "Rule",
-    "Setting",
-    "advise",
-    "elementwise",
-    "execution",
-    "guidelines",
-    "layout",
-    "precision",
-    "registered",
-    "rule",
-    "structure",
-]
+__all__ = ["advise", "elementwise", "execution", "guidelines", "layout", "precision", "registered", "structure"]

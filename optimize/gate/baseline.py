@@ -22,6 +22,7 @@ from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
 from optimize.measure.environment import Environment
+from optimize.records import gather
 
 SCHEMA_VERSION = 1
 SUFFIX = ".json"
@@ -195,29 +196,8 @@ def of(case: CaseRecord, machine: Environment, folder: Path, created: str) -> Ba
         raise Refused(f"'{case.name}' is not stored as a baseline: {case.reason}.")
     if not side.sha256:
         raise UsageError(f"'{side.source}' is no file; a baseline is one.")
-    return Baseline(
-        name=case.name,
-        path=Path(os.path.relpath(side.source, folder)).as_posix(),
-        sha256=side.sha256,
-        size_bytes=side.size_bytes,
-        target=side.target,
-        versions=machine.versions,
-        inputs=case.inputs,
-        input_digest=case.input_digest,
-        output_digest=side.output_digest,
-        accuracy=case.accuracy,
-        threads=case.threads,
-        cpus=case.cpus,
-        batch=case.batch,
-        median_s=side.median_s,
-        cpu_median_s=side.cpu_median_s,
-        peak_memory_bytes=side.peak_memory_bytes,
-        fingerprint=fingerprint(machine),
-        verdict=case.verdict,
-        time=case.time,
-        raw=case.raw,
-        created=created,
-    )
+    path = Path(os.path.relpath(side.source, folder)).as_posix()
+    return gather(Baseline, machine, case, side, path=path, fingerprint=fingerprint(machine), created=created)
 
 
 def fingerprint(machine: Environment) -> dict[str, str]:

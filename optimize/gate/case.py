@@ -28,6 +28,7 @@ from optimize.measure.quality import APART_DB, HERE, Quality, judge, judge_elsew
 from optimize.measure.runs import Clock
 from optimize.measure.subjects import AgreedPair, Subject, other_processors
 from optimize.progress import Progress
+from optimize.records import gather
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
 
@@ -259,27 +260,21 @@ def _warnings_after(decision: Decision, max_regression: float) -> list[str]:
 def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
     pair, case, (base, found) = state.pair, state.case, state.qualities or (Quality(), Quality())
     agreement, models = found.agreement, zip(SIDES, pair.models, (base, found), strict=True) if pair else ()
-    sides = {
+    sides = dict.fromkeys(SIDES) | {
         side: record.side_record(model, state.trace, side, quality.digest)
         for side, model, quality in models
         if side in state.sides
     }
-    return CaseRecord(
+    return gather(
+        CaseRecord,
+        *filter(None, (agreement, case, state)),
         name=case.title,
         verdict=verdict,
         reason=reason,
         **sides,
         time=record.time_record(state.trace, state.decision, state.demand) if state.decision else None,
-        sqnr_db=agreement.sqnr_db if agreement else None,
-        max_abs_error=agreement.max_abs_error if agreement else None,
         accuracy=record.AccuracyRecord.model_validate(found.accuracy) if found.accuracy else None,
-        findings=tuple(state.findings),
-        warnings=tuple(state.warnings),
-        input_digest=state.input_digest,
         inputs=tuple(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in pair.specs) if pair else (),
-        threads=case.threads,
-        cpus=case.cpus,
-        batch=case.batch,
         seconds=time.monotonic() - state.began,
         raw=to_json(state.trace) if state.trace.rounds else None,
     )

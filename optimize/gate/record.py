@@ -16,6 +16,7 @@ from optimize.measure.metrics import Unit
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
+from optimize.records import gather
 
 SCHEMA_VERSION = 1
 #: Exit codes; what an inconclusive check ends as can be chosen.
@@ -258,15 +259,8 @@ def exit_code(verdict: Verdict, on_inconclusive: OnInconclusive) -> int:
 def side_record(model: Subject, trace: GateTrace, side: SideName, output_digest: str | None) -> SideRecord:
     """Return what is known of one side."""
     artifact = model.artifact
-    return SideRecord(
-        source=str(model.artifact.path),
-        kind=model.kind,
-        target=artifact.target,
-        sha256=artifact.sha256,
-        size_bytes=artifact.size_bytes,
-        output_digest=output_digest,
-        **_figures(trace, side),
-    )
+    digested = {"source": str(artifact.path), "output_digest": output_digest}
+    return gather(SideRecord, artifact, model, **digested, **_figures(trace, side))
 
 
 def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
@@ -293,20 +287,18 @@ def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
 
 def time_record(trace: GateTrace, decision: Decision, demand: Demand) -> TimeRecord:
     """Return the verdict on time and what it rests on."""
-    return TimeRecord(
-        max_regression=demand.max_regression,
+    return gather(
+        TimeRecord,
+        demand,
+        decision,
+        trace,
         clock=decision.clock.clock,
         clock_reason=decision.clock.reason,
         ratio=decision.ratios[decision.clock.clock],
         wall=decision.ratios.get(Clock.WALL),
         cpu=decision.ratios.get(Clock.CPU),
-        e_fail=decision.e_fail,
-        e_pass=decision.e_pass,
         fail_at=demand.fail_at,
         pass_at=demand.pass_at,
         rounds=len(trace.rounds),
         restarts=len(decision.restart_ratios),
-        restart_ratios=decision.restart_ratios,
-        bimodal=decision.bimodal,
-        seconds=trace.seconds,
     )

@@ -1,6 +1,17 @@
 """What this machine can do, measured: the fastest matrix product of each type, copy bandwidth, the cost of a call.
 
 A peak is the best of several runs: whatever else runs on the machine only slows a run down.
+
+What bounds a kernel is told by the roofline model with these roofs. A kernel that does ``m`` multiply-accumulates and
+moves ``b`` bytes can reach at most
+
+    attainable(m / b) = min(peak MACs a second of its type, (m / b) * copy bandwidth)
+
+Left of the ridge (``peak / bandwidth``) memory bounds it, right of it arithmetic. A kernel above the slanted roof finds
+its data in the caches, whose bandwidth is higher than the memory's.
+
+Source: S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
+Architectures", CACM 2009.
 """
 
 from __future__ import annotations
@@ -48,6 +59,22 @@ class MachineLimits:
     def peak(self, dtype: str) -> float:
         """Return the MACs a second of a type, those of ``float32`` where none were measured for it."""
         return self.macs_per_s.get(dtype, self.macs_per_s["float32"])
+
+    def attainable(self, intensity: float, dtype: str) -> float:
+        """Return the MACs a second that a kernel of this intensity (MACs a byte) can reach."""
+        return min(self.peak(dtype), intensity * self.copy_bytes_per_s)
+
+    def ridge(self, dtype: str) -> float:
+        """Return the intensity (MACs a byte) from which arithmetic is the bound."""
+        return self.peak(dtype) / self.copy_bytes_per_s
+
+    def bound(self, intensity: float, dtype: str) -> str:
+        """Return what bounds a kernel: ``memory`` or ``compute``.
+
+        >>> MachineLimits(1, {"float32": 50e9}, 10e9, 1e-6).bound(intensity=2.0, dtype="float32")
+        'memory'
+        """
+        return "memory" if intensity < self.ridge(dtype) else "compute"
 
 
 def measure_limits(threads: int = 1) -> MachineLimits:

@@ -17,6 +17,7 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR
 from optimize.measure.subjects import Subject
+from optimize.records import gather
 from optimize.report import document as doc
 from optimize.report.artifacts import agreement_cell, cost_s, ratio_cell, seconds_cell, short_status, status_text
 from optimize.report.charts import LOOK_HINT, Axis, Mark, Plot, distributions, linear_axis, short_count
@@ -79,7 +80,8 @@ class BenchRow(StrictRecord):
         loads = [start.load_s for start in starts if start.load_s]
         firsts = [next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups]
         peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
-        return cls.reading(
+        return gather(
+            cls,
             track.subject,
             artifact,
             judged,

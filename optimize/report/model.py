@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -16,7 +16,7 @@ from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats
+from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather
 from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
 if TYPE_CHECKING:
@@ -59,12 +59,6 @@ class StrictRecord(BaseModel):
         serialize_by_alias=True,
         populate_by_name=True,
     )
-
-    @classmethod
-    def reading(cls, *parts: object, **more: object) -> Self:
-        """Return the record that says what these say, under the names they have for it, and what else is given."""
-        told = {name: value for part in parts for name, value in vars(part).items()} | more
-        return cls.model_validate({name: told[name] for name in cls.model_fields if name in told})
 
 
 class Row(StrictRecord):
@@ -129,12 +123,12 @@ class Row(StrictRecord):
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
         status = "failed" if reason else "measured"
-        return cls.reading(artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
+        return gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
 
     @classmethod
     def not_run(cls, artifact: Artifact, reason: str) -> Row:
         """Return the row of an artifact that was written and cannot be executed on this machine."""
-        return cls.reading(artifact, path=str(artifact.path), status="not_run", reason=reason)
+        return gather(cls, artifact, path=str(artifact.path), status="not_run", reason=reason)
 
 
 class Operation(StrictRecord):
@@ -212,7 +206,7 @@ class TraceStep(StrictRecord):
     @classmethod
     def of(cls, step: pipeline.Step, targets: tuple[str, ...] = ()) -> TraceStep:
         """Return the record of a pipeline's step, for some of the run's targets or for all."""
-        return cls.reading(step, step.outcome, exactness=step.exactness.value, targets=targets)
+        return gather(cls, step, step.outcome, exactness=step.exactness.value, targets=targets)
 
 
 class ModelRecord(StrictRecord):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from optimize import wording as form
 from optimize.profile.machine import MachineLimits
 from optimize.profile.result import KernelProfile, Profile
-from optimize.profile.roofline import attainable, bound, ridge
 from optimize.profile.trace import label
 from optimize.report.charts import Axis, Mark, Plot, short_count
 from optimize.report.document import Cards, Cell, Chart, Charts, Document, Grid, Section, Text, grid, only, some
@@ -139,7 +138,7 @@ def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
         form.digits(kernel.intensity),
         f"{form.count(round(kernel.macs_per_s))}".replace("  ", " "),
         f"{100 * least_s / kernel.seconds:.0f} %",
-        bound(found.limits, kernel.intensity, kernel.dtype),
+        found.limits.bound(kernel.intensity, kernel.dtype),
     )
 
 
@@ -156,7 +155,7 @@ def plot(found: Profile) -> Plot | None:
     if not kernels:
         return None
     limits, longest = found.limits, max(kernel.seconds for kernel in kernels)
-    ridges = (ridge(limits, dtype) for dtype in limits.macs_per_s)
+    ridges = (limits.ridge(dtype) for dtype in limits.macs_per_s)
     x = _powers([*(kernel.intensity or 1.0 for kernel in kernels), *ridges], 0.2, 0.4, "MAC a byte moved →")
     rates = [*(kernel.macs_per_s or 1.0 for kernel in kernels), *limits.macs_per_s.values()]
     y = _powers(rates, 0.2, 0.15, "MAC a second")
@@ -177,8 +176,8 @@ def _powers(values: Iterable[float], below: float, above: float, title: str) -> 
 def _roof(dtype: str, limits: MachineLimits, x: Axis, y: Axis) -> Mark:
     """Return a roof from the left edge, or from where it enters at the bottom, over its ridge to the right edge."""
     start = max(x.low, y.low - math.log10(limits.copy_bytes_per_s))
-    corners = [start, math.log10(ridge(limits, dtype)), x.high]
-    points = tuple((at, math.log10(attainable(limits, 10.0**at, dtype))) for at in corners)
+    corners = [start, math.log10(limits.ridge(dtype)), x.high]
+    points = tuple((at, math.log10(limits.attainable(10.0**at, dtype))) for at in corners)
     text = f"{dtype} {form.count(round(limits.peak(dtype)))}MAC/s"
     return Mark("line", points, _HUES.get(dtype, 0), label=text)
 

@@ -9,7 +9,8 @@ from torch import nn
 
 import models
 import optimize
-from optimize.advise import Host, Setting, advise, registered
+from optimize.advise import advise, registered
+from optimize.advise.base import Host, Setting
 from optimize.advise.fragments import joins
 from optimize.advise.guidelines import convolutions
 from optimize.advise.structure import without_biases

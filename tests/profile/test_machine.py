@@ -8,7 +8,6 @@ import torch
 
 from optimize.profile import machine
 from optimize.profile.machine import measure_limits, torch_threads
-from optimize.profile.roofline import attainable, bound, ridge
 from tests.profile.nets import LIMITS
 
 
@@ -27,9 +26,9 @@ def test_limits_are_measured_and_threads_put_back(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_roofline() -> None:
-    assert ridge(LIMITS, "float32") == 2.5 and ridge(LIMITS, "int8") == 10.0
-    assert attainable(LIMITS, 1.0, "float32") == 20e9 and attainable(LIMITS, 100.0, "float32") == 50e9
-    assert [bound(LIMITS, 5.0, dtype) for dtype in ("float32", "int8")] == ["compute", "memory"]
+    assert LIMITS.ridge("float32") == 2.5 and LIMITS.ridge("int8") == 10.0
+    assert LIMITS.attainable(1.0, "float32") == 20e9 and LIMITS.attainable(100.0, "float32") == 50e9
+    assert [LIMITS.bound(5.0, dtype) for dtype in ("float32", "int8")] == ["compute", "memory"]
     assert LIMITS.peak("float64") == LIMITS.peak("float32")
     assert LIMITS.least_s(50_000_000, 8) == pytest.approx(1e-3)
     assert LIMITS.least_s(8, 20_000_000) == pytest.approx(1e-3)

@@ -10,8 +10,9 @@ import pytest
 
 import optimize
 from optimize.errors import Refused, TargetUnavailable, UsageError
-from optimize.profile import profile_file, profile_program
+from optimize.profile.artifacts import profile_file
 from optimize.profile.kernels import summarize
+from optimize.profile.profiling import profile_program
 from optimize.profile.result import Profile
 from optimize.program import Program
 from optimize.registry import targets
@@ -137,7 +138,7 @@ def test_a_signal_after_openvino_ends_nothing() -> None:
     """Compiled models that go in the wrong order leave a stack for signals that is gone."""
     code = """
 import os, signal
-from optimize.profile import profile_program
+from optimize.profile.profiling import profile_program
 from tests.profile.nets import LIMITS, block
 profile_program(block(), "openvino", limits=LIMITS, fresh=False)
 signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
