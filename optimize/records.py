@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -138,3 +139,8 @@ def gather(kind: type[_Kept], *parts: object, **more: object) -> _Kept:
     """Return the record that says what these say, under the names they have for it, and what else is given."""
     told = {name: value for part in parts for name, value in vars(part).items()} | more
     return kind.model_validate({name: told[name] for name in kind.model_fields if name in told})
+
+
+def now() -> str:
+    """Return the present UTC time, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -24,7 +24,6 @@ from optimize.cli import (
     run,
     sensitivity,
     show,
-    targets,
 )
 from optimize.errors import UsageError, nearest
 
@@ -41,7 +40,7 @@ COMMANDS = (
     sensitivity.sensitivity,
     compare.compare,
     listing.list_passes,
-    targets.list_targets,
+    listing.list_targets,
 )
 
 

@@ -16,9 +16,7 @@ from optimize.report import ADVICE
 @options.batch
 @options.threads
 @options.output("--out", type=options.Destination(ADVICE), help="Folder for advice.json and advice.html, too.")
-@options.factory
-@options.trust
-@options.input_shape
+@options.named_model
 def advise(model: str, **given: Any) -> None:
     """Read MODEL and say what would make it faster: the estimated gain of each remedy with its formula, the measured
     one where it can be tried, and what to do."""

@@ -49,13 +49,8 @@ if TYPE_CHECKING:
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
 @options.data("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
-@options.preprocess
-@options.tokenizer
-@options.mean
-@options.std
-@options.factory
-@options.trust
-@options.input_shape
+@options.pictures
+@options.named_model
 @options.output(
     "--out",
     type=options.Destination(BENCH),

@@ -20,10 +20,7 @@ from optimize.errors import UsageError
 )
 @options.data("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
 @options.model("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
-@options.preprocess
-@options.mean
-@options.std
-@options.tokenizer
+@options.pictures
 @options.judgement(
     "--min-sqnr",
     was="--threshold",

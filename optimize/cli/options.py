@@ -115,6 +115,11 @@ model, data, passes, targets, judgement, timing, output = (
 )
 
 
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return several options as one, in their order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
+
+
 class Count(click.ParamType):
     """A whole number within a bound."""
 
@@ -225,6 +230,7 @@ verify_on = targets(
 input_shape = model(
     "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
 )
+named_model, pictures = together(factory, trust, input_shape), together(preprocess, mean, std, tokenizer)
 target_option = targets(
     "--target-option",
     "target_options",

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     "--out", type=options.Destination(PROFILE), help="Folder for profile.json, profile.html and roofline.svg, too."
 )
 @options.output("--trace", type=options.Destination(), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
-@options.factory
-@options.trust
-@options.input_shape
+@options.named_model
 def profile(model: str, **given: Any) -> None:
     """Show where one run of MODEL spends its time: every kernel of the runtime with the layers it computes, their
     multiply-accumulates and bytes, and how near they come to what this machine can do.

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for artifacts and report.",
 )
-@options.factory
-@options.trust
-@options.input_shape
+@options.named_model
 @options.data(
     "--calib",
     metavar="DATA",
@@ -50,10 +48,7 @@ if TYPE_CHECKING:
 @options.data(
     "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
 )
-@options.preprocess
-@options.mean
-@options.std
-@options.tokenizer
+@options.pictures
 @options.data(
     "--include-preprocess",
     is_flag=True,

@@ -23,13 +23,8 @@ from optimize.report import SENSITIVITY
     show_default=True,
     help="Folder for sensitivity.json and sensitivity.html.",
 )
-@options.factory
-@options.trust
-@options.input_shape
-@options.preprocess
-@options.mean
-@options.std
-@options.tokenizer
+@options.named_model
+@options.pictures
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
 @options.threads
 def sensitivity(model: str, **given: Any) -> None:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 @options.command()
 @click.argument("model")
-@options.factory
-@options.trust
-@options.input_shape
+@options.named_model
 @options.passes("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
 @options.output("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
 @options.output("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")

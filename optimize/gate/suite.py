@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 from optimize.gate import case as cases
@@ -14,6 +13,7 @@ from optimize.gate.record import Record, SelfTestRecord
 from optimize.measure import environment
 from optimize.measure.openers import Opening
 from optimize.progress import Progress
+from optimize.records import now
 
 
 def check(settings: Settings, *, trust: bool = False, command: str = "", progress: Progress | None = None) -> Record:
@@ -59,5 +59,5 @@ def of(
         environment=dataclasses.asdict(machine),
         command=command,
         files=tuple(dict.fromkeys(path for case in settings.cases for path in (case.base, case.candidate))),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=now(),
     )

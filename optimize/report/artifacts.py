@@ -130,10 +130,15 @@ def agreement_cell(found: Agreement | None) -> Cell:
 def _accuracy(row: Row, *, baseline: bool) -> Cell:
     if row.accuracy is None:
         return Cell()
-    found = row.accuracy
+    change, between = _change(row.accuracy)
+    shown = form.score(row.accuracy.value, row.accuracy.unit)
+    return Cell(shown, "" if baseline else (change, *(("\n", between) if between else ())))
+
+
+def _change(found: Accuracy) -> tuple[str, str]:
+    """Return how much an accuracy changed, and the interval of that, empty where there is none."""
     between = form.change_interval(found.difference_low, found.difference_high, found.unit)
-    change = (form.change(found.value - found.baseline, found.unit), *(("\n", between) if between else ()))
-    return Cell(form.score(found.value, found.unit), "" if baseline else change)
+    return form.change(found.value - found.baseline, found.unit), between
 
 
 def metric_title(found: Accuracy | None) -> str:
@@ -160,10 +165,9 @@ def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
 
 def _quality_card(row: Row) -> tuple[str, Cell]:
     if row.accuracy:
-        found = row.accuracy
-        between = form.change_interval(found.difference_low, found.difference_high, found.unit)
+        found, (change, between) = row.accuracy, _change(row.accuracy)
         detail = f"{between} at {form.score(found.value, found.unit)}, {form.plural(found.samples, 'sample')}".strip()
-        return f"{metric_title(found)} change", Cell(form.change(found.value - found.baseline, found.unit), detail)
+        return f"{metric_title(found)} change", Cell(change, detail)
     cell, detail = agreement_cell(row.agreement), "accuracy was not measured" if row.agreement else "not measured"
     if row.agreement and row.agreement.top1 is not None:
         detail = f"top-1 agreement {form.share(row.agreement.top1)}"

@@ -20,8 +20,9 @@ Listed = ModelFindings[tuple[dict[str, Any], ...]]
 
 def tell_passes(passes: Mapping[str, type[Pass]]) -> Document:
     """Return every pass: its name, when it runs, what it promises, what it does."""
-    rows = [(name, entry.stage.name.lower(), entry.exactness.value, entry.summary()) for name, entry in passes.items()]
     columns = ("Pass", "Stage", "Promise", "What it does")
+    found = map(pass_record, passes.values())
+    rows = [tuple(entry[key] for key in ("name", "stage", "promise", "summary")) for entry in found]
     return Document("", "", (grid(columns, rows, left=columns[1:], flowing="What it does"),))
 
 
@@ -30,11 +31,10 @@ def listed(records: Iterable[dict[str, Any]], command: str) -> Listed:
     return Listed(command=command, source="", environment=environment.current(), found=tuple(records))
 
 
-def pass_record(name: str, entry: type[Pass]) -> dict[str, Any]:
+def pass_record(entry: type[Pass]) -> dict[str, Any]:
     """Return what there is to know about a pass, as JSON holds it."""
-    fields = [field.name for field in dataclasses.fields(entry)]
     told = {"stage": entry.stage.name.lower(), "promise": entry.exactness.value, "summary": entry.summary()}
-    return {"name": name, **told, "options": fields}
+    return {"name": entry.__name__, **told, "options": list(_options(entry))}
 
 
 def tell_targets(targets: Mapping[str, Target]) -> Document:
@@ -85,5 +85,5 @@ def _lines(target: Target, found: Availability) -> Iterator[str | Span]:
         yield from ("\n", Span(found.install, "strong"))
 
 
-def _options(target: Target) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(target)) if dataclasses.is_dataclass(target) else ()
+def _options(entry: Target | type[Pass]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(entry)) if dataclasses.is_dataclass(entry) else ()

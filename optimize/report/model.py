@@ -16,7 +16,7 @@ from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather
+from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather, now
 from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ _FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("hardswish", "hardsigmoid", "hardtanh", "softmax", "mish", "clamp", "sign"), "activation"),
     **dict.fromkeys(("input", "output"), "end"),
 }
-
-
-def now() -> str:
-    """Return the present UTC time, ISO 8601, to the second."""
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class StrictRecord(BaseModel):

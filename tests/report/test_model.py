@@ -14,8 +14,9 @@ import optimize
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
+from optimize.records import now
 from optimize.report.assemble import _about_rows
-from optimize.report.model import Report, Row, TraceStep, now
+from optimize.report.model import Report, Row, TraceStep
 from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimize import registry
-from optimize.cli.targets import list_targets
+from optimize.cli.listing import list_targets
 from optimize.report.listings import target_record, tell_targets
 from optimize.targets.base import Availability, Support, Target
 from optimize.targets.eager import Eager
