@@ -268,6 +268,38 @@ def test_an_untrusted_file_is_captured_with_free_lengths_in_its_own_process(tmp_
     assert report["model"]["inputs"] == ["input_1 int64[batch, time]"]
 
 
+class Pooled(nn.Module):
+    """Reads its length behind a recurrent layer, and attends there."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.mix = layer, nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)[0]
+        mixed = self.mix(found, found, found, need_weights=False)[0]
+        return mixed.reshape(mixed.shape[0], mixed.shape[1], 4, 2).sum((1, 2)) / found.shape[1]
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+@pytest.mark.parametrize("layer", [nn.LSTM(8, 4, batch_first=True, bidirectional=True), nn.GRU(8, 8, batch_first=True)])
+def test_a_length_behind_a_recurrent_layer_is_free_in_files(layer: nn.Module, target: str, tmp_path: Path) -> None:
+    net = Pooled(layer).eval()
+    program = optimize.capture(net, (torch.rand(2, 24, 8),), dynamic={"x": {1: "length"}})
+    run = optimize.export(program, target, tmp_path / f"net{find_target(target).suffix}").load(threads=1)
+    for shape in ((8, 48, 8), (3, 7, 8)):
+        x = torch.rand(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x), atol=1e-5, rtol=1e-5)
+
+
+def test_what_an_export_would_fix_is_refused(tmp_path: Path) -> None:
+    net = Pooled(nn.RNN(8, 8, batch_first=True)).eval()
+    program = optimize.capture(net, (torch.rand(2, 24, 8),), dynamic={"x": {1: "length"}})
+    with pytest.raises(Refused, match=r"'length' cannot stay free in ONNX: .* a constant of it \(24\)"):
+        optimize.export(program, "onnx", tmp_path / "net.onnx")
+
+
 def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
     ids, mask = capture_model(Encoder().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs

@@ -21,6 +21,7 @@ from optimize.files import whole
 from optimize.graph import aten
 from optimize.normal_form import is_settled
 from optimize.program import Program
+from optimize.recurrent import shape_rules
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
@@ -64,6 +65,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     translated = _translate(program, exported, opset)
     model, decomposed = translated.model, translated.exported_program
     assert decomposed is not None
+    _check_free(program, decomposed)
     names = trace_names(program, calls, exported, decomposed)
     _name_dimensions(program, translated)
     fold_constants(model, should_fold=lambda node: node.op_type in _WEIGHT_ARRANGEMENT or None)
@@ -108,7 +110,8 @@ def _slim(proto: onnx.ModelProto) -> None:
 
 def _translate(program: Program, exported: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     try:
-        with _silence():
+        # It traces again, and would fix lengths behind recurrent layers; ONNX has these two, others are taken apart.
+        with _silence(), shape_rules(aten.lstm.input, aten.gru.input):
             translated = torch.onnx.export(
                 exported,
                 dynamo=True,
@@ -121,6 +124,23 @@ def _translate(program: Program, exported: torch.export.ExportedProgram, opset: 
         raise _refusal(program, error) from error
     assert translated is not None
     return translated
+
+
+def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> None:
+    """Check that what is free in a program is free in what the exporter made of it.
+
+    Raises:
+        Refused: It became a constant: a file would answer wrongly at other sizes.
+    """
+    values = {node.name: node.meta["val"] for node in decomposed.graph.nodes if node.op == "placeholder"}
+    taken = dict(zip(program.placeholders, decomposed.graph_signature.user_inputs, strict=True))
+    for node, dim, name in program.free_places():
+        size = values[taken[node]].shape[dim]
+        if isinstance(size, int) or size.node.maybe_as_int() is not None:
+            raise Refused(
+                f"'{name}' cannot stay free in ONNX: torch's exporter makes a constant of it ({int(size)}).",
+                hint="nn.RNN is written step by step: use nn.LSTM or nn.GRU, or leave the dimension out of --dynamic.",
+            )
 
 
 def _keep_settled(exported: torch.export.ExportedProgram) -> None:
