@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
-import json
 import os
 import secrets
 import shutil
@@ -19,23 +18,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optimize import keeping
 from optimize.errors import Refused
 from optimize.files import check as check_file
-from optimize.files import refusal, refusing, write_text
-from optimize.transaction import system
+from optimize.files import refusal, refusing
+from optimize.transaction import note, system
 from optimize.transaction.doubles import Stamp, double, give_back, is_folder, merge, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
 #: Bytes of a name that, with what is put around it, stay within the 255 of a file system.
 _LONGEST = 200
-#: What the note says of a transaction, and its file.
-_NOTED, _NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
-#: ``foreign`` is where a confined process makes them: what is taken from there it cannot reach any more.
-_FOLDERS = ("new", "old", "replaced", "foreign")
 #: Permissions of a file that is no program.
 _NOT_RUN = 0o666
 #: Endings of models, and how many files are taken, beside those of known names: whoever breaks into a process that
@@ -156,7 +150,7 @@ class Transaction:
     moving: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.new, self.old, self.replaced, self.foreign = (self.path / name for name in _FOLDERS)
+        self.new, self.old, self.replaced, self.foreign = (self.path / name for name in note.FOLDERS)
 
     def make(self) -> None:
         """Make the folders, those above included, and the note.
@@ -180,7 +174,7 @@ class Transaction:
 
     def write(self) -> None:
         """Write the note, whole or not at all."""
-        write_text(self.path / _NOTE, json.dumps({name: getattr(self, name) for name in _NOTED}))
+        note.write(self.path, {name: getattr(self, name) for name in note.NOTED})
 
     def take(self) -> None:
         """Take what another process, which nobody trusts, has made in ``foreign``: plain files with plain names.
@@ -240,7 +234,7 @@ class Transaction:
             with suppress(OSError, RecursionError):  # made to be in the way; whoever made it may still be there
                 shutil.rmtree(self.foreign)
         if not os.path.lexists(self.new) or not os.listdir(self.new):
-            for file in (self.path / _NOTE, *self.path.glob(".transaction-*.json")):
+            for file in (self.path / note.NOTE, *self.path.glob(".transaction-*.json")):
                 file.unlink(missing_ok=True)
             for folder in (self.new, self.path):  # with anything else in it, the folder stays
                 with suppress(FileNotFoundError):
@@ -302,7 +296,7 @@ class Transaction:
         try:
             links = False
             with suppress(OSError):  # FAT and some network file systems have none
-                system.link(self.path / _NOTE, self.replaced / _NOTE)
+                system.link(self.path / note.NOTE, self.replaced / note.NOTE)
                 links = True
             for name in replaced.intersection(os.listdir(self.out)) if links else ():
                 system.link(self.out / name, self.replaced / name)  # a mounted or immutable file cannot be moved either
@@ -358,23 +352,18 @@ def _settle_dead(out: Path) -> None:
     """Settle what dead runs into ``out`` have left.
 
     Left alone is what a living process holds, what another user made (its note could bring files into the folder of
-    ours), and what cannot be told to be ours.
+    ours), and what cannot be told to be ours (``note.read``).
     """
     pattern = glob.escape(_prefix(out)) + "[a-z0-9_]" * 8
     for path in (*out.parent.glob(pattern), *out.glob(pattern)):
         with suppress(OSError):
             if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
                 lock = system.hold(path)
-                if lock is not None:
-                    Transaction(out, path, lock=lock, **_read(path)).close()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return what the note in a hidden folder says; nothing where this version has written none."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((path / _NOTE).read_bytes())
-        return {name: found[name] for name in _NOTED}
-    return {}
+                said = None if lock is None else note.read(path, out)
+                if said is not None:
+                    Transaction(out, path, lock=lock, **said).close()
+                elif lock is not None:
+                    os.close(lock)
 
 
 def _check_names(out: Path, names: Iterable[str]) -> None:

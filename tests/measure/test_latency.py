@@ -61,7 +61,7 @@ def test_too_little_time_is_a_warning_and_still_one_round(make: Make) -> None:
     with Fleet([make()]) as fleet:
         result = measure(fleet, [X], budget_s=0.0)
     assert result.rounds == 1
-    assert any("only 1 rounds fitted" in warning for warning in result.warnings)
+    assert any("Only a few rounds of these fitted" in warning for warning in result.warnings)
 
 
 def test_busy_machine_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -397,3 +398,31 @@ def test_without_locks_nothing_is_taken_for_dead(tmp_path: Path, monkeypatch: py
 def test_the_package_is_imported_where_there_is_no_fcntl() -> None:
     code = "import sys; sys.modules['fcntl'] = None; import optimize.transaction; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("knows_the_inode", [False, True])
+@pytest.mark.parametrize("trick", ["linked folder", "name outside", "folder made outside"])
+def test_a_hidden_folder_that_came_with_other_files_moves_and_removes_nothing(
+    trick: str, knows_the_inode: bool, tmp_path: Path
+) -> None:
+    """A repository may hold one: whoever clones it owns it."""
+    victim, out = tmp_path / "victim", tmp_path / "repository" / "optimized"
+    (victim / "empty").mkdir(parents=True)
+    (victim / "key").write_text("secret")
+    out.mkdir(parents=True)
+    hidden = out.parent / ".optimized.optimize-aaaaaaaa"
+    hidden.mkdir()
+    if trick == "linked folder":
+        (hidden / "replaced").symlink_to(victim)
+    else:
+        (hidden / "replaced").mkdir()
+    moving = [str(victim / "key")] if trick == "name outside" else ["absent"]
+    made = [str(victim / "empty")] if trick == "folder made outside" else []
+    (hidden / "new").mkdir()
+    home = {"home": os.lstat(hidden).st_ino} if knows_the_inode else {}
+    said = {"mark": [1, 0], "made": made, "doubles": {}, "stale": [], "moving": moving, **home}
+    (hidden / "transaction.json").write_text(json.dumps(said))
+    with staging(out) as folder:
+        (folder / "result").write_text("new")
+    assert sorted(os.listdir(victim)) == ["empty", "key"] and (victim / "key").read_text() == "secret"
+    assert os.listdir(out) == ["result"] and hidden.is_dir()
