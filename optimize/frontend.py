@@ -31,7 +31,7 @@ def capture(
     dynamic: Any = None,
     outputs: Sequence[str] = (),
 ) -> Program:
-    """Capture a module as a program that owns its weights; the module is left unbound.
+    """Capture a module as a program that owns its weights; the module is left untouched.
 
     A module whose root is in training mode is captured in evaluation mode (and the program's notes say so). A module
     in evaluation mode is captured as it stands: a BatchNorm left in training mode inside it keeps using the statistics
@@ -89,10 +89,9 @@ def capture(
                 raise BatchFixed("the model fails on a batch of 2") from error
             notes.extend(return_tensors(source, returned, outputs))
             if unbound is not source:
-                one = [_narrowed(value, dims) for value, dims in zip(inputs, free.names, strict=True)]
-                own_arguments, own_keywords = pytree.tree_unflatten(one, in_spec)
-                check_it_runs(unbound, own_arguments, own_keywords, module)
-                return_tensors(unbound, returned, outputs)
+                first = [_first_sample(value, dims) for value, dims in zip(inputs, free.names, strict=True)]
+                one, one_keywords = pytree.tree_unflatten(first, in_spec)
+                return_tensors(unbound, check_it_runs(unbound, one, one_keywords, module), outputs)
             with _masks_as_given():
                 exported = _export(unbound, arguments, keywords, free)
         program = from_exported(exported, inputs, in_spec, source=source, free=free)
@@ -113,7 +112,7 @@ def capture(
     return program
 
 
-def _narrowed(value: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
+def _first_sample(value: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
     """Return the first sample of an input."""
     for dim in (dim for dim, name in dims.items() if name == BATCH):
         value = value.narrow(dim, 0, 1)

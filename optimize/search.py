@@ -73,7 +73,7 @@ class Search:
             return export
         inputs, threads = one_sample(self.program), self.job.recipe.threads
         files = (plain.program, plain.made), (export.program, export.made)
-        times = time_layers(*files, inputs, threads=threads, progress=self.progress)
+        times = layer_times(*files, inputs, threads=threads, progress=self.progress)
         export = replace(export, times=times)
         choices = [names for names in slow_choices(times) if export.plan.layers - set(names)]
         gains = self._gains(export, choices) if choices else []
@@ -193,31 +193,6 @@ def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
         if path not in names:
             raise UsageError(f"decided '{path}': the program has no such layer in INT8.", hint=nearest(path, names))
     return give_back(program, {names[path]: reason for path, reason in layers.items()}) if layers else program
-
-
-def time_layers(
-    plain: tuple[Program, Artifact],
-    quantized: tuple[Program, Artifact],
-    inputs: Sequence[np.ndarray],
-    *,
-    threads: int,
-    progress: Progress = silent,
-) -> dict[str, LayerTime]:
-    """Return the times of each layer of a quantized program by node name, in execution order.
-
-    Args:
-        plain: A program and its float file.
-        quantized: The same in INT8.
-        inputs: Of one run.
-        threads: Compute threads.
-        progress: Told what is going on.
-
-    Raises:
-        UsageError: The target's runtime does not tell them.
-        TargetUnavailable: The runtime is not installed, or cannot run a file.
-    """
-    found = layer_times(plain, quantized, inputs, threads=threads, progress=progress)
-    return {name: found[path] for name, path in layer_paths(quantized[0].graph).items() if path in found}
 
 
 def layer_costs(

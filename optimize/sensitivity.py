@@ -11,7 +11,7 @@ from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused
 from optimize.job import Job, Variant
 from optimize.measure import environment
-from optimize.measure.layer_times import LayerTime, require_layer_times
+from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
 from optimize.opening import open_program
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -19,7 +19,7 @@ from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target
 from optimize.report.sensitivity import LayerSensitivity, Sensitivity
-from optimize.search import calibration, one_sample, time_layers
+from optimize.search import calibration, one_sample
 from optimize.workflow import calibration_data, transform
 
 
@@ -80,7 +80,7 @@ def _times(
             (variant.program, backend.export(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}"))
             for variant in (plain, quantized)
         )
-        return time_layers(real, integer, one_sample(quantized.program), threads=threads, progress=progress)
+        return layer_times(real, integer, one_sample(quantized.program), threads=threads, progress=progress)
 
 
 def _layers(program: Program, errors: Sequence[LayerError], times: Mapping[str, LayerTime]) -> list[LayerSensitivity]:

@@ -136,7 +136,7 @@ class Session:
     def load(self) -> None:
         """Load the artifact in the worker; a failure is recorded, not raised."""
         path, in_python = self.artifact.path, self.artifact.target == MODULE
-        fields = dataclasses.asdict(dataclasses.replace(self.artifact, coverage=None))
+        fields = dataclasses.asdict(dataclasses.replace(self.artifact, coverage=None, origins={}))
         fields["path"] = str(path if in_python else path.resolve())
         try:
             module = "" if in_python else type(find_target(self.artifact.target)).__module__

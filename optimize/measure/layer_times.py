@@ -86,7 +86,7 @@ def layer_times(
     threads: int = 1,
     progress: Progress = silent,
 ) -> dict[str, LayerTime]:
-    """Return the times of every layer by its path, and under an empty name those of what serves no layer.
+    """Return the times of each layer of a quantized program by node name, in execution order.
 
     Args:
         plain: A program and its float file.
@@ -113,7 +113,8 @@ def layer_times(
         take_turns(calls, _PLAN, progress=lambda _, share: progress("time layers", share))
         found = zip(probes, (plain[0], quantized[0]), unprofiled_s, strict=True)
         real, integer = (_by_layer(probe, program, samples_s) for probe, program, samples_s in found)
-    return {name: _time(real[name], integer[name]) for name in real if name in integer}
+    paths = layer_paths(quantized[0].graph).items()
+    return {name: _time(real[path], integer[path]) for name, path in paths if path in real and path in integer}
 
 
 def _run_block(probe: Probe, unprofiled_s: list[float]) -> None:

@@ -245,7 +245,7 @@ def confine_for(request: Mapping[str, Any]) -> list[str]:
 
 
 def artifact_from(fields: Mapping[str, Any]) -> Artifact:
-    """Rebuild an artifact from the JSON form of ``dataclasses.asdict`` (coverage and notes stay with the parent)."""
+    """Rebuild an artifact from ``dataclasses.asdict``'s JSON form; coverage, notes and origins stay with the parent."""
 
     def specs(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)

@@ -180,6 +180,7 @@ class Artifact:
             and where nothing says it.
         preprocess: How pictures become its inputs, in the words of ``--preprocess``, as the file says itself.
         included: What it does of that by itself, likewise; it takes uint8 ``[N, H, W, C]`` then.
+        origins: Call of the program by the name of a node or a value of the file, where it was written in this process.
     """
 
     target: str
@@ -202,6 +203,7 @@ class Artifact:
     cpu: str = ""
     preprocess: str = ""
     included: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def is_rounded(self) -> bool:

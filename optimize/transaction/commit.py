@@ -359,11 +359,13 @@ def _settle_dead(out: Path) -> None:
         with suppress(OSError):
             if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
                 lock = system.hold(path)
-                said = None if lock is None else note.read(path, out)
-                if said is not None:
-                    Transaction(out, path, lock=lock, **said).close()
-                elif lock is not None:
+                if lock is None:
+                    continue
+                said = note.read(path, out)
+                if said is None:
                     os.close(lock)
+                else:
+                    Transaction(out, path, lock=lock, **said).close()
 
 
 def _check_names(out: Path, names: Iterable[str]) -> None:

@@ -146,18 +146,20 @@ $feeds
         from optimize.precision.lowering import holds_half, lower_half
         from optimize.targets.onnx_graph.export import save, to_onnx
         from optimize.targets.onnx_graph.half import note_weights
+        from optimize.targets.onnx_graph.names import origins_in
         from optimize.targets.packaging import describe, made_for
 
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
             self.require()
         lowered = lower_half(program, integers=self.provider.integers)
         model, value_names = to_onnx(lowered, self.opset)
+        origins = origins_in(model, value_names)
         note_weights(model, program)
         placed = place(lowered, model, value_names, self.provider)
         if cpu := made_for(self, lowered):
             model.metadata_props[f"{_SAID}cpu"] = cpu
         save(model, path)
-        artifact = describe(self, lowered, path, precision=program.precision)
+        artifact = describe(self, lowered, path, precision=program.precision, origins=origins)
         if lowered is not program and not holds_half(lowered):
             artifact = replace(artifact, notes=(*artifact.notes, _SAME_AS_INT8))
         return _seen_running(artifact, placed, self.provider)

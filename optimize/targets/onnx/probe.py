@@ -21,8 +21,8 @@ from optimize.targets.base import Probing
 from optimize.targets.onnx.costs import MULTIPLYING, onnx_costs
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
-from optimize.targets.onnx_graph.names import FileNames, program_names
-from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
+from optimize.targets.onnx_graph.names import FileNames
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, calls_of
 
 #: The profiler writes whole microseconds, rounded down.
 _ROUNDED_OFF_S = 0.5e-6
@@ -50,7 +50,9 @@ class OnnxProbe(Probe):
         self._path, self._inputs, self._feed = path, asked.inputs, feed_of(self._plain, asked.inputs)
         self._run_plain, self._run_profiled = run_of(self._plain), run_of(self._profiled)
         self._executed = list(onnx.load(folder / "optimized.onnx", load_external_data=False).graph.node)
-        self._names = onnx_names(path) if asked.program is None else program_names(asked.program)
+        self._names = (
+            onnx_names(path) if asked.program is None else FileNames(calls_of(asked.program), asked.artifact.origins)
+        )
         self._walls_s: list[float] = []
 
     def run(self) -> None:
@@ -88,7 +90,7 @@ def onnx_names(path: Path) -> FileNames:
         key: tuple(made[value] for value in node.input if value in made) for key, node in zip(keys, nodes, strict=True)
     }
     layers = frozenset(key for key, node in zip(keys, nodes, strict=True) if node.op_type in MULTIPLYING)
-    return FileNames(Calls(reads, layers), {key: key for key in keys}, made)
+    return FileNames(Calls(reads, layers), {**made, **dict(zip(keys, keys, strict=True))})
 
 
 def split_runs(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

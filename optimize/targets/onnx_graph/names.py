@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from optimize.program import Program
-from optimize.targets.onnx_graph.export import ORIGIN, to_onnx
-from optimize.targets.probe import Calls, calls_of
+import onnx_ir as ir
+
+from optimize.targets.onnx_graph.export import ORIGIN
+from optimize.targets.probe import Calls
 
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
@@ -20,17 +21,15 @@ class FileNames:
 
     Attributes:
         calls: The graph: of the program where there is one, else of the file.
-        nodes: Call by the name of a node in the file.
-        values: Call by the name of the value it computes in the file.
+        origins: Call by the name of a node in the file, or of a value that it computes.
     """
 
     calls: Calls
-    nodes: Mapping[str, str]
-    values: Mapping[str, str]
+    origins: Mapping[str, str]
 
     def claimed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the calls that some names of a runtime stand for, nodes before values, endings dropped."""
-        found = (self.nodes.get(name) or self.values.get(name) for name in map(plain_name, names))
+        """Return the calls that some names of a runtime stand for, endings dropped."""
+        found = (self.origins.get(name) for name in map(plain_name, names))
         return tuple(dict.fromkeys(name for name in found if name))
 
 
@@ -43,8 +42,12 @@ def plain_name(name: str) -> str:
     return _ENDINGS.sub("", name)
 
 
-def program_names(program: Program) -> FileNames:
-    """Return the names that the ONNX form of a program gives to its calls; OpenVINO's files keep them."""
-    model, values = to_onnx(program)
+def origins_in(model: ir.Model, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the call of the program that each node and value of its ONNX form is, by name, nodes before values.
+
+    Args:
+        model: As ``to_onnx`` returned it; OpenVINO's files keep its names.
+        values: What it returned beside it.
+    """
     nodes = {str(node.name): node.metadata_props[ORIGIN] for node in model.graph if ORIGIN in node.metadata_props}
-    return FileNames(calls_of(program), nodes, {value: name for name, value in values.items()})
+    return {**{value: name for name, value in values.items()}, **nodes}

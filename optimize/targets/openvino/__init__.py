@@ -131,7 +131,7 @@ $feeds
         from optimize.targets.packaging import describe, made_for
 
         runtime = import_runtime()
-        model, placed = _lower(program)
+        model, placed, origins = _lower(program)
         asked = _float_precision(program)
         kernels = _write(runtime, model, asked, self.files(path), made_for(self, program))
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
@@ -143,6 +143,7 @@ $feeds
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
             notes=(*told, *_apart(program, asked, wide=wide)),
             settings={"hint": self.hint, "cache": self.cache},
+            origins=origins,
         )
 
     def open(self, path: Path, *, trust: bool = False) -> Artifact:
@@ -192,14 +193,15 @@ $feeds
         return OpenVinoProbe(asked)
 
 
-def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
-    """Return the program as ONNX, and what was placed in INT8 in it.
+def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]:
+    """Return the program as ONNX, what was placed in INT8 in it, and which calls its nodes and values are.
 
     Raises:
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
     from optimize.precision.host import spare_cheaply
     from optimize.targets.onnx_graph.export import to_onnx
+    from optimize.targets.onnx_graph.names import origins_in
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
@@ -215,12 +217,13 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
             "INT8 weights with float activations are not written for OpenVINO.", hint="Use --int8=static, or --bf16."
         )
     model, value_names = to_onnx(program)
+    origins = origins_in(model, value_names)
     widen(model)
     spell_hard_sigmoids(model)
     scale_products(model)
     write_spectra(model)
     if plan is None:
-        return model, None
+        return model, None, origins
     plan = plan if plan.half is not None else spare_cheaply(program, plan)
     parts = separate_projections(model, plan.layers)
     placed = _whole(quantize_onnx(model, value_names, plan, OPENVINO), parts)
@@ -229,7 +232,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None]:
     store_means(model, calibrated, OPENVINO.numerics.activation)
     multiply_integers(model, calibrated)
     reduce_integers(model)
-    return model, placed
+    return model, placed, origins
 
 
 def _whole(placed: Coverage, parts: frozenset[str]) -> Coverage:

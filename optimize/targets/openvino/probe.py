@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from optimize.targets.base import Probing
-from optimize.targets.onnx_graph.names import FileNames, program_names
+from optimize.targets.onnx_graph.names import FileNames
 from optimize.targets.openvino.coverage import ExecutedNode, read_kernels
 from optimize.targets.openvino.runner import compile_file, core
-from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute
+from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, calls_of
 
 _IR_LAYERS = frozenset(
     {
@@ -50,7 +50,9 @@ class OpenVinoProbe(Probe):
         self._counting, self._plain = counting.create_infer_request(), plain.create_infer_request()
         model = core().read_model(path, weights)
         self._inputs = list(asked.inputs)
-        self._names = ir_names(model) if asked.program is None else program_names(asked.program)
+        self._names = (
+            ir_names(model) if asked.program is None else FileNames(calls_of(asked.program), asked.artifact.origins)
+        )
         self._kernels = read_kernels(counting, {node.get_friendly_name() for node in model.get_ordered_ops()})
         self._walls_s: list[float] = []
         self._counters: list[list[Any]] = []
@@ -115,7 +117,7 @@ def ir_names(model: Any) -> FileNames:
         if node.get_type_name() != "Result" and any(source in reads or source in inputs for source in sources):
             reads[node.get_friendly_name()] = tuple(source for source in sources if source in reads)
             layers |= {node.get_friendly_name()} if node.get_type_name() in _IR_LAYERS else set()
-    return FileNames(Calls(reads, frozenset(layers)), {name: name for name in reads}, {})
+    return FileNames(Calls(reads, frozenset(layers)), {name: name for name in reads})
 
 
 def _origins(kernel: ExecutedNode) -> tuple[str, ...]:
