@@ -166,6 +166,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
+        _normalize_heads(module, node)
     elif node.target is operator.getitem:
         _normalize_part_of_weight(node)
     elif node.target in _BAGS:
@@ -190,6 +191,28 @@ def _normalize_part_of_weight(node: fx.Node) -> None:
         ends = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
         node.target = aten.slice.Tensor
         node.args = (weight, dim, ends[index], ends[index + 1], 1)
+
+
+def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write heads of torch's own attention without the batch between: ``[T, N, C]`` is split and permuted, no more.
+
+    It goes ``[T, N, C]``, ``[T, N * H, D]``, ``[N * H, T, D]``, ``[N, H, T, D]``.
+    """
+    turned = node.args[0]
+    if not graph.is_call(turned, aten.transpose.int) or turned.args[1:] != (0, 1):  # type: ignore[union-attr]
+        return
+    joined = cast(fx.Node, cast(fx.Node, turned).args[0])
+    if not graph.is_call(joined, aten.reshape.default):
+        return
+    source = cast(fx.Node, joined.args[0])
+    (steps, *_), (samples, heads, again, width) = joined.args[1], [*cast(list[fx.Node], node.args[1]), *[None] * 4][:4]
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    if len(before) != 3 or len(after) != 4 or str([*before[:2]]) != str([after[2], after[0]]):
+        return
+    with module.graph.inserting_before(node):
+        split = module.graph.call_function(aten.reshape.default, (source, [steps, samples, heads, width]))
+    split.meta = {**joined.meta, "val": node.meta["val"].permute(2, 0, 1, 3)}
+    node.target, node.args = aten.permute.default, (split, [1, 2, 0, 3])
 
 
 def _normalize_bags(module: fx.GraphModule, node: fx.Node) -> None:

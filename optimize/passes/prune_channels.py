@@ -115,6 +115,6 @@ def _unfollowed(program: Program, followed: set[fx.Node]) -> list[Skip]:
         if node in followed:
             continue
         recurrent = graph.is_call(node, *ops.RECURRENT)
-        reason = "the channels of recurrent layers are not followed" if recurrent else "its weight is computed"
+        reason = "it projects its outputs, or a weight is computed" if recurrent else "its weight is computed"
         skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
     return skips

@@ -10,6 +10,15 @@ Axis = tuple[int, ...] | None
 Axes = tuple[Axis, ...]
 
 
+def repeat(axis: tuple[int, ...], inner: int, outer: int = 1) -> tuple[int, ...]:
+    """Repeat each channel ``inner`` times and the whole ``outer`` times.
+
+    >>> repeat((7, 8), 2, 2)
+    (7, 7, 8, 8, 7, 7, 8, 8)
+    """
+    return tuple(channel for channel in axis for _ in range(inner)) * outer
+
+
 class Channels:
     """Disjoint sets of channels, each free to be cut or fixed for a reason.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Set
+from typing import Any
 
 import torch
 from torch import fx
@@ -13,6 +15,13 @@ from optimize.program import Program
 from optimize.pruning.channels import Axis
 from optimize.pruning.groups import Dependencies
 from optimize.pruning.rules import Weight, channel_axis, is_depthwise
+
+#: The argument that names sizes of the result.
+_SHAPES: Mapping[Any, str] = {
+    aten.reshape.default: "shape",
+    aten.expand.default: "size",
+    **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), "size"),
+}
 
 
 def cut(program: Program, found: Dependencies, removed: Set[int]) -> None:
@@ -26,8 +35,12 @@ def cut(program: Program, found: Dependencies, removed: Set[int]) -> None:
     for node in program.graph.nodes:
         if is_depthwise(node):
             _resize_groups(node, found, removed)
-        elif graph.is_call(node, aten.reshape.default, aten.expand.default):
+        elif node.target in _SHAPES:
             _resize_shape(node, found, removed)
+        elif graph.is_call(node, aten.slice.Tensor):
+            _resize_slice(node, found, removed)
+        elif graph.is_call(node, aten.split.Tensor, aten.split_with_sizes.default):
+            _resize_parts(node, found, removed)
     for weight in found.weights:
         _cut_weight(program.graph_module, weight, removed)
 
@@ -45,11 +58,34 @@ def _resize_groups(layer: fx.Node, found: Dependencies, removed: Set[int]) -> No
 
 def _resize_shape(node: fx.Node, found: Dependencies, removed: Set[int]) -> None:
     """Write the new number of channels where a shape names the old one."""
-    sizes = list(node.args[1])  # type: ignore[arg-type]
+    sizes = list(graph.argument(node, _SHAPES[node.target]))
     for dim, axis in enumerate(found.axes[node]):
         if axis is not None and not removed.isdisjoint(axis):
             sizes[dim] = len(_places(axis, removed))
-    node.update_arg(1, sizes)
+    graph.set_argument(node, _SHAPES[node.target], sizes)
+
+
+def _split_axis(node: fx.Node, found: Dependencies, removed: Set[int]) -> Axis:
+    """Return the channels along the axis that a call takes apart; None where none of them goes."""
+    axes = found.axes[node.args[0]]  # type: ignore[index]
+    axis = axes[graph.argument(node, "dim") % len(axes)]
+    return None if removed.isdisjoint(axis or ()) else axis
+
+
+def _resize_slice(node: fx.Node, found: Dependencies, removed: Set[int]) -> None:
+    if (axis := _split_axis(node, found, removed)) is not None:
+        start, end, _ = slice(*(graph.argument(node, name) for name in ("start", "end"))).indices(len(axis))
+        for name, place in (("start", start), ("end", end)):
+            graph.set_argument(node, name, len(_places(axis[:place], removed)))
+
+
+def _resize_parts(node: fx.Node, found: Dependencies, removed: Set[int]) -> None:
+    """Write how many channels each part has now: parts that were equal need not be."""
+    if (axis := _split_axis(node, found, removed)) is not None:
+        dim = graph.argument(node, "dim")
+        ends = [0, *itertools.accumulate(int(part.shape[dim]) for part in node.meta["val"])]
+        counts = [len(_places(axis[start:end], removed)) for start, end in itertools.pairwise(ends)]
+        node.target, node.args = aten.split_with_sizes.default, (node.args[0], counts, dim)
 
 
 def reorder(program: Program, found: Dependencies, order: Mapping[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class Flow:
         axes: The channels along each axis of each tensor.
         weights: The weights by identity.
         produced: The output channels of each layer.
+        parts: The channels along each axis of each result of a call that gives several.
+        runs: What lies side by side on an axis that is taken apart: channels of two runs never change places.
     """
 
     module: fx.GraphModule
@@ -43,6 +45,8 @@ class Flow:
     axes: dict[fx.Node, Axes] = field(default_factory=dict)
     weights: dict[int, Weight] = field(default_factory=dict)
     produced: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    parts: dict[fx.Node, tuple[Axes, ...]] = field(default_factory=dict)
+    runs: list[tuple[int, ...]] = field(default_factory=list)
 
     def of(self, node: Any) -> Axes:
         """Return the channels along the axes of a tensor; nothing for any other value."""
@@ -68,6 +72,14 @@ def sizes(node: Any) -> list[int | None]:
     value = tensor_value(node)
     assert value is not None
     return [size if isinstance(size, int) else None for size in value.shape]
+
+
+def mix(flow: Flow, node: fx.Node, dims: Iterable[int]) -> Axes:
+    """Fix the channels along some axes of a call's first operand, which it mixes; pass the others on."""
+    axes = flow.of(node.args[0])
+    mixed = {dim % len(axes) for dim in dims}
+    flow.fix([axes[dim] for dim in mixed], reaches(node, "mixes them"))
+    return tuple(None if dim in mixed else axis for dim, axis in enumerate(axes))
 
 
 def unknown(flow: Flow, node: fx.Node) -> Axes:

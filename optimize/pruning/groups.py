@@ -77,6 +77,9 @@ def _groups(flow: Flow, weights: tuple[Weight, ...], outputs: Mapping[fx.Node, t
         for number, axis in enumerate(weight.axes):
             for channel in axis or ():
                 places[channel].add((index, number))
+    for index, run in enumerate(flow.runs):
+        for channel in map(flow.channels.find, run):
+            places[channel].add((-1, index))
     produced = dict.fromkeys(channel for axis in outputs.values() for channel in axis)
     members: dict[frozenset[tuple[int, int]], list[int]] = defaultdict(list)
     for channel in produced:

@@ -13,6 +13,7 @@ from optimize.algebra import channelwise
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
+from optimize.pruning.recurrent import GATES, steps
 
 #: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
 FLOOR = 0.1
@@ -64,6 +65,8 @@ def _is_round(found: Dependencies, group: Group, kept: Sequence[int], round_to: 
 
 def _energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
     """Return the squared norm of the weights that make each output channel, float64 ``[C_out]``."""
+    if graph.is_call(layer, *ops.RECURRENT):
+        return _unit_energies(module, layer)
     weight = graph.constant(module, graph.argument(layer, "weight"))
     assert weight is not None
     squares = weight.double().square()
@@ -73,6 +76,14 @@ def _energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
     else:
         squares = squares.reshape(weight.shape[0], -1).sum(1)
     return squares * _norm_scale(module, layer).square()
+
+
+def _unit_energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
+    """Return the squared norm of the rows of each hidden unit in all gates and layers, a direction after the other."""
+    matrices = [graph.attribute(module, str(weight.target)).detach() for step in steps(layer) for weight in step[:2]]
+    energies = [matrix.double().square().sum(1).reshape(GATES[layer.target], -1).sum(0) for matrix in matrices]
+    energy = torch.stack(energies).sum(0)
+    return energy.repeat(2 if graph.argument(layer, "bidirectional") else 1)
 
 
 def _norm_scale(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
 from optimize import graph
 from optimize.graph import aten
-from optimize.pruning.channels import Axes, Axis
+from optimize.pruning.attention import counts_heads
+from optimize.pruning.channels import Axes, Axis, repeat
 from optimize.pruning.flow import Flow, Rule, reaches, sizes, unknown
-
-
-def repeat(axis: tuple[int, ...], inner: int, outer: int = 1) -> tuple[int, ...]:
-    """Repeat each channel ``inner`` times and the whole ``outer`` times.
-
-    >>> repeat((7, 8), 2, 2)
-    (7, 7, 8, 8, 7, 7, 8, 8)
-    """
-    return tuple(channel for channel in axis for _ in range(inner)) * outer
 
 
 def _cat(flow: Flow, node: fx.Node) -> Axes:
@@ -69,14 +63,97 @@ def _transpose(flow: Flow, node: fx.Node) -> Axes:
     return tuple(axes)
 
 
-def _slice(flow: Flow, node: fx.Node) -> Axes:
-    """Pass on the channels where another axis than theirs is sliced."""
-    axes = list(flow.of(node.args[0]))
+def _select(flow: Flow, node: fx.Node) -> Axes:
+    """Pass on the channels where one place of another axis than theirs is taken, or each."""
+    axes = flow.of(node.args[0])
     dim = graph.argument(node, "dim") % len(axes)
     flow.channels.fix(axes[dim], reaches(node, "takes them apart"))
-    axes[dim] = None
-    if node.target is aten.select.int:
-        del axes[dim]
+    return (*axes[:dim], *axes[dim + 1 :])
+
+
+def _unbind(flow: Flow, node: fx.Node) -> Axes:
+    flow.parts[node] = (_select(flow, node),) * len(node.meta["val"])
+    return ()
+
+
+def _slice(flow: Flow, node: fx.Node) -> Axes:
+    """Pass on a run of channels, which is a group apart from the others of its axis."""
+    axes = list(flow.of(node.args[0]))
+    dim = graph.argument(node, "dim") % len(axes)
+    cut = slice(*(graph.argument(node, name) for name in ("start", "end", "step")))
+    axis = axes[dim]
+    if axis is not None and cut.step == 1 and all(isinstance(end, int) for end in (cut.start, cut.stop)):
+        axes[dim] = axis[cut]
+        flow.runs.append(axis[cut])
+    else:
+        flow.channels.fix(axis, reaches(node, "takes them apart"))
+        axes[dim] = None
+    return tuple(axes)
+
+
+def _split(flow: Flow, node: fx.Node) -> Axes:
+    """Pass on one run of channels after the other."""
+    axes, parts = flow.of(node.args[0]), node.meta["val"]
+    dim = graph.argument(node, "dim") % len(axes)
+    runs: list[Axis] = [None] * len(parts)
+    if (axis := axes[dim]) is not None:
+        ends = [0, *itertools.accumulate(int(part.shape[dim]) for part in parts)]
+        flow.runs += (pieces := [axis[start:end] for start, end in itertools.pairwise(ends)])
+        runs = [*pieces]
+    flow.parts[node] = tuple((*axes[:dim], run, *axes[dim + 1 :]) for run in runs)
+    return ()
+
+
+def _part(flow: Flow, node: fx.Node) -> Axes:
+    """Take one result of a call that gives several; nothing is known of one that has no rule."""
+    source, index = node.args
+    return flow.parts[source][index] if source in flow.parts else unknown(flow, node)  # type: ignore[index]
+
+
+def _halves(flow: Flow, node: fx.Node) -> Axes:
+    """Tie the two halves of a gated unit."""
+    axes = list(flow.of(node.args[0]))
+    dim = graph.argument(node, "dim") % len(axes)
+    if (axis := axes[dim]) is not None:
+        axes[dim] = flow.channels.tie(axis[: len(axis) // 2], axis[len(axis) // 2 :], "")
+        flow.runs.append(axis[: len(axis) // 2])
+    return tuple(axes)
+
+
+def _pixel_shuffle(flow: Flow, node: fx.Node) -> Axes:
+    """Tie the channels that become the pixels of one."""
+    axes, block = flow.of(node.args[0]), graph.argument(node, "upscale_factor") ** 2
+    axis = axes[-3]
+    if axis is not None:
+        flow.channels.tie(axis, repeat(axis[::block], block), "")
+        axis = axis[::block]
+    flow.fix(axes[-2:], reaches(node, "mixes them"))
+    return (*axes[:-3], axis, None, None)
+
+
+def _pixel_unshuffle(flow: Flow, node: fx.Node) -> Axes:
+    axes, block = flow.of(node.args[0]), graph.argument(node, "downscale_factor") ** 2
+    flow.fix(axes[-2:], reaches(node, "mixes them"))
+    return (*axes[:-3], None if axes[-3] is None else repeat(axes[-3], block), None, None)
+
+
+def _channel_shuffle(flow: Flow, node: fx.Node) -> Axes:
+    """Tie the channels at equal places of all groups, which come to lie side by side."""
+    axes, groups = flow.of(node.args[0]), graph.argument(node, "groups")
+    if (axis := axes[1]) is None:
+        return axes
+    place = axis[: len(axis) // groups]
+    flow.channels.tie(axis, place * groups, "")
+    return (axes[0], repeat(place, groups), *axes[2:])
+
+
+def _repeat_interleave(flow: Flow, node: fx.Node) -> Axes:
+    axes, dim = list(flow.of(node.args[0])), graph.argument(node, "dim")
+    repeats = graph.argument(node, "repeats")
+    if dim is None or not isinstance(repeats, int):
+        return unknown(flow, node)
+    if (axis := axes[dim]) is not None:
+        axes[dim] = repeat(axis, repeats)
     return tuple(axes)
 
 
@@ -88,16 +165,27 @@ def _expand(flow: Flow, node: fx.Node) -> Axes:
 
 
 def _reshape(flow: Flow, node: fx.Node) -> Axes:
-    """Merge a run of axes into one; splitting an axis of channels fixes it."""
+    """Merge a run of axes into one, or split an axis into several."""
     source, before = flow.of(node.args[0]), sizes(node.args[0])
     axes: list[Axis] = [None] * len(sizes(node))
     for taken, made in _aligned(before, sizes(node)):
         merged = _merged([source[index] for index in taken], [before[index] for index in taken])
         if len(made) == 1 and merged is not None:
             axes[made[0]] = merged
+        elif len(taken) == 1 and (axis := source[taken[0]]) is not None:
+            kept = next((index for index in made if counts_heads(node, index)), made[-1])
+            axes[kept] = _divided(flow, axis, [cast(int, sizes(node)[index]) for index in made], made.index(kept))
         else:
             flow.fix([source[index] for index in taken], reaches(node, "takes them apart"))
     return tuple(axes)
+
+
+def _divided(flow: Flow, axis: tuple[int, ...], lengths: Sequence[int], kept: int) -> tuple[int, ...]:
+    """Tie the channels of an axis that is split into several wherever they share their place along the kept one."""
+    inner, outer = math.prod(lengths[kept + 1 :]), math.prod(lengths[:kept])
+    first = axis[: lengths[kept] * inner : inner]
+    flow.channels.tie(axis, repeat(first, inner, outer), "")
+    return first
 
 
 def _merged(run: Sequence[Axis], lengths: Sequence[int | None]) -> Axis:
@@ -141,7 +229,16 @@ RULES: Mapping[Any, Rule] = {
     aten.permute.default: _permute,
     aten.transpose.int: _transpose,
     aten.slice.Tensor: _slice,
-    aten.select.int: _slice,
+    aten.select.int: _select,
+    aten.unbind.int: _unbind,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    operator.getitem: _part,
+    aten.glu.default: _halves,
+    aten.pixel_shuffle.default: _pixel_shuffle,
+    aten.pixel_unshuffle.default: _pixel_unshuffle,
+    aten.channel_shuffle.default: _channel_shuffle,
+    aten.repeat_interleave.self_int: _repeat_interleave,
     aten.expand.default: _expand,
     aten.reshape.default: _reshape,
     aten.unsqueeze.default: _reshape,

@@ -9,10 +9,14 @@ its set appears, so the rules are all the pruning there is:
    a depthwise one ties each output to its input;
 3. per-channel parameters (BatchNorm, PReLU) are tied to the channels they belong to;
 4. a pointwise operator ties its operands, axis by axis under broadcasting (residuals, gates, learned scales);
-5. pooling, resizing, padding and reductions pass on the channels they do not mix;
-6. ``cat`` puts channels one after the other; ``reshape``, ``permute`` and their kin move axes, and flattening
-   ``[N, C, H, W]`` repeats each channel ``H * W`` times;
-7. whatever else a channel reaches fixes it: nothing is cut on a guess.
+5. pooling, resizing, padding, reductions, softmax and LayerNorm pass on the channels they do not mix;
+6. ``cat`` and ``split`` put channels one after the other and take them apart; ``reshape``, ``permute`` and their kin
+   move axes: flattening ``[N, C, H, W]`` repeats each channel ``H * W`` times, and splitting ``C`` into heads ties the
+   channels of a head, into the groups of a shuffle those at equal places of all groups;
+7. a matrix product ties what it sums over and passes on its rows, columns and batches: heads are the batches of
+   attention's products (``pruning/attention.py``); a hidden unit of an LSTM or GRU is one channel of all its gates,
+   layers and directions (``pruning/recurrent.py``);
+8. whatever else a channel reaches fixes it: nothing is cut on a guess.
 
 A weight that several calls read has one set of labels, so shared weights need no rule.
 
@@ -30,10 +34,9 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import tensor_value
-from optimize.pruning import reshaping
-from optimize.pruning.channels import Axes, Axis
-from optimize.pruning.flow import Flow, Rule, Weight, reaches, sizes, unknown
-from optimize.pruning.reshaping import repeat
+from optimize.pruning import attention, recurrent, reshaping
+from optimize.pruning.channels import Axes, Axis, repeat
+from optimize.pruning.flow import Flow, Rule, Weight, mix, reaches, sizes, unknown
 
 
 def label(flow: Flow, node: fx.Node) -> None:
@@ -45,7 +48,7 @@ def label(flow: Flow, node: fx.Node) -> None:
         flow.axes[node] = (None,) * value.dim()
     elif node.op == "call_function":
         axes = _rule(node)(flow, node)
-        flow.axes[node] = axes if _fits(axes, value) else unknown(flow, node)
+        flow.axes[node] = axes if node in flow.parts or _fits(axes, value) else unknown(flow, node)
     elif node.op == "output":
         for returned in node.all_input_nodes:
             flow.fix(flow.of(returned), "its channels are an output of the program")
@@ -165,20 +168,37 @@ def _pad(flow: Flow, node: fx.Node) -> Axes:
 
 def _mixing_last(flow: Flow, node: fx.Node, count: int) -> Axes:
     """Pass on all but the last axes (rule 5)."""
-    axes = flow.of(node.args[0])
-    passed = len(axes) - count
-    flow.fix(axes[passed:], reaches(node, "mixes them"))
-    return (*axes[:passed], *(None,) * count)
+    return mix(flow, node, range(-count, 0))
+
+
+def _softmax(flow: Flow, node: fx.Node) -> Axes:
+    return mix(flow, node, [graph.argument(node, "dim")])
+
+
+def _last_norm(flow: Flow, node: fx.Node) -> Axes:
+    return _mixing_last(flow, node, len(graph.argument(node, "normalized_shape")))
+
+
+def _embedding(flow: Flow, node: fx.Node) -> Axes:
+    """Label what is looked up with the table's columns."""
+    table, ids = node.args[:2]
+    flow.fix(flow.of(table)[:1], reaches(node, "looks its rows up"))
+    return (*flow.of(ids), *flow.of(table)[1:])
+
+
+def _uniform(flow: Flow, node: fx.Node) -> Axes:
+    """Give a value that is one number everywhere channels of its own: any width will do."""
+    return tuple(None if size is None else flow.channels.fresh(size) for size in sizes(node))
 
 
 def _reduction(flow: Flow, node: fx.Node) -> Axes:
     """Pass on all but the axes summed over (rule 5)."""
     axes = flow.of(node.args[0])
     dims = {dim % len(axes) for dim in graph.argument(node, "dim") or range(len(axes))}
-    flow.fix([axes[dim] for dim in dims], reaches(node, "mixes them"))
-    if graph.argument(node, "keepdim"):
-        return tuple(None if dim in dims else axis for dim, axis in enumerate(axes))
-    return tuple(axis for dim, axis in enumerate(axes) if dim not in dims)
+    passed = mix(flow, node, dims)
+    return (
+        passed if graph.argument(node, "keepdim") else tuple(axis for dim, axis in enumerate(passed) if dim not in dims)
+    )
 
 
 _RULES: Mapping[Any, Rule] = {
@@ -187,5 +207,11 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(ops.WEIGHTED, _layer),
     **dict.fromkeys(ops.PADS, _pad),
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduction),
+    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int), _softmax),
+    **dict.fromkeys((aten.layer_norm.default, aten.rms_norm.default), _last_norm),
+    **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), _uniform),
+    aten.embedding.default: _embedding,
     **reshaping.RULES,
+    **attention.RULES,
+    **recurrent.RULES,
 }

@@ -143,6 +143,61 @@ class ChannelsLast(nn.Module):
         return self.head(tokens + self.second(functional.gelu(self.first(tokens))))
 
 
+class Attention(nn.Module):
+    """Attention over heads of 4 whose projections are packed, then one by matrix products, then queries in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 12, 2, stride=2)
+        self.packed, self.first = nn.Linear(12, 3 * 24), nn.Linear(24, 12)
+        self.query, self.key, self.value = (nn.Linear(12, 16) for _ in range(3))
+        self.norm, self.second = nn.LayerNorm(4), nn.Linear(16, 12)
+        self.grouped, self.fewer, self.third = nn.Linear(12, 32), nn.Linear(12, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        query, key, value = self.packed(x).reshape(-1, 16, 3, 6, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.first(mixed.transpose(1, 2).reshape(-1, 16, 24))
+        query, key, value = (part(x).view(-1, 16, 4, 4).transpose(1, 2) for part in (self.query, self.key, self.value))
+        weights = torch.softmax(self.norm(query) @ key.transpose(-1, -2) / 2, -1)
+        x = x + self.second((weights @ value).transpose(1, 2).reshape(-1, 16, 16))
+        query = self.grouped(x).view(-1, 16, 8, 4).transpose(1, 2)
+        key, value = self.fewer(x).view(-1, 16, 8, 4).transpose(1, 2).chunk(2, 1)
+        mixed = functional.scaled_dot_product_attention(query, key.repeat_interleave(2, 1), value, enable_gqa=True)
+        return self.third(mixed.transpose(1, 2).reshape(-1, 16, 32))
+
+
+class Encoder(nn.Module):
+    """Torch's own attention, which puts its heads between the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 12, 2, stride=2), nn.Linear(12, 4)
+        self.layer = nn.TransformerEncoderLayer(12, 6, 20, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.patches(x).flatten(2).transpose(1, 2)))
+
+
+class Shuffle(nn.Module):
+    """Channels that are taken apart, shuffled by a reshaping, by the operator and as pixels, and gate one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch = conv_bn(3, 12), conv_bn(6, 6)
+        self.grouped, self.again = nn.Conv2d(12, 12, 1, groups=2), nn.Conv2d(12, 16, 1, groups=2)
+        self.gated, self.uneven, self.head = nn.Conv2d(4, 24, 3, padding=1), nn.Conv2d(48, 20, 1), nn.Conv2d(11, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.stem(x).chunk(2, 1)
+        x = torch.cat([left, self.branch(right)], 1).view(-1, 2, 6, 8, 8).transpose(1, 2).reshape(-1, 12, 8, 8)
+        x = self.again(functional.channel_shuffle(self.grouped(x), 2))
+        x = functional.glu(self.gated(functional.pixel_shuffle(x, 2)), 1)
+        first, second = self.uneven(functional.pixel_unshuffle(x, 2)).split([9, 11], 1)
+        return self.head(second * first[:, 2:5].mean((1,), keepdim=True).sigmoid())
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg": VGG,
     "residual": Residual,
@@ -153,4 +208,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "shared": Shared,
     "transposed": Transposed,
     "channels_last": ChannelsLast,
+    "attention": Attention,
+    "encoder": Encoder,
+    "shuffle": Shuffle,
 }

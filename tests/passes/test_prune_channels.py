@@ -204,23 +204,77 @@ def test_a_tenth_stays() -> None:
     assert outcome.rewrites[0].what == "35 -> 4 channels"
 
 
-def test_vit_loses_hidden_units_only() -> None:
-    _, outcome = PruneChannels(0.5).apply(captured(REFERENCES["vit"].build, REFERENCES["vit"].input_shape))
-    assert {(entry.where, entry.what) for entry in outcome.rewrites} == {
-        (f"blocks.{block}.mlp.0", "256 -> 128 channels") for block in range(3)
-    }
-    reasons = {skip.where: skip.reason for skip in outcome.skips}
-    assert "takes them apart" in reasons["blocks.0.attention.query_key_value"]
-    assert any("layer_norm" in reason for reason in reasons.values())
-
-
-def test_lstm_is_left_alone() -> None:
-    program = captured(REFERENCES["lstm"].build, REFERENCES["lstm"].input_shape)
+def test_vit_loses_hidden_units_and_heads() -> None:
+    program = captured(REFERENCES["vit"].build, REFERENCES["vit"].input_shape)
     thin, outcome = PruneChannels(0.5).apply(program)
-    assert thin is program and not outcome.rewrites and not outcome.notes
-    assert ("lstm", "lstm", "the channels of recurrent layers are not followed") in {
-        (skip.where, skip.op, skip.reason) for skip in outcome.skips
+    assert {(entry.where, entry.what) for entry in outcome.rewrites} == {
+        (f"blocks.{block}.{name}", what)
+        for block in range(3)
+        for name, what in (("mlp.0", "256 -> 128 channels"), ("attention.query_key_value", "4 -> 2 channels"))
     }
+    assert any("layer_norm" in skip.reason for skip in outcome.skips)
+    assert error_against_masked(program, thin) < 1e-10
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(6, 10, 2, batch_first=True, bidirectional=True),
+    "lstm without biases": lambda: nn.LSTM(6, 10, bias=False),
+    "gru": lambda: nn.GRU(6, 10, 2, batch_first=True),
+    "gru both ways": lambda: nn.GRU(6, 10, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_hidden_units_are_cut_in_all_gates_layers_and_directions(name: str) -> None:
+    """Independent of the rules: the units are read off a bias or a row, and set to zero in the user's own module."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.recurrent = nn.Linear(5, 6), RECURRENT[name]()
+            self.head = nn.Linear(10 * (2 if self.recurrent.bidirectional else 1), 3)
+            self.last = nn.Linear(10, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values, states = self.recurrent(self.first(x).tanh())
+            return self.head(values) + self.last(states[0] if isinstance(states, tuple) else states).mean((0, 1))
+
+    torch.manual_seed(0)
+    net = Net().eval().double()
+    program = capture(net, (torch.randn(2, 2, 5, dtype=torch.float64),), dynamic_batch=False)
+    thin, outcome = PruneChannels(0.3).apply(program)
+    assert [entry.what for entry in outcome.rewrites] == ["6 -> 5 channels", "10 -> 7 channels"]
+    before, after = (dict(each.graph_module.named_parameters()) for each in (program, thin))
+    corner = after["recurrent.weight_hh_l0"][:7].flatten().tolist()
+    units = [sum(value in corner for value in row.tolist()) == 7 for row in before["recurrent.weight_hh_l0"][:10]]
+    read = [any(torch.equal(row, each) for each in after["first.weight"]) for row in before["first.weight"]]
+    assert (sum(units), sum(read)) == (7, 5)
+    with torch.no_grad():
+        for key, weight in net.recurrent.named_parameters():
+            gates = weight.shape[0] // 10
+            weight[~torch.tensor(units * gates)] = 0.0
+            assert after[f"recurrent.{key}"].shape[0] == 7 * gates
+        for weight in net.first.parameters():
+            weight[~torch.tensor(read)] = 0.0
+        for inputs in (program.inputs, [torch.randn_like(program.inputs[0])]):
+            assert torch.allclose(thin.run(inputs)[0], net(*inputs), atol=1e-12)
+
+
+def test_a_recurrent_layer_whose_state_is_given_is_left_alone() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.projecting = nn.GRU(6, 10, batch_first=True), nn.LSTM(10, 8, proj_size=4)
+
+        def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return self.projecting(self.recurrent(x, state)[0])[0]
+
+    program = capture(Net().eval(), (torch.randn(2, 5, 6), torch.zeros(1, 2, 10)), dynamic_batch=False)
+    thin, outcome = PruneChannels(0.5).apply(program)
+    assert thin is program
+    reasons = {skip.where: skip.reason for skip in outcome.skips}
+    assert "begins with a state of fixed width" in reasons["recurrent"]
+    assert reasons["projecting"] == "it projects its outputs, or a weight is computed"
 
 
 def test_nothing_to_cut_keeps_the_program() -> None:

@@ -27,13 +27,19 @@ class Reshape(nn.Module):
 
 
 def labels(net: Reshape) -> tuple[tuple | None, ...]:
-    """Return the channels along each axis of the reshaped value; a batch of two, fixed."""
+    """Return the channels along each axis of the reshaped value, by number; a batch of two, fixed."""
+    return labelled(net)[0]
+
+
+def labelled(net: Reshape) -> tuple[tuple[tuple | None, ...], list[int]]:
+    """Return the same, and the first of the channels that each is tied to."""
     program = capture(net.eval(), (torch.zeros(2, 1, 2, 4),), dynamic_batch=False)
     found = dependencies(program)
     source = found.axes[next(graph.calls(program.graph, aten.conv2d.default))]
-    name = {channel: index for index, channel in enumerate(source[1] or ())}
+    tied = [(source[1] or ()).index(channel) for channel in source[1] or ()]
+    name = dict(zip(source[1] or (), tied, strict=True))
     result = found.axes[program.outputs[0]]
-    return tuple(None if axis is None else tuple(name[channel] for channel in axis) for axis in result)
+    return tuple(None if axis is None else tuple(name[channel] for channel in axis) for axis in result), tied
 
 
 def test_flattening_repeats_each_channel() -> None:
@@ -50,8 +56,13 @@ def test_the_batch_may_be_merged_too() -> None:
     assert labels(Reshape((96,))) == (tuple(index // 8 % 6 for index in range(96)),)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 3, 8), (2, 2, 24), (2, 3, 16), (4, 24)])
-def test_split_channels_have_no_labels(shape: tuple[int, ...]) -> None:
+def test_splitting_ties_channels_at_equal_places_of_the_parts() -> None:
+    assert labels(Reshape((2, 2, 3, 8))) == (None, None, (0, 1, 2), None)
+    assert labels(Reshape((2, 3, 2, 8))) == (None, None, (0, 1), None)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 24), (2, 3, 16), (4, 24)])
+def test_split_in_the_middle_of_others_channels_have_no_labels(shape: tuple[int, ...]) -> None:
     assert all(axis is None for axis in labels(Reshape(shape)))
 
 
@@ -67,7 +78,9 @@ def test_labels_are_never_wrong(head: list[int], order: list[int]) -> None:
     assume(96 % math.prod(head) == 0)
     shape = (*head, 96 // math.prod(head))
     truth = torch.arange(6).reshape(1, 6, 1, 1).expand(2, 6, 2, 4).permute(order).reshape(shape)
-    for dim, axis in enumerate(labels(Reshape(shape, tuple(order)))):
+    axes, tied = labelled(Reshape(shape, tuple(order)))
+    truth = torch.tensor(tied)[truth]
+    for dim, axis in enumerate(axes):
         if axis is not None:
             view = torch.tensor(axis).reshape([-1 if index == dim else 1 for index in range(len(shape))])
             assert torch.equal(view.expand(shape), truth)

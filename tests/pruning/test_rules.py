@@ -16,15 +16,25 @@ from optimize.pruning.groups import dependencies
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "group_norm": (lambda y: functional.group_norm(y, 2), "group_norm '.*', which channel pruning does not follow"),
-    "chunk": (lambda y: torch.mul(*y.chunk(2, 1)), "split '.*', which channel pruning does not follow"),
-    "slice": (lambda y: y[:, 1:], "slice '.*', which takes them apart"),
-    "select": (lambda y: y[:, :1] + y[:, 2][:, None], "slice '.*', which takes them apart"),
-    "softmax": (lambda y: y.softmax(1), "softmax '.*', which channel pruning does not follow"),
+    "chunks of a sorted value": (lambda y: y.sort(1)[0], "sort '.*', which channel pruning does not follow"),
+    "every other": (lambda y: y[:, ::2], "slice '.*', which takes them apart"),
+    "select": (lambda y: y + y[:, 2][:, None], "select '.*', which takes them apart"),
+    "softmax": (lambda y: y.softmax(1), "softmax '.*', which mixes them"),
     "mean": (lambda y: y - y.mean(1, keepdim=True), "mean '.*', which mixes them"),
     "maximum": (lambda y: y * y.amax(), "amax '.*', which mixes them"),
-    "pixel_shuffle": (lambda y: functional.pixel_shuffle(y, 2), "pixel_shuffle '.*', which channel pruning"),
-    "constant": (lambda y: y + torch.ones(8, 1, 1), "add '.*', which combines them with a value of fixed width"),
-    "matmul": (lambda y: y.flatten(2) @ y.flatten(2).transpose(1, 2), "matmul '.*', which channel pruning"),
+    "constant": (lambda y: y + torch.arange(8.0)[:, None, None], "add '.*', which combines them with"),
+    "matmul": (
+        lambda y: y.permute(0, 2, 3, 1) @ torch.eye(8)[:, :2],
+        "matmul '.*', which sums over them",
+    ),
+    "width of attention": (
+        lambda y: functional.scaled_dot_product_attention(*(y.flatten(2).transpose(1, 2)[:, None],) * 3),
+        "scaled_dot_product_attention '.*', which is scaled by how many they are",
+    ),
+    "positions of attention": (
+        lambda y: functional.scaled_dot_product_attention(*(y.flatten(2)[:, None],) * 3),
+        "scaled_dot_product_attention '.*', which takes them as positions",
+    ),
     "pooled channels": (
         lambda y: functional.avg_pool1d(y.flatten(2).transpose(1, 2), 2),
         "avg_pool1d '.*', which mixes them",
@@ -33,7 +43,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
         lambda y: functional.pad(y, (0, 0, 0, 0, 1, 1)),
         "pad '.*', which mixes them",
     ),
-    "split": (lambda y: y.reshape(-1, 2, 4, 6, 6), "reshape '.*', which takes them apart"),
+    "split with the rows": (lambda y: y.reshape(-1, 16, 3, 6), "reshape '.*', which takes them apart"),
     "merged with the batch": (lambda y: y.reshape(-1), "reshape '.*', which takes them apart"),
 }
 
@@ -64,7 +74,7 @@ def reasons(net: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
 
 def test_layer_norm_over_the_channels() -> None:
     found = reasons(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), (4,))
-    assert "layer_norm '1', which channel pruning does not follow" in found["linear"]
+    assert "layer_norm '1', which mixes them" in found["linear"]
 
 
 def test_computed_weights() -> None:

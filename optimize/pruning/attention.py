@@ -1,0 +1,112 @@
+"""Rule 7: what a matrix product passes on, and which axis of a split one is heads.
+
+Attention over heads is ``softmax(Q K') V`` with ``Q [*B, L, E]``, ``K [*B, S, E]``, ``V [*B, S, E_v]``: a head is an
+index of the last of ``*B``. Cutting one cuts its rows out of the projections of Q, K and V and its columns out of the
+one that reads the result: P. Michel, O. Levy, G. Neubig, "Are Sixteen Heads Really Better than One?", 2019, arXiv
+1905.10650. The width ``E`` stays, because attention divides by its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from optimize import graph, ops
+from optimize.graph import aten
+from optimize.program import tensor_value
+from optimize.pruning.channels import Axes, Axis, repeat
+from optimize.pruning.flow import Flow, Rule, reaches, sizes, unknown
+
+_PRODUCTS = (aten.matmul.default, aten.bmm.default)
+#: Keep the axes of their first operand where they are, whatever they do along one of them.
+_KEEP_AXES = (
+    aten.softmax.int, aten.layer_norm.default, aten.rms_norm.default, aten.slice.Tensor, aten.cat.default,
+    aten.repeat_interleave.self_int,
+)  # fmt: skip
+
+
+def counts_heads(value: fx.Node, axis: int) -> bool:
+    """Say whether an axis of a value becomes the heads of an attention: the last batch axis of its first product."""
+    return any(_leads_to_heads(value, user, axis) for user in value.users)
+
+
+def _leads_to_heads(value: fx.Node, user: fx.Node, axis: int) -> bool:
+    dims = _dims(value)
+    if graph.is_call(user, aten.scaled_dot_product_attention.default, *_PRODUCTS):
+        return axis == dims - 3
+    if graph.is_call(user, aten.permute.default):
+        return counts_heads(user, [dim % dims for dim in graph.argument(user, "dims")].index(axis))
+    if graph.is_call(user, aten.transpose.int):
+        ends = [graph.argument(user, name) % dims for name in ("dim0", "dim1")]
+        return counts_heads(user, ends[1 - ends.index(axis)] if axis in ends else axis)
+    if graph.is_call(user, aten.select.int, aten.unbind.int):
+        dim = graph.argument(user, "dim") % dims
+        taken = list(user.users) if user.target is aten.unbind.int else [user]
+        return dim != axis and any(counts_heads(part, axis - (dim < axis)) for part in taken)
+    if ops.is_elementwise(user) or graph.is_call(user, *_KEEP_AXES):
+        return counts_heads(user, axis + _dims(user) - dims)
+    return False
+
+
+def _dims(node: fx.Node) -> int:
+    value = tensor_value(node)
+    return 0 if value is None else value.dim()
+
+
+def _product(flow: Flow, node: fx.Node) -> Axes:
+    """Label the product of ``[*B, L, E]`` and ``[*B, E, S]``."""
+    one, two = (_operand(flow, value) for value in node.args[:2])
+    if min(len(one), len(two)) < 2:
+        return unknown(flow, node)
+    flow.channels.tie(one[-1][0], two[-2][0], reaches(node, "sums over them and over a value of fixed width"))
+    return (*_batches(flow, node, one, two), one[-2][0], two[-1][0])
+
+
+#: The channels along each axis of a value, and its size.
+_Operand = list[tuple[Axis, int | None]]
+
+
+def _operand(flow: Flow, value: Any) -> _Operand:
+    return list(zip(flow.of(value), sizes(value), strict=True))
+
+
+def _batches(flow: Flow, node: fx.Node, *operands: _Operand) -> Axes:
+    """Tie the batch axes of operands, all but the last two; an axis of size 1 stretches."""
+    axes: list[Axis] = []
+    for back in range(3, max(map(len, operands)) + 1):
+        full = [each[-back][0] for each in operands if len(each) >= back and each[-back][1] != 1]
+        axis = full[0] if full else None
+        for other in full[1:]:
+            axis = flow.channels.tie(axis, other, reaches(node, "combines them with a value of fixed width"))
+        axes.insert(0, axis)
+    return tuple(axes)
+
+
+def _attention(flow: Flow, node: fx.Node) -> Axes:
+    query, key, value = (_operand(flow, each) for each in node.args[:3])
+    masks = [_operand(flow, mask) for mask in node.args[3:4] if isinstance(mask, fx.Node)]
+    flow.fix([query[-1][0], key[-1][0]], reaches(node, "is scaled by how many they are"))
+    flow.fix(
+        [axis for each in (query, key, value, *masks) for axis, _ in each[-2:-1]],
+        reaches(node, "takes them as positions"),
+    )
+    if graph.argument(node, "enable_gqa"):
+        _serve(query, key, value)
+    return (*_batches(flow, node, query, key, value, *masks), None, value[-1][0])
+
+
+def _serve(query: _Operand, *shared: _Operand) -> None:
+    """Repeat the heads of keys and values, each of which serves several heads of queries."""
+    heads = query[-3][1]
+    for operand in shared:
+        axis, count = operand[-3]
+        if axis is not None and heads and count:
+            operand[-3] = (repeat(axis, heads // count), heads)
+
+
+RULES: Mapping[Any, Rule] = {
+    **dict.fromkeys(_PRODUCTS, _product),
+    aten.scaled_dot_product_attention.default: _attention,
+}
