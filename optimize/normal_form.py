@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -198,19 +198,19 @@ def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
 
     It goes ``[T, N, C]``, ``[T, N * H, D]``, ``[N * H, T, D]``, ``[N, H, T, D]``.
     """
-    turned = node.args[0]
-    if not graph.is_call(turned, aten.transpose.int) or turned.args[1:] != (0, 1):  # type: ignore[union-attr]
+    turned = cast(fx.Node, node.args[0])
+    if not graph.is_call(turned, aten.transpose.int) or turned.args[1:] != (0, 1):
         return
-    joined = cast(fx.Node, cast(fx.Node, turned).args[0])
+    joined = cast(fx.Node, turned.args[0])
     if not graph.is_call(joined, aten.reshape.default):
         return
-    source = cast(fx.Node, joined.args[0])
-    (steps, *_), (samples, heads, again, width) = joined.args[1], [*cast(list[fx.Node], node.args[1]), *[None] * 4][:4]
+    source, shape, sizes = cast(fx.Node, joined.args[0]), cast(list[Any], joined.args[1]), node.args[1]
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if len(before) != 3 or len(after) != 4 or str([*before[:2]]) != str([after[2], after[0]]):
         return
+    samples, heads, _, width = cast(list[Any], sizes)
     with module.graph.inserting_before(node):
-        split = module.graph.call_function(aten.reshape.default, (source, [steps, samples, heads, width]))
+        split = module.graph.call_function(aten.reshape.default, (source, [shape[0], samples, heads, width]))
     split.meta = {**joined.meta, "val": node.meta["val"].permute(2, 0, 1, 3)}
     node.target, node.args = aten.permute.default, (split, [1, 2, 0, 3])
 
