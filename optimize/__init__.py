@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         VerificationFailed as VerificationFailed,
     )
     from optimize.frontend import capture as capture
+    from optimize.load.narrowing import narrow as narrow
     from optimize.passes import (
         CastBF16 as CastBF16,
     )
@@ -84,6 +85,7 @@ _HOMES = {
         ("OptimizeError", "Refused", "TargetUnavailable", "UsageError", "VerificationFailed"), "optimize.errors"
     ),
     "merge_branches": "optimize.passes.merging",
+    "narrow": "optimize.load.narrowing",
     "Program": "optimize.program",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",

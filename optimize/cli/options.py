@@ -148,6 +148,22 @@ class Counts(Count):
         return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
 
 
+class Share(click.ParamType):
+    """A share of each layer's channels, or of all that is named before it: ``0.5``, ``macs=0.5``, ``params=0.3``."""
+
+    name = "RATIO|macs=RATIO|params=RATIO"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return the options of ``PruneChannels``."""
+        if isinstance(value, dict):
+            return value
+        what, _, number = str(value).rpartition("=")
+        if what not in ("", "macs", "params"):
+            self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
+        ratio = click.FloatRange(0, 1, max_open=True).convert(number, param, ctx)
+        return {"ratio": ratio, **({"of": what} if what else {})}
+
+
 class Destination(click.Path):
     """A place that a command writes to: a file, or a folder of results.
 

@@ -60,9 +60,8 @@ if TYPE_CHECKING:
 )
 @options.passes(
     "--prune",
-    metavar="RATIO",
-    type=click.FloatRange(0, 1, max_open=True),
-    help="Cut this share of every layer's channels.",
+    type=options.Share(),
+    help="Cut this share of every layer's channels, or of all macs or params; with --calib, what is left makes up for it.",
 )
 @options.passes(
     "--int8",
@@ -227,7 +226,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         *(_including(given) if given["include_preprocess"] else ()),
         *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
-        *options.chosen((given["prune"], "PruneChannels", {"ratio": given["prune"]})),
+        *options.chosen((given["prune"], "PruneChannels", given["prune"])),
         *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
         *options.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),

@@ -127,11 +127,9 @@ def load_state(source: ModelSource, state: weights.StateDict, notes: tuple[str, 
     name = str(source.path)
     if source.model is None:
         raise weights.needs_model(state, name)
-    module = weights.build(source.model)
-    fitted = weights.fit(module, state, name)
-    return Loaded(
-        module, "state_dict", None, f"{name} (state dict) in {source.model}", source.sha256, (*notes, *fitted)
-    )
+    module, narrowed = weights.narrowed(weights.build(source.model), state)
+    said = (*notes, *narrowed, *weights.fit(module, state, name))
+    return Loaded(module, "state_dict", None, f"{name} (state dict) in {source.model}", source.sha256, said)
 
 
 def load_confined(source: ModelSource) -> Loaded:

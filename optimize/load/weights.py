@@ -9,6 +9,7 @@ import torch
 
 from optimize import named
 from optimize.errors import Refused
+from optimize.load.narrowing import narrow
 
 _WRAPPERS = (
     "state_dict",
@@ -113,6 +114,25 @@ def fit(module: torch.nn.Module, state: StateDict, name: str) -> list[str]:
     except Exception as error:
         raise Refused(f"The state dict '{name}' does not load: {str(error).splitlines()[0]}") from error
     return notes + [f"Weights were converted from {cast}." for cast in casts]
+
+
+def narrowed(module: torch.nn.Module, state: StateDict) -> tuple[torch.nn.Module, list[str]]:
+    """Return the module with the widths of a state dict that was pruned, and a warning; else the module itself.
+
+    Raises:
+        Refused: Its code cannot be told how wide it is.
+    """
+    own = module.state_dict()
+    state, _ = _without_prefix(state, own)
+    others = [key for key in own if key in state and _is_other_shape(state[key], own[key])]
+    if not others or not all(_is_within(state[key], own[key]) for key in others):
+        return module, []
+    return narrow(module, state), [f"Took the widths of the state dict, which was pruned: {_first(others)}."]
+
+
+def _is_within(value: Any, own: Any) -> bool:
+    held = isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor) and value.dim() == own.dim()
+    return held and all(size <= most for size, most in zip(value.shape, own.shape, strict=True))
 
 
 def _without_prefix(state: StateDict, own: StateDict) -> tuple[StateDict, list[str]]:

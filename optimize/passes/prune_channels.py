@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import fx
 
 from optimize import graph, ops
-from optimize.errors import UsageError
+from optimize.data import Given, Samples
+from optimize.errors import UsageError, nearest
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
+from optimize.pruning.budget import MEASURES, Budget, Measure, most
+from optimize.pruning.compensation import Reader, compensate, find_readers, rank
 from optimize.pruning.cut import cut
-from optimize.pruning.groups import Group, dependencies
-from optimize.pruning.importance import importance, kept_channels
+from optimize.pruning.groups import Dependencies, Group, dependencies
+from optimize.pruning.importance import rank_by_weights, round_down
+from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.registry import register_pass
+from optimize.wording import plural
+
+_MEASURED = {"params": "parameters", "macs": "multiply-accumulates"}
 
 NOT_FINE_TUNED = (
-    "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again, "
-    "for example those of program.graph_module. Measure accuracy on your data before deploying."
+    "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
+    "optimize.narrow(module, program) gives your own module these widths, to train it on. "
+    "Measure accuracy on your data before deploying."
 )
 
 
@@ -27,27 +36,36 @@ NOT_FINE_TUNED = (
 class PruneChannels(Pass):
     """Cut the least important channels out of the weights, and out of everything that reads them.
 
-    Channels that must be cut together (a residual, a gate, a depthwise convolution, a flattening) form a group;
-    ``optimize.pruning.rules`` has the algebra. Of each group the ``floor(ratio * n)`` channels with the smallest
-    norm go (``optimize.pruning.importance``). Weights get smaller under the same paths: ``[C_out, C_in/groups, *K]``
-    loses rows where a layer produces a cut channel and columns where it reads one. The program equals the one whose
-    layers read zeros in place of the cut channels, BatchNorm and activation included.
+    Channels that must be cut together (a residual, a gate, a depthwise convolution, the rows of an attention's head,
+    a hidden unit in all gates) form a group; ``optimize.pruning.rules`` has the algebra. Weights get smaller under the
+    same paths: ``[C_out, C_in/groups, *K]`` loses rows where a layer produces a cut channel and columns where it reads
+    one.
+
+    Without data the channels with the smallest weights go (``optimize.pruning.importance``), and the program equals
+    the one whose layers read zeros in place of the cut channels. With data (it needs no labels) those go without which
+    the layers behind lose least of their outputs, and these layers get the weights that make up for them
+    (``optimize.pruning.compensation``): nothing is trained, and half of the work may go for a point of accuracy.
 
     When it applies: convolutions, transposed convolutions and linear layers. Skipped, with the reason: groups that
-    reach an input, an output or an operator without a rule (attention heads, LayerNorm over the channels, GroupNorm,
-    ``chunk``); layers whose weight is computed; recurrent layers; groups too small for ``round_to``.
+    reach an input, an output or an operator without a rule (LayerNorm over the channels, GroupNorm); layers whose
+    weight is computed; groups too small for ``round_to``.
 
-    What it costs: accuracy, until the program is trained again. To cut once more after training,
-    run it with another ratio.
+    What it costs: accuracy, less with data, until the module is trained again: ``optimize.narrow`` gives it these
+    widths. With data, a pass over 512 samples and some seconds a layer of hundreds of channels. To cut once more after
+    training, run it with another ratio.
 
     Attributes:
-        ratio: Share of the channels cut from each group, at least 0 and below 1; the same for every group. A group
-            keeps a tenth and one channel at least.
+        ratio: The share that goes, at least 0 and below 1. A group keeps a tenth and one channel at least.
+        of: What it is a share of: ``channels`` of each group alike, or ``params`` or ``macs`` of the whole program,
+            from the groups where that costs least.
         round_to: What the number of channels a group keeps in each layer is rounded up to a multiple of; 8 or 16
             suits the kernels of most runtimes.
+        calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``. None, or
+            samples that were made up, for weights alone.
+        intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
 
     Raises:
-        UsageError: An option is out of range.
+        UsageError: An option is out of range, or names no layer.
 
     Example:
         >>> import torch, optimize
@@ -68,8 +86,22 @@ class PruneChannels(Pass):
 
     ratio: float
     round_to: int = 1
+    of: Measure = field(default="channels", kw_only=True)
+    calibration: Given | None = field(default=None, repr=False, compare=False, kw_only=True)
+    intact: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def data(self) -> Given | None:
+        """The calibration data it was given."""
+        return self.calibration
 
     def __post_init__(self) -> None:
+        words = (self.intact,) if isinstance(self.intact, str) else tuple(self.intact)
+        object.__setattr__(self, "intact", words)
+        if self.of not in MEASURES:
+            raise UsageError(f"PruneChannels: of='{self.of}' is not {', '.join(MEASURES)}.")
+        if self.calibration is not None:
+            require_batches(self.calibration)
         if not 0 <= self.ratio < 1:
             raise UsageError(f"PruneChannels: ratio must be at least 0 and below 1; got {self.ratio}.")
         if self.round_to < 1:
@@ -78,26 +110,76 @@ class PruneChannels(Pass):
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""
         found = dependencies(program)
-        removed: set[int] = set()
-        rewrites, skips = [], _unfollowed(program, set(found.outputs))
-        for group in found.groups:
-            if group.why_fixed:
-                skips.append(_skip(group, group.why_fixed))
-                continue
-            kept = kept_channels(found, group, importance(program, found, group), self.ratio, self.round_to)
-            before, after = len(group.channels), len(kept)
-            if before == after:
-                skips.append(
-                    _skip(
-                        group,
-                        f"a share of {self.ratio} of its {before} channels, in multiples of {self.round_to}, is none",
-                    )
-                )
-                continue
-            rewrites.append(Rewrite(_where(group), f"{before} -> {after} channels"))
-            removed.update(set(group.channels).difference(kept))
+        intact = self._kept_whole(found)
+        skips = _unfollowed(program, set(found.outputs))
+        skips += [_skip(group, why) for group in found.groups if (why := intact.get(group) or group.why_fixed)]
+        free = [group for group in found.groups if not group.why_fixed and group not in intact]
+        readers = self._readers(program, found) if free else []
+        rewrites, removed = [], set[int]()
+        for group, going in self._going(program, found, free, readers).items():
+            before = len(group.channels)
+            if going:
+                rewrites.append(Rewrite(_where(group), f"{before} -> {before - len(going)} channels"))
+                removed.update(going)
+            else:
+                skips.append(_skip(group, self._why_none(before)))
+        notes = self._notes(program, found, removed, compensate(program, readers, removed)) if rewrites else ()
         cut(program, found, removed)
-        return Outcome(tuple(rewrites), tuple(skips), (NOT_FINE_TUNED,) if rewrites else ())
+        return Outcome(tuple(rewrites), tuple(skips), notes)
+
+    def _kept_whole(self, found: Dependencies) -> dict[Group, str]:
+        """Return the groups that the user leaves alone, with the reason."""
+        kept: dict[Group, str] = {}
+        for word in self.intact:
+            of_word = [
+                group
+                for group in found.groups
+                if any(graph.is_within(graph.origin(each), word) for each in group.layers)
+            ]
+            if not of_word:
+                known = {graph.origin(layer) for group in found.groups for layer in group.layers}
+                raise UsageError(f"intact '{word}': no layer is there.", hint=nearest(word, known))
+            kept = dict.fromkeys(of_word, f"you leave '{word}' intact") | kept
+        return kept
+
+    def _readers(self, program: Program, found: Dependencies) -> list[Reader]:
+        made_up = isinstance(self.calibration, Samples) and self.calibration.synthetic
+        if self.calibration is None or made_up:
+            return []
+        return find_readers(program, found, FlatBatches(program, self.calibration))
+
+    def _going(
+        self, program: Program, found: Dependencies, free: Sequence[Group], readers: Sequence[Reader]
+    ) -> Mapping[Group, Sequence[int]]:
+        """Return the channels of each group that go."""
+        ends = {group: most(group, self.ratio if self.of == "channels" else 1.0) for group in free}
+        orders = {
+            group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
+            for group, end in ends.items()
+        }
+
+        def rounded(group: Group, going: Sequence[int]) -> Sequence[int]:
+            return round_down(found, group, going, self.round_to)
+
+        if self.of != "channels":
+            return Budget(program, found, self.of).choose(orders, self.ratio, rounded)
+        return {group: rounded(group, [channel for channel, _ in order]) for group, order in orders.items()}
+
+    def _why_none(self, channels: int) -> str:
+        if self.of != "channels":
+            return f"others cost less of the answers for their {self.of}"
+        return f"a share of {self.ratio} of its {channels} channels, in multiples of {self.round_to}, is none"
+
+    def _notes(self, program: Program, found: Dependencies, removed: set[int], mended: int) -> tuple[str, ...]:
+        notes = [NOT_FINE_TUNED]
+        if mended:
+            notes.append(
+                f"{plural(mended, 'layer')} got weights that make up for the channels that they no longer read."
+            )
+        if self.of != "channels":
+            gone = 1 - Budget(program, found, self.of).left(removed)
+            notes.append(f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for.")
+        return tuple(notes)
 
 
 def _where(group: Group) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -132,7 +132,12 @@ def _write(module: fx.GraphModule, weight: Weight, tensor: torch.Tensor) -> None
     """Give every path of a weight the one tensor that it became: tied weights stay tied."""
     if tensor.data_ptr() == _tensor(module, weight).data_ptr():
         return  # none of its channels was concerned
+    overwrite(module, weight.paths, tensor)
+
+
+def overwrite(module: fx.GraphModule, paths: Iterable[str], tensor: torch.Tensor) -> None:
+    """Hold one tensor under several paths, in place of the one that was there."""
     owned = torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
-    for path in weight.paths:
+    for path in paths:
         owner, name = graph.place(module, path)
         setattr(owner, name, owned)

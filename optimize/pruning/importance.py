@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +13,6 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.recurrent import GATES, steps
-
-#: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
-FLOOR = 0.1
 
 
 def importance(program: Program, found: Dependencies, group: Group) -> torch.Tensor:
@@ -40,21 +36,21 @@ def importance(program: Program, found: Dependencies, group: Group) -> torch.Ten
     return (total / len(group.layers)).sqrt()
 
 
-def kept_channels(found: Dependencies, group: Group, scores: torch.Tensor, ratio: float, round_to: int) -> list[int]:
-    """Choose the channels of a group that stay: the most important, of equals the first.
+def rank_by_weights(program: Program, found: Dependencies, group: Group, most: int) -> list[tuple[int, float]]:
+    """Return up to ``most`` channels of a group in the order they go, each with its share of the weights' energy."""
+    scores = importance(program, found, group).square() / len(group.channels)
+    # Of equals the last goes first, as the first stays where the most important are taken.
+    ranked = torch.argsort(scores, descending=True, stable=True).tolist()[::-1]
+    return [(group.channels[place], float(scores[place])) for place in ranked[:most]]
 
-    ``floor(ratio * n)`` of ``n`` channels go, but at least a tenth and one channel stay, and as many more as it takes
-    to leave each layer of the group a multiple of ``round_to`` of these channels.
 
-    Returns:
-        The kept channels; all of them where no multiple fits.
-    """
-    total = len(group.channels)
-    ranked = [group.channels[place] for place in torch.argsort(scores, descending=True, stable=True).tolist()]
-    count = max(total - int(ratio * total), math.ceil(FLOOR * total), 1)
-    while count < total and not _is_round(found, group, ranked[:count], round_to):
-        count += 1
-    return ranked[:count]
+def round_down(found: Dependencies, group: Group, going: Sequence[int], multiple: int) -> Sequence[int]:
+    """Return the first of a group's channels that are to go, as many as leave each of its layers a multiple of them."""
+    for count in range(len(going), 0, -1):
+        gone = set(going[:count])
+        if _is_round(found, group, [channel for channel in group.channels if channel not in gone], multiple):
+            return going[:count]
+    return ()
 
 
 def _is_round(found: Dependencies, group: Group, kept: Sequence[int], round_to: int) -> bool:

@@ -25,10 +25,11 @@ class WeightRounding:
     Args:
         program: The float program; its weights are replaced by ``apply``.
         layers: The layers to round; those whose weight another call reads, or whose rows are too long, are left.
+        samples: How many are looked at.
     """
 
-    def __init__(self, program: Program, layers: Iterable[fx.Node]) -> None:
-        self._module = program.graph_module
+    def __init__(self, program: Program, layers: Iterable[fx.Node], samples: int = SAMPLES) -> None:
+        self._module, self._most = program.graph_module, samples
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
         for layer in layers:
@@ -42,12 +43,17 @@ class WeightRounding:
     def see(self, node: fx.Node, value: torch.Tensor) -> None:
         """Take in a value of the float program, until it was seen on enough samples."""
         seen = self._samples.get(node, 0)
-        if node not in self._readers or seen >= SAMPLES:
+        if node not in self._readers or seen >= self._most:
             return
         axis = sample_axis(node)
         self._samples[node] = seen + (1 if axis is None else value.shape[axis])
         for layer in self._readers[node]:
             self._moments[layer].update(columns(layer, self._weights[layer], value))
+
+    @property
+    def gathered(self) -> dict[fx.Node, tuple[torch.Tensor, InputMoments]]:
+        """The weight of each layer and the sums of what it was multiplied with, those that saw a sample."""
+        return {layer: (self._weights[layer], seen) for layer, seen in self._moments.items() if seen.count}
 
     def apply(
         self, form: Grid, layers: Collection[str], progress: Callable[[float], None] | None = None

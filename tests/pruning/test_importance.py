@@ -7,8 +7,9 @@ from torch import nn
 from optimize.frontend import capture
 from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.program import Program
+from optimize.pruning.budget import most
 from optimize.pruning.groups import dependencies
-from optimize.pruning.importance import importance, kept_channels
+from optimize.pruning.importance import importance, rank_by_weights, round_down
 
 
 def scores(program: Program) -> torch.Tensor:
@@ -69,21 +70,34 @@ def test_transposed_convolutions_keep_their_outputs_on_axis_one() -> None:
     assert torch.allclose(found, (energies / energies.mean()).sqrt())
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(0.0, [5, 4, 3, 2, 1, 0]), (0.34, [5, 4, 3, 2]), (0.99, [5])])
-def test_the_strongest_are_kept(ratio: float, kept: list[int]) -> None:
-    program = capture(with_rows(1, 2, 3, 4, 5, 6), (X,))
+def order(program: Program, ratio: float, multiple: int = 1) -> list[int]:
     found = dependencies(program)
     group = found.groups[0]
-    chosen = kept_channels(found, group, importance(program, found, group), ratio, 1)
-    assert [group.channels.index(channel) for channel in chosen] == kept
+    going = [channel for channel, _ in rank_by_weights(program, found, group, most(group, ratio))]
+    return [group.channels.index(channel) for channel in round_down(found, group, going, multiple)]
+
+
+@pytest.mark.parametrize(("ratio", "going"), [(0.0, []), (0.34, [0, 1]), (0.99, [0, 1, 2, 3, 4])])
+def test_the_weakest_go(ratio: float, going: list[int]) -> None:
+    assert order(capture(with_rows(1, 2, 3, 4, 5, 6), (X,)), ratio) == going
 
 
 def test_of_equals_the_first_are_kept() -> None:
-    program = capture(with_rows(1, 1, 1, 1), (X,))
+    assert order(capture(with_rows(1, 1, 1, 1), (X,)), 0.5) == [3, 2]
+
+
+def test_a_multiple_is_left_or_nothing_goes() -> None:
+    program = capture(with_rows(1, 2, 3, 4, 5, 6), (X,))
+    assert order(program, 0.5, 4) == [0, 1]
+    assert order(program, 0.5, 5) == [0]
+    assert order(program, 0.5, 7) == []
+
+
+def test_the_energies_of_a_group_are_shares() -> None:
+    program = capture(with_rows(1, 2, 3), (X,))
     found = dependencies(program)
-    group = found.groups[0]
-    chosen = kept_channels(found, group, importance(program, found, group), 0.5, 1)
-    assert chosen == list(group.channels[:2])
+    ranked = rank_by_weights(program, found, found.groups[0], 3)
+    assert [round(loss, 6) for _, loss in ranked] == [round(share / 14, 6) for share in (1, 4, 9)]
 
 
 def test_dead_layers_have_no_opinion() -> None:

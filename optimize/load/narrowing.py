@@ -1,0 +1,188 @@
+"""Give a module the widths of pruned weights: the class that its owner wrote, to be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
+
+from optimize.distances import output_error
+from optimize.errors import Refused
+from optimize.invariants import EXACT_TOLERANCE
+from optimize.preparation import first_line, private_copy
+from optimize.program import Program
+
+#: What modules call the number of their heads, and the width of all of them.
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+_WIDTHS_OF_HEADS = ("attn_dim", "all_head_size", "inner_dim")
+_INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
+
+
+def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return a copy of a module that holds pruned weights, in the mode that the module is in, to train it on.
+
+    The copy is of the module's own class: BatchNorm learns, dropout drops, a training loop knows it. Each weight is
+    the pruned one of its name, and what counts channels (``out_channels``, ``num_features``, ``groups``,
+    ``hidden_size``, ``num_heads``) says how many there are now. With a program, the copy's answers are compared with
+    the program's. The copy's state dict (and any later one) is all that has to be kept: it fits a new module of the
+    class through this function, and a file of it is opened with ``--model package.module:factory``.
+
+    Args:
+        module: The module that was captured; it is not touched.
+        weights: What ``PruneChannels`` returned (before layers are fused), or a state dict of such a copy: each tensor
+            as many axes as the module's own, none of them longer.
+
+    Raises:
+        Refused: A weight is missing, is wider than the module's or of another kind; or the module's code computes with
+            a width that it does not count in an attribute known here, so that the copy fails or answers differently.
+
+    Example:
+        >>> import optimize
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+        >>> pruned, _ = optimize.PruneChannels(0.5).apply(optimize.capture(net, (torch.rand(2, 3, 8, 8),)))
+        >>> thin = narrow(net, pruned).train()
+        >>> thin[0], thin[1].num_features
+        (Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1)), 4)
+        >>> narrow(net, thin.state_dict())[3].weight.shape
+        torch.Size([4, 4, 3, 3])
+    """
+    program = weights if isinstance(weights, Program) else None
+    found = _tensors(weights)
+    thin = private_copy(module)
+    shapes = {name: tensor.shape for name, tensor in _tensors(thin).items()}
+    known: dict[int, torch.Tensor] = {}
+    for path, child in thin.named_modules():
+        _hold(child, path, found, known)
+    for path, child in thin.named_modules():
+        for kind, count in _COUNTS.items():
+            if isinstance(child, kind):
+                count(child)
+        _count_heads(child, f"{path}." if path else "", shapes, found)
+    if program is not None:
+        _check(thin, program)
+    return thin
+
+
+def _tensors(weights: Program | nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return every weight and buffer by each of its names, detached."""
+    if isinstance(weights, Mapping):
+        return {name: tensor.detach() for name, tensor in weights.items() if isinstance(tensor, torch.Tensor)}
+    held = weights.graph_module if isinstance(weights, Program) else weights
+    named = (*held.named_parameters(remove_duplicate=False), *held.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def _hold(child: nn.Module, path: str, found: Mapping[str, torch.Tensor], known: dict[int, torch.Tensor]) -> None:
+    """Give one module its thin weights; weights that were one stay one."""
+    for holder in (child._parameters, child._buffers):
+        for name, old in holder.items():
+            whole = f"{path}.{name}" if path else name
+            if old is None or (holder is child._buffers and whole not in found):
+                continue  # a count of batches, or a mask, which no program keeps
+            if id(old) not in known:
+                new = _taken(whole, old, found).clone().to(old.device)
+                known[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+            holder[name] = known[id(old)]  # type: ignore[assignment]
+
+
+def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    new = found.get(path)
+    if new is None:
+        raise Refused(
+            f"The pruned weights have no '{path}', which the module has.",
+            hint="Take the program as PruneChannels returned it, before its layers are fused, of this very module.",
+        )
+    if new.dim() != old.dim() or any(size > most for size, most in zip(new.shape, old.shape, strict=True)):
+        raise Refused(
+            f"'{path}' is {list(new.shape)}; pruned from the module's {list(old.shape)} it cannot be.",
+            hint="Are these weights of this module, made with the same arguments?",
+        )
+    return new
+
+
+def _count_convolution(layer: Any) -> None:
+    rows, columns = layer.weight.shape[:2]
+    one, other = (
+        (layer.in_channels, layer.out_channels) if layer.transposed else (layer.out_channels, layer.in_channels)
+    )
+    if layer.groups > 1 and other == layer.groups and not layer.transposed:
+        layer.groups = rows // (one // layer.groups)  # depthwise: a group for each channel that is left
+    elif layer.groups > 1 and one == layer.groups and layer.transposed:
+        layer.groups = rows
+    counts = (rows, columns * layer.groups)
+    layer.in_channels, layer.out_channels = counts if layer.transposed else counts[::-1]
+
+
+def _count_recurrent(layer: Any) -> None:
+    layer.input_size, layer.hidden_size = layer.weight_ih_l0.shape[1], layer.weight_hh_l0.shape[1]
+    layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+
+
+def _set(**sizes: int) -> Callable[[Any], None]:
+    """Return what sets attributes to sizes of the weight by axis."""
+
+    def count(layer: Any) -> None:
+        if getattr(layer, "weight", None) is not None:
+            for name, axis in sizes.items():
+                setattr(layer, name, layer.weight.shape[axis])
+
+    return count
+
+
+def _count_features(layer: Any) -> None:
+    layer.num_features = len(layer.running_mean if layer.weight is None else layer.weight)
+
+
+_COUNTS: Mapping[Any, Callable[[Any], None]] = {
+    _ConvNd: _count_convolution,
+    nn.Linear: _set(out_features=0, in_features=1),
+    _BatchNorm: _count_features,
+    nn.PReLU: _set(num_parameters=0),
+    nn.Embedding: _set(num_embeddings=0, embedding_dim=1),
+    nn.RNNBase: _count_recurrent,
+}
+
+
+def _count_heads(
+    child: nn.Module, prefix: str, before: Mapping[str, torch.Size], after: Mapping[str, torch.Tensor]
+) -> None:
+    """Let a module count the heads that its own projections still have."""
+    heads = next((name for name in _HEADS if isinstance(vars(child).get(name), int)), None)
+    if heads is None:
+        return
+    rows = {name: shape[0] for name, shape in before.items() if name.startswith(prefix) and len(shape) == 2}
+    shares = {Fraction(after[name].shape[0], size) for name, size in rows.items() if name in after}
+    share = min(shares, default=Fraction(1))
+    for name in (heads, *_WIDTHS_OF_HEADS):
+        if isinstance(count := vars(child).get(name), int) and (count * share).denominator == 1:
+            setattr(child, name, int(count * share))
+
+
+def _check(thin: nn.Module, program: Program) -> None:
+    """Compare the copy's answers with the program's.
+
+    Raises:
+        Refused: It fails, or answers differently.
+    """
+    args, kwargs = pytree.tree_unflatten(list(program.inputs), program.in_spec)
+    wanted = program.run(program.inputs)
+    try:
+        with torch.no_grad():
+            answers = private_copy(thin).eval()(*args, **kwargs)
+    except Exception as error:
+        raise Refused(
+            f"The module does not run with fewer channels: {type(error).__name__}: {first_line(error)}", hint=_INTACT
+        ) from error
+    found = [value for value in pytree.tree_leaves(answers) if isinstance(value, torch.Tensor)]
+    if len(found) != len(wanted):
+        return  # some of its outputs were left out of the program
+    for want, got in zip(wanted, found, strict=True):
+        distance, scale = output_error(want, got.detach()) if want.shape == got.shape else (1.0, 1.0)
+        if distance / scale > EXACT_TOLERANCE.get(want.dtype, 0.0):
+            raise Refused("The module answers differently from the program with the same pruned weights.", hint=_INTACT)

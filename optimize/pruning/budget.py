@@ -1,0 +1,138 @@
+"""How many channels of each group go, so that a share of the whole goes and little of the answers with it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import fx
+
+from optimize import costs, graph, ops
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.pruning.channels import Axis
+from optimize.pruning.groups import Dependencies, Group
+
+#: What a share is taken of: each group's channels, all parameters, all multiply-accumulates of a run.
+Measure = Literal["channels", "params", "macs"]
+MEASURES: tuple[str, ...] = get_args(Measure)
+#: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
+FLOOR = 0.1
+_PRODUCTS = (aten.scaled_dot_product_attention.default, aten.matmul.default, aten.bmm.default)
+
+#: The channels of a group in the order they go, each with the share of some layers' outputs that is lost with it.
+Order = Sequence[tuple[int, float]]
+
+
+def most(group: Group, ratio: float = 1.0) -> int:
+    """Return how many of a group's channels go: ``floor(ratio * n)``, but a tenth stays, and one at least."""
+    total = len(group.channels)
+    return min(int(ratio * total), total - max(math.ceil(FLOOR * total), 1))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Something whose size is proportional to the channels that are left on each of its axes."""
+
+    size: int
+    axes: tuple[tuple[int, ...], ...]
+
+    def left(self, removed: Set[int]) -> float:
+        share = 1.0
+        for axis in self.axes:
+            share *= sum(channel not in removed for channel in axis) / len(axis)
+        return self.size * share
+
+
+class Budget:
+    """What a program weighs, and what each of its channels adds to that.
+
+    Args:
+        program: The program.
+        found: Its dependencies.
+        measure: ``params`` or ``macs``.
+    """
+
+    def __init__(self, program: Program, found: Dependencies, measure: Measure) -> None:
+        self._parts = list(_parameters(program, found) if measure == "params" else _products(program, found))
+        self.total = sum(part.size for part in self._parts)
+
+    def left(self, removed: Set[int]) -> float:
+        """Return the share that is left without some channels."""
+        return sum(part.left(removed) for part in self._parts) / max(self.total, 1)
+
+    def choose(
+        self, orders: Mapping[Group, Order], share: float, rounded: Callable[[Group, Sequence[int]], Sequence[int]]
+    ) -> dict[Group, Sequence[int]]:
+        """Return the channels of each group that go, so that ``share`` of the whole goes, and as little more as can be.
+
+        The next to go is the one that costs least for what it weighs. All of them go where that is not enough.
+
+        Args:
+            orders: Which channels of each group can go, the first first.
+            share: Of the whole.
+            rounded: What of a group's channels really goes.
+        """
+        weights = self._weights()
+        steps: list[tuple[float, int, Group]] = []
+        for group, order in orders.items():
+            highest = 0.0  # prices never fall along an order: what is behind a dear channel is not cheaper
+            for place, (channel, loss) in enumerate(order):
+                highest = max(highest, loss / max(weights[channel], 1e-30))
+                steps.append((highest, place, group))
+        steps.sort(key=lambda step: step[:2])
+
+        def going(end: int) -> dict[Group, Sequence[int]]:
+            counts = Counter(group for _, _, group in steps[:end])
+            return {
+                group: rounded(group, [channel for channel, _ in order[: counts[group]]])
+                for group, order in orders.items()
+            }
+
+        def gone(end: int) -> float:
+            return 1 - self.left({channel for channels in going(end).values() for channel in channels})
+
+        return going(min(bisect_left(range(len(steps) + 1), share, key=gone), len(steps)))
+
+    def _weights(self) -> dict[int, float]:
+        found: dict[int, float] = defaultdict(float)
+        for part in self._parts:
+            for axis in part.axes:
+                for channel in axis:
+                    found[channel] += part.size / len(axis) / max(self.total, 1)
+        return found
+
+
+def _parameters(program: Program, found: Dependencies) -> list[_Part]:
+    values = [graph.attribute(program.graph_module, next(iter(weight.paths))) for weight in found.weights]
+    return [_Part(value.numel(), _labelled(weight.axes)) for value, weight in zip(values, found.weights, strict=True)]
+
+
+def _products(program: Program, found: Dependencies) -> list[_Part]:
+    """Return the multiply-accumulates of each call: a layer's go with its weight, a product's with its heads."""
+    calls = costs.program_costs(program).calls
+    paths = {path: weight.axes for weight in found.weights for path in weight.paths}
+    parts = []
+    for node in program.graph.nodes:
+        if node.name not in calls or not (macs := calls[node.name].macs):
+            continue
+        axes = _weight_axes(node, paths)
+        if not axes and graph.is_call(node, *_PRODUCTS):
+            axes = _labelled(found.axes[node][:-2])
+        parts.append(_Part(macs, axes))
+    return parts
+
+
+def _weight_axes(node: fx.Node, paths: Mapping[str, tuple[Axis, ...]]) -> tuple[tuple[int, ...], ...]:
+    if not graph.is_call(node, *ops.LAYERS):
+        return ()
+    held = graph.argument(node, "params")[0] if graph.is_call(node, *ops.RECURRENT) else graph.argument(node, "weight")
+    return _labelled(paths.get(str(held.target), ()))
+
+
+def _labelled(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:
+    return tuple(axis for axis in axes if axis)

@@ -1,0 +1,192 @@
+"""What a layer loses with some of its input channels when the others make up for them, and the weights that do.
+
+A layer computes ``y = W x + b``, ``x [K]`` a column of what its weights are multiplied with (for a convolution: the
+pixels under the kernel), of mean ``m`` and covariance ``C``. Without the columns ``R``, with ``S`` those that stay,
+the best weights are ``W_S + W_R C_RS C_SS^-1``: least squares, with the mean of what is gone in the bias. What is lost
+of the output's variance is ``tr(W_B (H_BB)^-1 W_B')`` for one block of columns ``B`` and ``H = C^-1``; after it is gone
+``W`` and ``H`` are those of the columns left, so channels go one after the other, each the one that costs least then.
+
+Source: B. Hassibi, D. Stork, "Second Order Derivatives for Network Pruning: Optimal Brain Surgeon", 1992; E. Kurtic,
+E. Frantar, D. Alistarh, "ZipLM: Inference-Aware Structured Pruning of Language Models", 2023, arXiv 2302.04089.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from optimize import graph, ops
+from optimize.graph import aten
+from optimize.program import Program
+from optimize.pruning.channels import repeat
+from optimize.pruning.cut import overwrite
+from optimize.pruning.groups import Dependencies, Group
+from optimize.quantization.batches import FlatBatches
+from optimize.quantization.calibrate import observe
+from optimize.quantization.rounding import InputMoments
+from optimize.quantization.weights import WeightRounding
+
+#: Samples that covariances are taken of.
+SAMPLES = 512
+#: Share of the mean variance added to every input, and more of it the fewer columns there are for each weight of a row.
+_DAMPING, _UNSEEN = 0.001, 0.1
+#: Steps in which all channels of a group would go.
+_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads channels that can be cut.
+
+    Attributes:
+        layer: The layer, of one group.
+        channels: What channel each column of its weight belongs to, ``[K]``.
+        weight: Float64 ``[C_out, K]``.
+        mean: Of the columns, ``[K]``.
+        covariance: Of the columns, damped, float64 ``[K, K]``; about zero where nothing takes the mean back.
+        power: The variance of its outputs, summed.
+        shifted: What takes the mean back: its bias or the mean of the BatchNorm that alone reads it, and with what
+            sign.
+    """
+
+    layer: fx.Node
+    channels: tuple[int, ...]
+    weight: torch.Tensor
+    mean: torch.Tensor
+    covariance: torch.Tensor
+    power: float
+    shifted: tuple[fx.Node, int] | None
+
+    @classmethod
+    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, moments: InputMoments) -> Reader:
+        """Return the reader whose inputs were seen."""
+        rows, spread, mean = weight.double().flatten(1), moments.covariance[0].double(), moments.mean[0].double()
+        shifted = _shifted(layer)
+        if shifted is None:
+            spread += torch.outer(mean, mean) / moments.unit[0].double()
+        damping = _DAMPING + _UNSEEN * len(spread) / max(moments.count, 1)
+        spread.diagonal().add_(damping + (spread.diagonal() <= 0).double())
+        power = float(((rows @ spread) * rows).sum())
+        taps = rows.shape[1] // len(channels)
+        return cls(layer, repeat(channels, taps), rows, mean, spread, max(power, 1e-30), shifted)
+
+    def places(self, wanted: Sequence[int]) -> torch.Tensor | None:
+        """Return the columns of each channel, ``[len(wanted), n]``; None where it reads none of them, or unevenly."""
+        held: dict[int, list[int]] = {channel: [] for channel in wanted}
+        for place, channel in enumerate(self.channels):
+            if channel in held:
+                held[channel].append(place)
+        counts = {len(places) for places in held.values()}
+        return torch.tensor(list(held.values())) if len(counts) == 1 and counts != {0} else None
+
+
+def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Reader]:
+    """Look at what layers multiply their weights with, on the first samples.
+
+    Layers of several groups, with very long rows or with a weight that others read too are left out.
+    """
+    axes = {}
+    for layer in graph.calls(program.graph, *ops.CONVOLUTIONS[:2], aten.linear.default):
+        source = graph.argument(layer, "input")
+        axis = found.axes[source][ops.channel_axis(layer, source)]
+        if axis is not None and ops.groups(layer) == 1:
+            axes[layer] = axis
+    seen = WeightRounding(program, axes, SAMPLES)
+    observe(program, batches.first(SAMPLES), seen.see)
+    return [Reader.of(layer, axes[layer], *each) for layer, each in seen.gathered.items()]
+
+
+def rank(group: Group, readers: Sequence[Reader], most: int) -> list[tuple[int, float]] | None:
+    """Return the channels of a group in the order they go, each with the share of its readers' outputs that is lost.
+
+    Args:
+        group: The group.
+        readers: All readers.
+        most: How many go at most.
+
+    Returns:
+        None where no reader of the group is known.
+    """
+    states = [_State(each, places) for each in readers if (places := each.places(group.channels)) is not None]
+    if not states:
+        return None
+    order: list[tuple[int, float]] = []
+    losses = torch.zeros(len(group.channels), dtype=torch.float64)
+    gone = torch.zeros(len(group.channels), dtype=torch.bool)
+    at_once = max(1, len(group.channels) // _STEPS)
+    while len(order) < most:
+        losses = torch.stack([state.losses() for state in states]).sum(0)
+        losses[gone] = torch.inf
+        for place in torch.argsort(losses, stable=True)[: min(at_once, most - len(order))].tolist():
+            gone[place] = True
+            order.append((group.channels[place], float(losses[place])))
+            for state in states:
+                state.remove(place)
+    return order
+
+
+class _State:
+    """A reader's weights and inverse covariance while its channels go."""
+
+    def __init__(self, reader: Reader, places: torch.Tensor) -> None:
+        self._places, self._power = places, reader.power
+        self._weight, self._inverse = reader.weight.clone(), torch.linalg.inv(reader.covariance)
+
+    def losses(self) -> torch.Tensor:
+        """Return what each channel's going would cost, as a share of the outputs' variance."""
+        blocks = self._inverse[self._places[:, :, None], self._places[:, None, :]]  # [n, t, t]
+        rows = self._weight[:, self._places].transpose(0, 1)  # [n, C_out, t]
+        return (torch.linalg.solve(blocks, rows.transpose(1, 2)) * rows.transpose(1, 2)).sum((1, 2)) / self._power
+
+    def remove(self, place: int) -> None:
+        """Let the columns of a channel go."""
+        columns = self._places[place]
+        spread = torch.linalg.solve(self._inverse[columns][:, columns], self._inverse[columns])
+        self._weight -= self._weight[:, columns] @ spread
+        self._inverse -= self._inverse[:, columns] @ spread
+        self._weight[:, columns] = 0.0
+        self._inverse[columns], self._inverse[:, columns] = 0.0, 0.0
+        self._inverse[columns, columns] = 1.0
+
+
+def compensate(program: Program, readers: Sequence[Reader], removed: Set[int]) -> int:
+    """Give layers the weights that make up for channels that are to go; return how many layers have new ones.
+
+    They keep their shape: what belongs to those channels becomes zero, for ``cut`` to take away.
+    """
+    done = 0
+    for reader in readers:
+        gone = torch.tensor([channel in removed for channel in reader.channels])
+        if not gone.any() or gone.all():
+            continue
+        stay, weight = ~gone, torch.zeros_like(reader.weight)
+        solved = torch.linalg.solve(reader.covariance[stay][:, stay], reader.covariance[stay][:, gone])
+        weight[:, stay] = reader.weight[:, stay] + reader.weight[:, gone] @ solved.T
+        _write(program.graph_module, graph.argument(reader.layer, "weight"), weight)
+        if reader.shifted is not None:
+            node, sign = reader.shifted
+            held = graph.attribute(program.graph_module, str(node.target)).detach().double()
+            _write(program.graph_module, node, held + sign * (reader.weight - weight) @ reader.mean)
+        done += 1
+    return done
+
+
+def _shifted(layer: fx.Node) -> tuple[fx.Node, int] | None:
+    """Return the bias of a layer, or the running mean behind it where it has none; the sign it counts with."""
+    bias = graph.argument(layer, "bias")
+    if bias is not None:
+        return (bias, 1) if bias.op == "get_attr" and len(bias.users) == 1 else None
+    norm = next(iter(layer.users))
+    if len(layer.users) > 1 or not graph.is_call(norm, aten.batch_norm.default):
+        return None
+    mean = graph.argument(norm, "running_mean")
+    is_own = isinstance(mean, fx.Node) and mean.op == "get_attr" and len(mean.users) == 1
+    return (mean, -1) if is_own else None
+
+
+def _write(module: fx.GraphModule, node: fx.Node, tensor: torch.Tensor) -> None:
+    held = graph.attribute(module, str(node.target))
+    overwrite(module, [str(node.target)], tensor.reshape(held.shape).to(held.dtype))

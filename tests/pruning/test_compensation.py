@@ -1,0 +1,109 @@
+"""Least squares against NumPy's, and what a channel's going costs against trying it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from optimize.frontend import capture
+from optimize.passes.prune_channels import PruneChannels
+from optimize.program import Program
+from optimize.pruning.compensation import compensate, find_readers, rank
+from optimize.pruning.cut import cut
+from optimize.pruning.groups import dependencies
+from optimize.quantization.batches import FlatBatches
+
+torch.set_num_threads(1)
+
+
+class Net(nn.Module):
+    """A layer of 8 channels, of which three are nearly sums of others, and a reader that has its kernel's taps."""
+
+    def __init__(self, *, bias: bool, norm: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 1)
+        self.second = nn.Conv2d(8, 5, 3, bias=bias)
+        self.norm = nn.BatchNorm2d(5) if norm else nn.Identity()
+        with torch.no_grad():
+            for place, (one, other) in enumerate([(0, 1), (2, 3), (4, 0)], start=5):
+                self.first.weight[place] = self.first.weight[one] - 2 * self.first.weight[other]
+            self.first.bias[5:] = 3.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(x)))
+
+
+def made(*, bias: bool = True, norm: bool = False) -> tuple[Program, torch.Tensor]:
+    torch.manual_seed(0)
+    net = Net(bias=bias, norm=norm).eval()
+    return capture(net, (torch.randn(2, 3, 6, 6),)), torch.randn(256, 3, 6, 6)
+
+
+@pytest.mark.parametrize(("bias", "norm"), [(True, False), (False, True), (False, False)])
+def test_channels_that_are_sums_of_others_cost_nothing(bias: bool, norm: bool) -> None:
+    program, data = made(bias=bias, norm=norm)
+    thin, outcome = PruneChannels(0.5, calibration=[data]).apply(program)
+    plain, _ = PruneChannels(0.5).apply(program)
+    assert [entry.what for entry in outcome.rewrites] == ["8 -> 4 channels"]
+    assert any("make up for" in note for note in outcome.notes)
+    fresh = torch.randn(64, 3, 6, 6)
+    wanted = program.run([fresh])[0]
+    errors = [float((each.run([fresh])[0] - wanted).square().mean() / wanted.var()) for each in (thin, plain)]
+    # Three inputs and a bias make eight channels: without a bias in the reader their means cost one of the four left.
+    assert errors[0] < 1e-5 and errors[1] > 0.02, errors
+
+
+def test_weights_are_those_of_least_squares() -> None:
+    program, data = made()
+    changed = program.clone()
+    found = dependencies(changed)
+    readers = find_readers(changed, found, FlatBatches(changed, [data]))
+    gone = set(found.groups[0].channels[1:3])
+    assert compensate(changed, readers, gone) == 1
+    cut(changed, found, gone)
+    changed.refresh()
+    held = dict(program.graph_module.named_parameters())
+    second, values = held["second.weight"], nn.functional.conv2d(data, held["first.weight"], held["first.bias"])
+    columns = nn.functional.unfold(values, 3).transpose(1, 2).reshape(-1, 72).detach().double().numpy()
+    wanted = columns @ second.detach().double().flatten(1).T.numpy()
+    stay = np.array([place for place in range(72) if place // 9 not in (1, 2)])
+    with_ones = np.concatenate([columns[:, stay], np.ones((len(columns), 1))], 1)
+    solved = np.linalg.lstsq(with_ones, wanted, rcond=1e-9)[0]
+    best = ((with_ones @ solved - wanted) ** 2).mean()
+    got = changed.run([data])[0].movedim(1, -1).reshape(-1, 5).detach().double().numpy()
+    bias = held["second.bias"].detach().double().numpy()
+    assert ((got - bias - wanted) ** 2).mean() < best + 1e-3 * wanted.var()
+
+
+def test_the_next_to_go_is_the_one_that_costs_least_when_tried() -> None:
+    program, data = made()
+    found = dependencies(program)
+    readers = find_readers(program, found, FlatBatches(program, [data]))
+    group = found.groups[0]
+    order = rank(group, readers, 7)
+    assert order is not None
+    gone: set[int] = set()
+    for channel, loss in order:
+        tried = {}
+        for other in set(group.channels) - gone:
+            without = torch.tensor([each in gone | {other} for each in readers[0].channels])
+            tried[other] = unexplained(readers[0].weight, readers[0].covariance, without)
+        now = unexplained(
+            readers[0].weight, readers[0].covariance, torch.tensor([c in gone for c in readers[0].channels])
+        )
+        assert tried[channel] == pytest.approx(min(tried.values()), rel=1e-6, abs=1e-9)
+        assert loss == pytest.approx((tried[channel] - now) / readers[0].power, rel=1e-5, abs=1e-8)
+        gone.add(channel)
+
+
+def unexplained(weight: torch.Tensor, covariance: torch.Tensor, gone: torch.Tensor) -> float:
+    """Return what is lost of the outputs' variance without some columns, at the best of the others' weights."""
+    if not gone.any():
+        return 0.0
+    rest = covariance[gone][:, gone] - covariance[gone][:, ~gone] @ torch.linalg.solve(
+        covariance[~gone][:, ~gone], covariance[~gone][:, gone]
+    )
+    rows = weight[:, gone]
+    return float(((rows @ rest) * rows).sum())
