@@ -160,7 +160,7 @@ class Share(click.ParamType):
         what, _, number = str(value).rpartition("=")
         if what not in ("", "macs", "params"):
             self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
-        ratio = click.FloatRange(0, 1, max_open=True).convert(number, param, ctx)
+        ratio = click.FloatRange(0, 1, max_open=True)(number, param, ctx)
         return {"ratio": ratio, **({"of": what} if what else {})}
 
 

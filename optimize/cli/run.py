@@ -60,8 +60,9 @@ if TYPE_CHECKING:
 )
 @options.passes(
     "--prune",
+    metavar="RATIO|macs=RATIO|params=RATIO",
     type=options.Share(),
-    help="Cut this share of every layer's channels, or of all macs or params; with --calib, what is left makes up for it.",
+    help="Cut this share of each layer's channels, or of all macs or params; with --calib, the rest makes up for it.",
 )
 @options.passes(
     "--int8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -56,9 +57,10 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
     found = _tensors(weights)
     thin = private_copy(module)
     shapes = {name: tensor.shape for name, tensor in _tensors(thin).items()}
-    known: dict[int, torch.Tensor] = {}
-    for path, child in thin.named_modules():
-        _hold(child, path, found, known)
+    narrowed = _narrowed(thin, found)
+    for child in thin.modules():
+        for holder in (child._parameters, child._buffers):
+            holder.update({name: narrowed[id(old)] for name, old in holder.items() if id(old) in narrowed})
     for path, child in thin.named_modules():
         for kind, count in _COUNTS.items():
             if isinstance(child, kind):
@@ -78,17 +80,25 @@ def _tensors(weights: Program | nn.Module | Mapping[str, torch.Tensor]) -> dict[
     return {name: tensor.detach() for name, tensor in named}
 
 
-def _hold(child: nn.Module, path: str, found: Mapping[str, torch.Tensor], known: dict[int, torch.Tensor]) -> None:
-    """Give one module its thin weights; weights that were one stay one."""
-    for holder in (child._parameters, child._buffers):
-        for name, old in holder.items():
-            whole = f"{path}.{name}" if path else name
-            if old is None or (holder is child._buffers and whole not in found):
-                continue  # a count of batches, or a mask, which no program keeps
-            if id(old) not in known:
-                new = _taken(whole, old, found).clone().to(old.device)
-                known[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            holder[name] = known[id(old)]  # type: ignore[assignment]
+def _narrowed(module: nn.Module, found: Mapping[str, torch.Tensor]) -> dict[int, Any]:
+    """Return the thin weight for each of a module's, by identity: weights that were one stay one.
+
+    A buffer that no program keeps, a count of batches or a mask, is left as it is.
+    """
+    names: dict[int, list[str]] = defaultdict(list)
+    tensors: dict[int, torch.Tensor] = {}
+    for listed in (module.named_parameters, module.named_buffers):
+        for name, old in listed(remove_duplicate=False):
+            names[id(old)].append(name)
+            tensors[id(old)] = old
+    thin: dict[int, Any] = {}
+    for key, old in tensors.items():
+        path = next((name for name in names[key] if name in found), names[key][0])
+        if isinstance(old, nn.Parameter):
+            thin[key] = nn.Parameter(_taken(path, old, found).clone().to(old.device), old.requires_grad)
+        elif path in found:
+            thin[key] = _taken(path, old, found).clone().to(old.device)
+    return thin
 
 
 def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -98,7 +108,9 @@ def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> t
             f"The pruned weights have no '{path}', which the module has.",
             hint="Take the program as PruneChannels returned it, before its layers are fused, of this very module.",
         )
-    if new.dim() != old.dim() or any(size > most for size, most in zip(new.shape, old.shape, strict=True)):
+    kernel = slice(2, None) if old.dim() > 3 else slice(0)
+    is_wider = new.dim() == old.dim() and any(size > most for size, most in zip(new.shape, old.shape, strict=True))
+    if new.dim() != old.dim() or is_wider or new.shape[kernel] != old.shape[kernel]:
         raise Refused(
             f"'{path}' is {list(new.shape)}; pruned from the module's {list(old.shape)} it cannot be.",
             hint="Are these weights of this module, made with the same arguments?",

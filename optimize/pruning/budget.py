@@ -16,6 +16,7 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import Axis
 from optimize.pruning.groups import Dependencies, Group
+from optimize.pruning.recurrent import steps
 
 #: What a share is taken of: each group's channels, all parameters, all multiply-accumulates of a run.
 Measure = Literal["channels", "params", "macs"]
@@ -116,22 +117,25 @@ def _products(program: Program, found: Dependencies) -> list[_Part]:
     """Return the multiply-accumulates of each call: a layer's go with its weight, a product's with its heads."""
     calls = costs.program_costs(program).calls
     paths = {path: weight.axes for weight in found.weights for path in weight.paths}
+    values = {path: graph.attribute(program.graph_module, path) for path in paths}
     parts = []
     for node in program.graph.nodes:
-        if node.name not in calls or not (macs := calls[node.name].macs):
-            continue
-        axes = _weight_axes(node, paths)
-        if not axes and graph.is_call(node, *_PRODUCTS):
-            axes = _labelled(found.axes[node][:-2])
-        parts.append(_Part(macs, axes))
+        macs = calls[node.name].macs if node.name in calls else 0
+        if graph.is_call(node, *_PRODUCTS):
+            parts.append(_Part(macs, _labelled(found.axes[node][:-2])))
+        elif macs:
+            matrices = {path: values[path].numel() for path in _matrices(node) if path in paths}
+            whole = sum(matrices.values())
+            parts += [_Part(macs * size // whole, _labelled(paths[path])) for path, size in matrices.items()]
+            parts += [] if matrices else [_Part(macs, ())]
     return parts
 
 
-def _weight_axes(node: fx.Node, paths: Mapping[str, tuple[Axis, ...]]) -> tuple[tuple[int, ...], ...]:
-    if not graph.is_call(node, *ops.LAYERS):
-        return ()
-    held = graph.argument(node, "params")[0] if graph.is_call(node, *ops.RECURRENT) else graph.argument(node, "weight")
-    return _labelled(paths.get(str(held.target), ()))
+def _matrices(node: fx.Node) -> list[str]:
+    """Return the paths of the weights that a layer multiplies with."""
+    if graph.is_call(node, *ops.RECURRENT):
+        return [str(weight.target) for step in steps(node) for weight in step[:2]]
+    return [str(graph.argument(node, "weight").target)] if graph.is_call(node, *ops.WEIGHTED) else []
 
 
 def _labelled(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:

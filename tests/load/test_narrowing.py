@@ -1,0 +1,131 @@
+"""A module with pruned widths: its own class, trainable, and rebuilt from its state dict alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn import functional
+
+import optimize
+from models import REFERENCES
+from optimize.errors import Refused
+
+torch.set_num_threads(1)
+
+
+def pruned(net: nn.Module, *shape: int, ratio: float = 0.5) -> optimize.Program:
+    return optimize.PruneChannels(ratio).apply(optimize.capture(net, (torch.rand(2, *shape),)))[0]
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_every_reference_network_is_trained_and_rebuilt(name: str) -> None:
+    reference = REFERENCES[name]
+    net = reference.build().train()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    program = pruned(net, *reference.input_shape)
+    thin = optimize.narrow(net, program)
+    assert type(thin) is type(net) and thin.training
+    assert sum(value.numel() for value in thin.parameters()) < sum(value.numel() for value in net.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    statistics = {key: value.clone() for key, value in thin.named_buffers()}
+    optimizer = torch.optim.SGD(thin.parameters(), 0.1)
+    thin(torch.randn(4, *reference.input_shape)).square().mean().backward()
+    optimizer.step()
+    assert all(not torch.equal(value, statistics[key]) for key, value in thin.named_buffers() if "running" in key)
+    again = optimize.narrow(reference.build(), thin.state_dict()).eval()
+    again.load_state_dict(thin.state_dict())
+    x = torch.randn(3, *reference.input_shape)
+    assert torch.equal(again(x), thin.eval()(x))
+    assert torch.allclose(optimize.capture(again, (x,)).run([x])[0], again(x), atol=1e-4)
+
+
+class Cells(nn.Module):
+    """What else counts its channels: recurrent layers, depthwise and transposed convolutions, PReLU, a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.depthwise = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, padding=1, groups=8)
+        self.prelu, self.up = nn.PReLU(16), nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16)
+        self.left, self.right = nn.Conv2d(16, 6, 1), nn.Conv2d(16, 6, 1)
+        self.right.weight = self.left.weight
+        self.recurrent, self.head = nn.GRU(6, 10, 2, batch_first=True, bidirectional=True), nn.Linear(20, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.prelu(self.depthwise(self.stem(x))))
+        x = self.left(x) + self.right(functional.max_pool2d(x, 3, 1, 1))
+        return self.head(self.recurrent(x.flatten(2).transpose(1, 2))[0])
+
+
+def test_layers_count_the_channels_that_are_left() -> None:
+    net = Cells().eval()
+    thin = optimize.narrow(net, pruned(net, 3, 4, 4))
+    assert isinstance(thin, Cells)
+    assert (thin.stem.out_channels, thin.depthwise.groups, thin.depthwise.out_channels) == (4, 4, 8)
+    assert (thin.prelu.num_parameters, thin.up.groups, thin.up.in_channels, thin.up.out_channels) == (8, 8, 8, 8)
+    assert (thin.left.in_channels, thin.left.out_channels, thin.recurrent.input_size) == (8, 3, 3)
+    assert (thin.recurrent.hidden_size, thin.head.in_features) == (5, 10)
+    assert thin.left.weight is thin.right.weight
+
+
+class Plain(nn.Module):
+    """Attention that takes the width of its heads from its input, as much code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention = nn.Linear(6, 8), nn.Linear(8, 24)
+        self.project, self.num_heads = nn.Linear(8, 8), 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        samples, steps, width = x.shape
+        parts = self.attention(x).view(samples, steps, 3, self.num_heads, width // self.num_heads)
+        mixed = functional.scaled_dot_product_attention(*parts.permute(2, 0, 3, 1, 4).unbind(0))
+        return x + self.project(mixed.transpose(1, 2).reshape(samples, steps, width))
+
+
+def test_code_that_cannot_be_told_its_widths_is_refused_with_a_way_out() -> None:
+    net = Plain().eval()
+    program = optimize.capture(net, (torch.rand(2, 5, 6),))
+    heads, _ = optimize.PruneChannels(0.5).apply(program)
+    with pytest.raises(Refused, match="does not run with fewer channels") as caught:
+        optimize.narrow(net, heads)
+    assert "intact=" in caught.value.hint
+    whole, outcome = optimize.PruneChannels(0.5, intact=("attention",)).apply(program)
+    assert whole is program
+    assert "you leave 'attention' intact" in {skip.reason for skip in outcome.skips}
+
+
+def test_weights_of_another_module_are_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    program = pruned(net, 3, 8, 8)
+    fused = optimize.FuseConvBN().apply(program)[0]
+    with pytest.raises(Refused, match=r"have no '0.bias'|have no '1.weight'"):
+        optimize.narrow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)), fused)
+    for other in (nn.Conv2d(3, 2, 3), nn.Conv2d(3, 8, 5)):
+        with pytest.raises(Refused, match="cannot be"):
+            optimize.narrow(other, {"weight": torch.rand(8, 3, 3, 3), "bias": torch.rand(8)})
+
+
+def test_a_file_of_pruned_weights_opens_with_the_factory(tmp_path: Path) -> None:
+    net = REFERENCES["mobilenetv3"].build().eval()
+    program = pruned(net, *REFERENCES["mobilenetv3"].input_shape)
+    file, out = tmp_path / "thin.safetensors", tmp_path / "wanted.pt"
+    safetensors.torch.save_file(optimize.narrow(net, program).state_dict(), file)
+    torch.save((program.inputs[0], program.run(program.inputs)[0].detach()), out)
+    code = (
+        "import sys, torch, optimize\n"
+        "from optimize.load import ModelSource, load_trusted\n"
+        "loaded = load_trusted(ModelSource.of(sys.argv[1], model='models.mobilenetv3:mobilenetv3_tiny'))\n"
+        "x, wanted = torch.load(sys.argv[2])\n"
+        "assert torch.allclose(loaded.module.eval()(x), wanted, atol=1e-5)\n"
+        "print(*loaded.warnings)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, file, out], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Took the widths of the state dict" in done.stdout

@@ -1,0 +1,77 @@
+"""The share that is asked for is the share that goes, counted on the program that comes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models import REFERENCES
+from optimize.errors import UsageError
+from optimize.frontend import capture
+from optimize.passes.prune_channels import PruneChannels
+from optimize.program import Program
+from optimize.pruning.budget import Budget, Measure, most
+from optimize.pruning.groups import dependencies
+
+torch.set_num_threads(1)
+
+
+def captured(name: str) -> Program:
+    reference = REFERENCES[name]
+    torch.manual_seed(0)
+    return capture(reference.build().eval(), (torch.rand(2, *reference.input_shape),))
+
+
+@pytest.mark.parametrize("of", ["macs", "params"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "vit", "lstm", "unet"])
+def test_the_ratio_asked_is_the_ratio_got(name: str, of: Measure) -> None:
+    program = captured(name)
+    thin, outcome = PruneChannels(0.3, of=of).apply(program)
+    before, after = program.stats(), thin.stats()
+    gone = 1 - (after.macs / before.macs if of == "macs" else after.parameters / before.parameters)
+    largest = 0.1 if name in ("vit", "lstm") else 0.04  # one head, or one unit of all layers, is a granule
+    assert 0.295 <= gone <= 0.3 + largest
+    told = float(outcome.notes[-1].split(" %")[0])
+    assert told == pytest.approx(100 * gone, abs=0.6)
+    assert "30 % were asked for" in outcome.notes[-1]
+
+
+def test_multiples_do_not_make_it_less() -> None:
+    program = captured("resnet")
+    thin, _ = PruneChannels(0.5, of="macs", round_to=4).apply(program)
+    assert 0.5 <= 1 - thin.stats().macs / program.stats().macs < 0.65
+    assert all(weight.shape[0] % 4 == 0 for name, weight in thin.graph_module.named_parameters() if weight.dim() == 4)
+
+
+def test_more_than_can_go_is_told() -> None:
+    net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 40)).eval()
+    thin, outcome = PruneChannels(0.95, of="params").apply(capture(net, (torch.rand(2, 4),)))
+    left = thin.stats().parameters / (50 + 440)
+    assert outcome.notes[-1] == f"{100 - 100 * left:.1f} % of the parameters went; 95 % were asked for."
+    assert [entry.what for entry in outcome.rewrites] == ["10 -> 1 channels"]
+
+
+def test_the_cheapest_for_its_weight_goes_first() -> None:
+    net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    program = capture(net, (torch.rand(2, 4),))
+    found = dependencies(program)
+    one, two = (group for group in found.groups if not group.why_fixed)
+    budget = Budget(program, found, "params")
+    orders = {one: [(channel, 1.0) for channel in one.channels[:18]], two: [(c, 0.1) for c in two.channels[:18]]}
+    going = budget.choose(orders, 0.2, lambda _, channels: channels)
+    assert len(going[one]) == 0 and 0 < len(going[two]) < 18
+    assert 1 - budget.left(set(going[two])) >= 0.2 > 1 - budget.left(set(going[two][:-1]))
+
+
+def test_floors() -> None:
+    net = nn.Sequential(nn.Linear(4, 25), nn.Linear(25, 2)).eval()
+    group = dependencies(capture(net, (torch.rand(2, 4),))).groups[0]
+    assert [most(group, ratio) for ratio in (0.0, 0.3, 0.99, 1.0)] == [0, 7, 22, 22]
+
+
+def test_a_share_of_something_else_is_refused() -> None:
+    with pytest.raises(UsageError, match="of='bytes' is not channels, params, macs"):
+        PruneChannels(0.5, of="bytes")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no layer is there"):
+        PruneChannels(0.5, intact=("nowhere",)).apply(captured("resnet"))
