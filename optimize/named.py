@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from optimize.errors import Refused, UsageError, nearest
@@ -20,17 +20,17 @@ def is_named(text: str) -> bool:
     return bool(_SPEC.fullmatch(text))
 
 
-def named_in(content: Any) -> Iterator[str]:
+def named_in(content: Any, but: Callable[[str], bool] = lambda text: False) -> Iterator[str]:
     """Yield every ``package.module:name`` in what a file of settings holds, though a file may be called so.
 
-    Texts may hold several words, as ``transform=package.module:name``.
+    Texts may hold several words, as ``transform=package.module:name``; those ``but`` says yes to are left out whole.
     """
-    if isinstance(content, str):
+    if isinstance(content, str) and not but(content):
         yield from filter(is_named, re.split(r"[\s=,;]+", content))
     is_many = isinstance(content, list | tuple | set | frozenset)
     parts = (*content, *content.values()) if isinstance(content, Mapping) else content if is_many else ()
     for part in parts:
-        yield from named_in(part)
+        yield from named_in(part, but)
 
 
 def find(spec: str) -> Any:

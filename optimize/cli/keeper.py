@@ -124,8 +124,8 @@ def _own_configuration(named: Path | None) -> dict[str, Any]:
 
 
 def _runs_code(params: Mapping[str, Any]) -> bool:
-    """Say whether the user names code that is to run, which may write and reach what it likes."""
-    return bool(params.get("trust")) or any(not os.path.exists(text) for text in named_in(params))
+    """Say whether the user names code that is to run, which may write and reach what it likes; a path names none."""
+    return bool(params.get("trust")) or any(named_in(params, os.path.lexists))
 
 
 def _go_on(requests: IO[bytes], replies: IO[bytes], work: Path, transactions: Mapping[Path, Transaction]) -> None:

@@ -1,6 +1,7 @@
 """A command on somebody else's file: what a model that has broken into the process that runs it can do from there."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -347,10 +348,15 @@ def test_a_check_of_a_configuration_is_confined(tmp_path: Path, monkeypatch: pyt
         ("net.pt --int8=static --calib package.data:images --to onnx", False),
         ("bench net.pt package.nets:factory", False),
         ("show missing.pt", False),
+        ("show 'net imagenet:v2.pt'", True),
+        ("net.pt --int8=static --calib 'calib = a:b,c:d' --to onnx", True),
+        ("bench net.pt 'net lost:v2.pt'", True),
     ],
 )
 def test_what_is_confined(words: str, confined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "net.pt").touch()
+    for name in ("net.pt", "net imagenet:v2.pt", "calib = a:b,c:d"):
+        (tmp_path / name).touch()
+    (tmp_path / "net lost:v2.pt").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
     assert is_confined(words, monkeypatch) is confined
 
@@ -367,7 +373,7 @@ def is_confined(words: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(keeper, "adopt_orphans", stop)
     monkeypatch.setattr(keeper, "can_confine", lambda: True)
     monkeypatch.setattr(keeper, "_has_threads", lambda: False)  # pytest has some
-    name, *given = words.split()
+    name, *given = shlex.split(words)
     command = cli.commands.get(name) or cli.commands["run"]
     context = command.make_context(name, given if name in cli.commands else [name, *given])
     try:
