@@ -5,15 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import core_schema
 
-_Kept = TypeVar("_Kept", bound="BaseModel")
+_Kept = TypeVar("_Kept", bound=BaseModel)
 #: A kernel whose largest weight is this many standard deviations long loses accuracy with one scale a tensor.
 WIDE_SPREAD = 20.0
 Remedy = Literal["none", "equalize", "leave_unmerged"]
+
+
+#: What is read no further than its first mistake, as far as this pydantic can.
+_STOPPING = ("tuple", "list", *(("dict",) if "fail_fast" in core_schema.DictSchema.__annotations__ else ()))
+
+
+class FrozenRecord(BaseModel):
+    """What is saved and read again, by whoever wrote the file: each mistake takes memory, and the first is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Return what is asked of each field, where many values stop at the first that is wrong."""
+        found = handler(source)
+        waiting: list[Any] = [found]
+        while waiting:
+            part = waiting.pop()
+            waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+            if isinstance(part, dict) and part.get("type") in _STOPPING:
+                part["fail_fast"] = True
+        return found
 
 
 @dataclass(frozen=True)

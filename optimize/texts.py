@@ -15,12 +15,12 @@ import yaml
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.regular import read_bytes, shown
 
-#: What people write, and what reports of long benchmarks with every sample take.
-MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 2**28
+#: What people write, and what reports of long benchmarks with every sample take: two million samples.
+MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 2**26
 #: Lists and mappings inside one another, and values with every alias written out.
 MOST_DEPTH, MOST_VALUES = 64, 100_000
-#: Of JSON, which holds every sample of long benchmarks.
-_MOST_COLLECTIONS, _MOST_ENTRIES = 1_000_000, 10_000_000
+#: Of JSON, which holds every sample of long benchmarks; a key takes a hundred times its colon.
+_BOUNDS = (("lists and mappings", "[{", 1_000_000), ("values", ",", 4_000_000), ("keys", ":", 500_000))
 #: Of TOML, whose reader keeps each beginning of a dotted key: the squares of the dots in a line, all lines together.
 _MOST_BEGINNINGS = 16_000_000
 #: How JSON writes half of a character that UTF-16 has in two parts.
@@ -136,14 +136,20 @@ def _encodable(found: Any) -> Any:
     Raises:
         ValueError: It holds one.
     """
-    json.dumps(found, ensure_ascii=False).encode()
+    waiting = [found]
+    while waiting:  # each text on its own: one wide letter makes the whole four times as long
+        part = waiting.pop()
+        if isinstance(part, str):
+            part.encode()
+        waiting += [*part, *part.values()] if isinstance(part, dict) else part if isinstance(part, list) else ()
     return found
 
 
 def _load_json(text: str) -> Any:
     """Load a document of no more lists, mappings and values than a report has, each of which takes its memory."""
-    if sum(map(text.count, "[{")) > _MOST_COLLECTIONS or text.count(",") > _MOST_ENTRIES:
-        raise ValueError(f"it holds more than {_MOST_COLLECTIONS} lists and mappings, or {_MOST_ENTRIES} values")
+    for noun, marks, most in _BOUNDS:
+        if sum(map(text.count, marks)) > most:
+            raise ValueError(f"it holds more than {most} {noun}")
     found = json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
     return _encodable(found) if _HALF.search(text) else found
 

@@ -1,6 +1,7 @@
 """Texts from outside: what they say, and one clear refusal for each way to write a hostile one."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -162,10 +163,28 @@ def test_a_key_of_a_thousand_parts_is_not_taken_apart(tmp_path: Path) -> None:
     assert len(read_toml(path)["tool"]["other"]["dependencies"]) == 900
 
 
-@pytest.mark.parametrize("text", ['{"":{}}', "[]", "1"], ids=["mappings", "lists", "values"])
-def test_json_of_nothing_but_structure_is_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "times", "noun"),
+    [('{"":0}', 500_001, "keys"), ("[]", 1_000_001, "lists and mappings"), ("1", 4_000_002, "values")],
+)
+def test_json_of_nothing_but_structure_is_refused(text: str, times: int, noun: str, tmp_path: Path) -> None:
     """An empty mapping has two letters and sixty-four bytes."""
-    times = 10_000_002 if text == "1" else 1_000_001
     (tmp_path / "report.json").write_text("[" + ",".join([text] * times) + "]")
-    with pytest.raises(OptimizeError, match="it holds more than"):
+    with pytest.raises(OptimizeError, match=f"it holds more than [0-9]* {noun}"):
         read_json(tmp_path / "report.json")
+
+
+def test_json_is_no_longer_than_memory_holds_with_a_wide_letter(tmp_path: Path) -> None:
+    """One letter beyond 16 bits makes a text four times as long: a report of 267 MB took 3 GB."""
+    path = tmp_path / "report.json"
+    path.write_text('["' + "a" * 2**23 + '\\ud83d\\ude00"]')
+    tracemalloc.start()
+    try:
+        read_json(path)
+        assert tracemalloc.get_traced_memory()[1] < 11 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+    with path.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(OptimizeError, match="at most"):
+        read_json(path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from optimize import files, processor, texts
 from optimize.errors import Refused, UsageError
@@ -22,13 +22,13 @@ from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
 from optimize.measure.environment import Environment
-from optimize.records import gather
+from optimize.records import FrozenRecord, gather
 
 SCHEMA_VERSION = 1
 SUFFIX = ".json"
 
 
-class Baseline(BaseModel):
+class Baseline(FrozenRecord):
     """What is stored of a base.
 
     Attributes:
@@ -55,8 +55,6 @@ class Baseline(BaseModel):
         raw: Every sample of every block of that check.
         created: When, in UTC.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int = SCHEMA_VERSION
     name: str

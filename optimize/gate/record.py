@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
@@ -16,7 +16,7 @@ from optimize.measure.metrics import Unit
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import percentile
 from optimize.measure.subjects import Subject
-from optimize.records import gather
+from optimize.records import FrozenRecord, gather
 
 SCHEMA_VERSION = 1
 #: Exit codes; what an inconclusive check ends as can be chosen.
@@ -31,11 +31,7 @@ EXIT_CODES = {
 _PRECEDENCE = (Verdict.FAIL, Verdict.NOT_COMPARABLE, Verdict.INCONCLUSIVE, Verdict.WARN)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SideRecord(_Record):
+class SideRecord(FrozenRecord):
     """One side.
 
     Attributes:
@@ -77,7 +73,7 @@ class SideRecord(_Record):
     waited: int = 0
 
 
-class TimeRecord(_Record):
+class TimeRecord(FrozenRecord):
     """The verdict on time and what it rests on; see ``verdict.Decision`` and ``verdict.Demand``."""
 
     max_regression: float
@@ -97,7 +93,7 @@ class TimeRecord(_Record):
     seconds: float
 
 
-class AccuracyRecord(_Record):
+class AccuracyRecord(FrozenRecord):
     """A metric: the candidate's ``value`` and the base's, and the 95 % interval of the difference; see ``Accuracy``."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -115,7 +111,7 @@ class AccuracyRecord(_Record):
     higher_is_better: bool = True
 
 
-class FindingRecord(_Record):
+class FindingRecord(FrozenRecord):
     """One thing that was asked.
 
     Attributes:
@@ -133,7 +129,7 @@ class FindingRecord(_Record):
     reason: str
 
 
-class CaseRecord(_Record):
+class CaseRecord(FrozenRecord):
     """One pair of models.
 
     Attributes:
@@ -181,7 +177,7 @@ class CaseRecord(_Record):
         return rounds.from_json(self.raw) if self.raw else GateTrace()
 
 
-class SelfTestRecord(_Record):
+class SelfTestRecord(FrozenRecord):
     """What comparing one model with itself says of a runner.
 
     Attributes:
@@ -203,7 +199,7 @@ class SelfTestRecord(_Record):
     fit: bool
 
 
-class Record(_Record):
+class Record(FrozenRecord):
     """A check.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from optimize.escaping import plain
 from optimize.measure.accuracy import Accuracy
@@ -16,7 +16,7 @@ from optimize.measure.bound import BoundCheck
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather, now
+from optimize.records import FrozenRecord, LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather, now
 from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
 if TYPE_CHECKING:
@@ -40,12 +40,10 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
-class StrictRecord(BaseModel):
+class StrictRecord(FrozenRecord):
     """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
         allow_inf_nan=False,
         revalidate_instances="always",
         from_attributes=True,

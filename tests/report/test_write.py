@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from optimize.errors import UsageError
 from optimize.report import FILES
@@ -42,3 +43,11 @@ def test_another_ending_is_a_usage_error(endings: tuple[str, ...], words: str) -
     check_ending(Path(f"graph{endings[0].upper()}"), *endings, example="")
     with pytest.raises(UsageError, match=words):
         check_ending(Path("graph.pdf"), *endings, example="")
+
+
+def test_the_first_mistake_of_many_is_enough(report: Report, tmp_path: Path) -> None:
+    """Each takes hundreds of bytes: a file of 50 MB took 8 GB."""
+    for name, wrong in (("rows", [{}] * 1000), ("warnings", [0] * 1000)):
+        with pytest.raises(ValidationError) as caught:
+            Report.model_validate({**report.model_dump(), name: wrong})
+        assert caught.value.error_count() < 20
