@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,17 @@ def test_an_archive_that_inflates_is_read_only_where_it_is_needed(
     assert "z" in members and list(members) == ["x", "z"] and len(members) == 2
     with pytest.raises(Refused, match="bytes of memory"):
         members["z"]
+
+
+def test_members_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty that each inflate to just what one may took 7 GB."""
+    monkeypatch.setattr("optimize.data.array_files._INFLATED_BYTES", 2_000_000)
+    blank = array_file("(99999, 3)", body=bytes(1199988))
+    path = packed(tmp_path / "x.npz", *((f"{name}.npy", blank) for name in "xz"))
+    members = Members(path)
+    assert all(members["x"].shape == (99999, 3) for _ in range(3))
+    refused(path, "2 of its arrays claim [0-9]* bytes together", [replace(ONE[0], name=name) for name in "xz"])
+    refused(packed(tmp_path / "y.npz", ("x.npy", blank), ("y.npy", blank)), "2 of its arrays")
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -6,7 +6,7 @@ import contextlib
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +20,8 @@ from optimize.regular import require_file, shown
 _HINT = "Save plain numeric arrays with numpy.savez."
 #: Deflate makes no more of one byte than this: whatever a zip claims beyond it is not there.
 _MOST_INFLATED = 1100
-#: Bytes that any member may be inflated to, and how many times its size where that is more: arrays of measurements
-#: hardly shrink, labels and masks a hundredfold.
+#: Bytes that members may be inflated to, each and together, and how many times the size where that is more: arrays of
+#: measurements hardly shrink, labels and masks a hundredfold.
 _INFLATED_BYTES, _INFLATED_FREELY = 256 << 20, 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: The axes that NumPy and torch agree on.
@@ -67,7 +67,7 @@ class Members(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, file: Path | IO[bytes], name: str = "") -> None:
-        self._file, self._name = file, name or str(file)
+        self._file, self._name, self._asked = file, name or str(file), set[str]()
         refuse_directory(file, self._name)
         with _readable(self._name), zipfile.ZipFile(file) as archive:
             self._entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -80,11 +80,13 @@ class Members(Mapping[str, np.ndarray]):
         """Read an array.
 
         Raises:
-            Refused: It is damaged, holds objects, or is larger than the free memory.
+            Refused: It is damaged, holds objects, or is larger than the free memory, or inflates with what was read.
         """
         entry = self._entries[name]
         with _readable(self._name), zipfile.ZipFile(self._file) as archive:
             _check_member(entry)
+            self._asked.add(name)
+            _check_sum([self._entries[other] for other in self._asked], archive.start_dir)
             with archive.open(entry) as member:
                 _check_header(member, entry.file_size)
             with archive.open(entry) as member:
@@ -153,3 +155,10 @@ def _check_member(entry: zipfile.ZipInfo) -> None:
     free = free_bytes() // 2  # what is read is converted, and something must be left for the model
     if entry.file_size > free:
         raise ValueError(f"'{shown(entry.filename)}' needs {entry.file_size} bytes of memory; {free} are there for it")
+
+
+def _check_sum(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Refuse members that are small each and not together; several may be inflated from the same bytes."""
+    claimed = sum(entry.file_size for entry in entries)
+    if claimed > max(_INFLATED_FREELY * size, _INFLATED_BYTES):
+        raise ValueError(f"{len(entries)} of its arrays claim {claimed} bytes together, in a file of {size}")
