@@ -101,6 +101,7 @@ _NO_MEMORY = (
     "out of memory",
     "bad_alloc",
     "bad allocation",
+    "memory allocation of",
 )
 
 

@@ -3,16 +3,20 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
+from optimize import sandbox
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, json_lines, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.gate import limits
+from optimize.progress import silent
 from optimize.report.model import Report
+from optimize.sandbox import ChildLimits
 from tests.test_cli import command
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(30)), "[PAD]"]
@@ -174,7 +178,71 @@ def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             opened(path, specs(4), str(tmp_path / broken))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"needs? the package tokenizers.*\npip install tokenizers"):
-        opened(path, specs(4), name)
+        json_lines.encode(tmp_path, silent, str(path), name, 4)
+
+
+def changed(name: str, **parts: Any) -> str:
+    """Give a tokenizer other parts, as whoever wrote it may."""
+    Path(name).write_text(json.dumps({**json.loads(Path(name).read_text()), **parts}))
+    return name
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, limits: ChildLimits) -> None:
+    monkeypatch.setattr(sandbox, "ChildLimits", SimpleNamespace(of=lambda _: limits))
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "w"}, "content": "ww"}
+TRUNCATION = {"max_length": 4, "stride": 4, "strategy": "LongestFirst", "direction": "Right"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        ({"truncation": TRUNCATION}, r"'.*tokenizer\.json' is no tokenizer that can be used: .*"),  # Rust panics
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40}}, "asks for more memory than it may have"),
+    ],
+)
+def test_what_a_tokenizer_does_is_its_own_process(
+    tmp_path: Path, parts: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, ChildLimits(1 << 30, 60.0, 120.0, 1 << 20))
+    name = changed(tokenizer(tmp_path), **parts)
+    with pytest.raises(Refused, match=match):
+        opened(lines(tmp_path, {"text": "w1 w2 w3 w4 w5 w6"}), specs(None), name)
+
+
+def test_a_tokenizer_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, ChildLimits(1 << 30, 1.0, 20.0, 1 << 20))
+    name = changed(tokenizer(tmp_path), normalizer={"type": "Sequence", "normalizers": [DOUBLING] * 24})
+    with pytest.raises(OptimizeError, match="was still not open after 1 s of computing"):
+        opened(lines(tmp_path, *[{"text": "w1"}] * 1000), specs(None), name)
+
+
+def test_rows_times_the_longest_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, entries = tokenizer(tmp_path), [*texts(60), {"text": "w1 " * 300, "label": 0}]
+    monkeypatch.setattr(json_lines, "_MOST_TOGETHER", 310)
+    for wanted in (specs(None), specs(100)):
+        chunks = list(opened(lines(tmp_path, *entries), wanted, name).chunks())
+        assert sum(map(len, chunks)) == 61 and all(chunk.inputs[0].numel() <= 310 for chunk in chunks)
+    for label in ("x" * 6000, [1] * 6000):
+        entries = [{"text": "w1", "label": label[:1]}] * 6000 + [{"text": "w1", "label": label}]
+        with pytest.raises(Refused, match="has 6,001 labels, one of them 6,000 long"):
+            opened(lines(tmp_path, *entries), specs(4), name)
+    for bound, match in (("_MOST_VALUES", "all of them 100"), ("_LONGEST", "may have 100 tokens")):
+        with monkeypatch.context() as patched, pytest.raises(Refused, match=match):
+            patched.setattr(json_lines, bound, 100)
+            json_lines.encode(tmp_path, silent, str(lines(tmp_path, {"text": "w1 " * 300})), name, None)
+
+
+def test_what_the_process_leaves_is_held_against_itself(tmp_path: Path) -> None:
+    good = {"ids": np.ones(3, np.uint32), "type_ids": np.ones(3, np.uint32), "lengths": np.array([1, 2])}
+    wrong = {"ids": np.ones(2, np.uint32), "lengths": np.array([4, -1]), "type_ids": np.ones(3), "labels": np.ones(3)}
+    for name, array in wrong.items():
+        np.savez(tmp_path / "texts.npz", **{**good, name: array})
+        with pytest.raises(Refused, match="do not fit each other"):
+            json_lines._left(tmp_path, None)
+    np.savez(tmp_path / "texts.npz", **good)
+    assert json_lines._left(tmp_path, None)[2].tolist() == [0, 1, 3]
 
 
 def test_a_tokenizer_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:

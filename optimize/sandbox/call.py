@@ -24,6 +24,8 @@ from optimize.sandbox.process import confined_variables, describe_end, end, star
 _CHILD = "optimize.sandbox.child"
 #: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.
 _LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 64, 4096
+#: Lines of them that may say why it ended: Rust's end with advice.
+_LAST = 3
 #: A child that closed its pipe and does not end by itself within this time is ended.
 _ENDING_S = 10.0
 _HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
@@ -241,8 +243,9 @@ def _error(message: Mapping[str, Any], about: str) -> OptimizeError:
 def _death(code: int, words: bytes, about: str, limits: ChildLimits, used_s: float) -> Refused:
     """Return what ended a child: its memory, its time, or something else; the system kills as a limit does."""
     said = words.decode(errors="replace").strip().splitlines()
-    if limits.memory_bytes is not None and said and lacks_memory(RuntimeError(said[-1])):
-        return _out_of_memory(about, said[-1][:200])
+    told = next((line for line in said[-_LAST:] if lacks_memory(RuntimeError(line))), None)
+    if limits.memory_bytes is not None and told is not None:
+        return _out_of_memory(about, told[:200])
     if limits.cpu_s is not None and code in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= limits.cpu_s - 1:
         return _out_of_time(about, limits.cpu_s, " of computing")
     return Died(about, code, words)

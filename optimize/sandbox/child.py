@@ -52,7 +52,7 @@ def _answered(
         return as_fields(error)
     except RecursionError:
         return {"error": "Refused", "what": "The file is nested too deeply to be read.", "hint": ""}
-    except Exception as error:  # a file that the function did not foresee
+    except BaseException as error:  # a file that the function did not foresee; a panic of Rust is no Exception
         line = (str(error).strip() or "no message").splitlines()[0][:300]
         if lacks_memory(error):
             return {"error": "MemoryError", "what": line, "hint": ""}
