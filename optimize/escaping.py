@@ -16,6 +16,10 @@ _COMMANDS = re.compile(
     r"(?![\w-]))|#(?=#\w*\[)",
     re.IGNORECASE,
 )
+#: Letters, marks and signs that are blank, and selectors of variants: Python counts them among what is printed.
+_BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 _LONGEST_WORD = 300
 
 
@@ -27,7 +31,7 @@ def plain(text: str) -> str:
     >>> print(plain("::error::owned"), plain("aten::relu"))
     \x3a:error::owned aten::relu
     """
-    seen = text if text.isprintable() else "".join(map(_written, text))
+    seen = text if text.isprintable() and not _BLANK.search(text) else "".join(map(_written, text))
     return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", seen)
 
 
@@ -52,4 +56,4 @@ def shortened(text: str) -> str:
 
 def _written(char: str) -> str:
     """Return a character as it is where it is seen, else its escape."""
-    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+    return char if char.isprintable() and not _BLANK.match(char) else char.encode("unicode_escape").decode("ascii")

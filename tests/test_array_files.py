@@ -128,6 +128,11 @@ def test_honest_files_open(save: object, order: str, tmp_path: Path) -> None:
         assert batch.inputs[0].tolist() == values.tolist()
 
 
+def test_a_model_without_inputs_takes_no_data(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    refused(tmp_path / "x.npy", "takes no inputs", [])
+
+
 def test_names_that_lead_to_no_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for name, message in {"fifo": "is a fifo", "/dev/zero": "is a device", "a" * 5000: "too long"}.items():
@@ -179,6 +184,9 @@ def test_images_that_are_refused(tmp_path: Path) -> None:
     for name, (content, message) in bad.items():
         (tmp_path / name).write_bytes(content)
         refused(tmp_path, message, IMAGE)
+        with pytest.raises(Refused) as caught:
+            open_data(tmp_path, inputs=IMAGE)
+        assert " object at " not in str(caught.value) and "_" not in caught.value.what.rpartition("'")[2]
         (tmp_path / name).unlink()
     for name in ("a.gif", "a.webp"):
         animated(tmp_path / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
+from click.core import ParameterSource
 
 from optimize import bounds, files, transaction
 from optimize.cli import failures
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, adds_pairs, named, numbers_of
 from optimize.regular import shown
@@ -62,10 +64,16 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command where all results can be written, none of them in the place of another or of a source.
 
+        A link that lies where nobody named a place came with somebody else's files, and leads where they say.
         In a process of its own (`main`) the command is confined first, by what its context holds as ``obj``.
         """
         apart: list[str | Path] = list(sources(ctx))
-        for names, path in destinations(ctx).values():
+        for name, (names, path) in destinations(ctx).items():
+            if path.is_symlink() and ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
+                raise Refused(
+                    f"'{path}' is a link to '{shown(os.readlink(path))}', and nobody named it for results.",
+                    hint=f"Name the folder, --{name} {path}, or remove the link.",
+                )
             if names is None:
                 files.check(path)
                 files.check_apart(path, apart)

@@ -54,9 +54,11 @@ def open_data(
         image: How images are prepared, ImageNet's way by default, and texts.
 
     Raises:
-        UsageError: Labels are missing or of a wrong dtype, or the data cannot be read for such a model.
+        UsageError: Labels are missing or of a wrong dtype, or the model takes no such data, or none.
         Refused: The data is missing, damaged, empty, not finite or of a wrong shape.
     """
+    if not inputs:
+        raise UsageError("The model takes no inputs, so that there is nothing to read data for.", hint="Leave it out.")
     source = _source(spec, tuple(inputs), image or ImagePreprocessing())
     source = _of_classes(source) if labelled and classes else source
     first = next((chunk for chunk in source.chunks() if len(chunk)), None)

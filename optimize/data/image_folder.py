@@ -96,6 +96,9 @@ class _Watched(io.BytesIO):
     reads, delivered = 0, 0
     most_bytes: float = _HEADER_BYTES
 
+    def __repr__(self) -> str:  # in messages of decoders; what is said of them names the file
+        return ""
+
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes.
 

@@ -35,8 +35,10 @@ def synthesize(
         progress: Told how many of the steps are done.
 
     Raises:
-        Refused: An input is not floating point: no noise stands for tokens.
+        Refused: There is no input, or one is not floating point: no noise stands for tokens.
     """
+    if not program.inputs:
+        raise Refused("The model takes no inputs: it gives one answer, and INT8 has nothing to be calibrated on.")
     generator = torch.Generator().manual_seed(seed)
     inputs = [_noise(program, tensor, samples, generator) for tensor in program.sample(samples)]
     norms = [node for node in graph.calls(program.graph, aten.batch_norm.default) if _has_statistics(node)]

@@ -10,7 +10,9 @@ from optimize.escaping import plain, plain_lines
 from optimize.report.document import Cards, Cell, Code, Document, Facts, Grid, Item, Items, Line, Section, Text, parts
 
 #: What Markdown reads: its marks, a list or heading at the start, and what GitHub makes links of by itself.
-_SYNTAX = re.compile(r"[\\`*_~\[\]|]|^#|^[+-](?=\s)|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
+_SYNTAX = re.compile(r"[\\`*_~\[\]|]|^#(?!\d)|^[+-](?=\s)|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
+#: What begins formulas, calls people and points to issues wherever it stands, but for an element of its own.
+_CALLING = re.compile(r"[$@]|#(?=\d)")
 
 
 def render(document: Document, *, level: int = 1) -> str:
@@ -29,14 +31,20 @@ def render(document: Document, *, level: int = 1) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return text that Markdown and HTML show as it is: nothing in it becomes a link, an image or a heading.
+    r"""Return text that Markdown and HTML show as it is: nothing in it becomes a link, an image, a heading or a call.
 
     >>> escape("a|b <script> *c*")
     'a\\|b &lt;script&gt; \\*c\\*'
     >>> escape("# ![x](https://x.y)")
     '\\# !\\[x\\](https\\://x.y)'
+    >>> escape("@user")
+    '<span>@</span>user'
     """
-    return _SYNTAX.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
+    return _silence(_SYNTAX.sub(r"\\\g<0>", html.escape(plain(text), quote=False)))
+
+
+def _silence(text: str) -> str:
+    return _CALLING.sub(r"<span>\g<0></span>", text)
 
 
 def code(text: str) -> str:
@@ -112,4 +120,5 @@ def _items(section: Items) -> Iterator[str]:
 
 def _folded(item: Item, what: str) -> str:
     lines = "\n".join(f"- {_line(line)}" for line in item.lines) or "- nothing"
-    return f"\n<details><summary>{html.escape(plain(item.name))}: {what}</summary>\n\n{lines}\n\n</details>"
+    name = _silence(html.escape(plain(item.name), quote=False))
+    return f"\n<details><summary>{name}: {what}</summary>\n\n{lines}\n\n</details>"

@@ -206,7 +206,8 @@ def _joined(one: Sequence[Entry], other: Sequence[Entry]) -> list[tuple[Entry | 
     """Join entries by kind and file, and what is left where only the file differs and nothing else can be meant."""
     partners = {(entry.kind, entry.file): entry for entry in other}
     joined = [(entry, partners.get((entry.kind, entry.file))) for entry in one]
-    rest = [entry for entry in partners.values() if all(entry is not partner for _, partner in joined)]
+    found = {id(partner) for _, partner in joined}
+    rest = [entry for entry in partners.values() if id(entry) not in found]
     rivals = Counter(entry.kind for entry, partner in joined if partner is None)
     alike = Counter(entry.kind for entry in rest)
     renamed = {entry.kind: entry for entry in rest if rivals[entry.kind] == alike[entry.kind] == 1}

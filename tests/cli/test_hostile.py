@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from optimize.cli import cli
+from optimize.errors import Refused
+from optimize.escaping import plain
 from optimize.gate import junit
 from optimize.report import check, console, html, markdown
+from optimize.report.document import Document, Item, Items
 from tests.gate.records import CASES, RECORD
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -109,3 +114,35 @@ def test_markdown_shows_what_it_would_read() -> None:
     assert markdown.escape("# [a](b) ![c](d) <e> |f| www.g") == r"\# \[a\](b) !\[c\](d) &lt;e&gt; \|f\| www\.g"
     assert markdown.fence("```\n```") == "````\n```\n```\n````"
     assert "\n" not in markdown.code(NAME)
+
+
+def test_nobody_is_called_and_nothing_is_a_formula() -> None:
+    """GitHub makes formulas, mentions and references of what stands in a text, and of nothing in two elements."""
+    calling = "#1 @everyone $x$ a/b#2"
+    silent = re.sub("([@$]|#(?=[0-9]))", r"<span>\1</span>", calling)
+    assert markdown.escape(calling) == silent
+    folded = Items((Item(calling, "fine", lines=("found",)),), title="", fold="what was measured")
+    assert f"<summary>{silent}: what was measured" in markdown.render(Document("t", "", (folded,)))
+
+
+@pytest.mark.parametrize("sign", "\u202e\u200b\u2066\ufeff\u034f\u115f\u2800\u3164\ufe0f\uffa0\U000e0041\U000e0100")
+def test_what_is_not_seen_is_written_out(sign: str) -> None:
+    written = sign.encode("unicode_escape").decode("ascii")
+    assert plain(f"a{sign}b") == f"a{written}b" and markdown.code(f"a{sign}b") == f"`a{written}b`"
+    assert plain("préfixe 模型 नमूना") == "préfixe 模型 नमूना"
+
+
+@pytest.mark.parametrize("name", ["run", "bench", "sensitivity"])
+def test_a_link_that_nobody_named_is_not_written_through(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloned repository may hold one where results go."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.pt").touch()
+    place = {"run": "optimized"}.get(name, name)
+    (tmp_path / place).symlink_to("elsewhere")
+    words = [name, "net.pt", *(["net.pt"] if name == "bench" else [])]
+    found = CliRunner().invoke(cli, words).exception
+    assert isinstance(found, Refused) and f"'{place}' is a link to 'elsewhere', and nobody named it" in found.what
+    found = CliRunner().invoke(cli, [*words, "--out", place]).exception
+    assert "link" not in str(found) and not (tmp_path / "elsewhere").exists()

@@ -40,6 +40,15 @@ def test_without_batch_norm_noise_is_used_and_said() -> None:
     assert "no BatchNorm" in synthesize(program).name
 
 
+def test_a_model_without_inputs_is_not_calibrated() -> None:
+    class Constant(nn.Linear):
+        def forward(self) -> torch.Tensor:
+            return self.weight * 2
+
+    with pytest.raises(Refused, match="takes no inputs"):
+        synthesize(optimize.capture(Constant(4, 2).eval(), ()))
+
+
 def test_tokens_cannot_be_synthesised() -> None:
     program = optimize.capture(nn.Embedding(10, 4).eval(), (torch.zeros(2, 3, dtype=torch.int64),))
     with pytest.raises(Refused, match=r"takes torch\.int64"):
