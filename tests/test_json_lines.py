@@ -168,9 +168,10 @@ def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [InputSpec("x", (3, 8, 8))],
         specs(4, "input_ids", "position_ids"),
         specs(4, "mask"),
+        specs(2**30),
         [*specs(4), InputSpec("type_ids", (5,), "int64")],
     ):
-        with pytest.raises(UsageError, match=r"[Tt]he model takes"):
+        with pytest.raises(UsageError, match=r"[Tt]he model (takes|fixes)"):
             opened(path, wanted, name)
     (tmp_path / "broken.json").write_text("{}")
     for broken, match in (("broken.json", "is no tokenizer that can be used"), ("none.json", "There is no file")):

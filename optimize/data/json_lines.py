@@ -87,7 +87,8 @@ def from_lines(path: Path, specs: Sequence[InputSpec], tokenizer: str) -> Sample
     read = _Texts(str(path), tuple(specs), roles, *found, length, (token, bool(is_left)))
     count = len(read.starts) - 1
     told = f"{cut:,} of {plural(count, 'text')} of '{path.name}' were cut to {length or kept} tokens."
-    return Samples(str(path), read.chunks, count, notes=(told,) if cut else ())
+    lacking = (f"The texts were encoded with {missing}." for missing in answer.missing)
+    return Samples(str(path), read.chunks, count, notes=(*((told,) if cut else ()), *lacking))
 
 
 _NO_TOKENIZER = "Name the model's own: --tokenizer tokenizer.json."
@@ -237,11 +238,13 @@ def _length(specs: Sequence[InputSpec]) -> int | None:
     """Return the length that a model fixes; None where it is free.
 
     Raises:
-        UsageError: It fixes several.
+        UsageError: It fixes several, or a longer one than any text has.
     """
     lengths = {size for spec in specs for size in spec.shape if size is not None}
     if len(lengths) > 1:
         raise UsageError(f"The model takes tokens, masks and types of different lengths: {sorted(lengths)}.")
+    if max(lengths, default=0) > _LONGEST:
+        raise UsageError(f"The model fixes a length of {max(lengths)} tokens; a text has {_LONGEST} at most here.")
     return next(iter(lengths), None)
 
 
