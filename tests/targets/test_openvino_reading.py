@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimize import sandbox
 from optimize.errors import Refused
 from optimize.measure.openers import Opening
 from optimize.profile.artifacts import profile_file
+from optimize.targets.openvino import description
 from optimize.targets.openvino.description import Body
-from optimize.targets.openvino.reading import check_ir, read_model
+from optimize.targets.openvino.reading import check_ir, inputs_of, read_model
 
 ov = pytest.importorskip("openvino")
 
@@ -76,6 +78,11 @@ BAD = {
     "encoding": (lambda text: text.replace('"1.0"', '"1.0" encoding="x-none"'), "is not XML"),
     "another root": (lambda text: "<svg/>", "no description of an OpenVINO graph"),
     "deep": (lambda text: "<net>" + "<deeper>" * 5000, "deep"),
+    "attribute": (
+        lambda text: text.replace("<net", f'<net of="{"a" * (20 << 20)}"', 1),
+        "a tag or comment at byte 22 is",
+    ),
+    "comment": (lambda text: text.replace("<net", f"<!--{'a' * (20 << 20)}--><net", 1), "longer than 1048576 bytes"),
     "two layers": (lambda text: text.replace('<layer id="2"', '<layer id="1"', 1), "two layers have the number 1"),
     "offset": (const("offset", "-8"), "is no offset"),
     "digits": (const("offset", "9" * 5000), "is no offset"),
@@ -94,6 +101,13 @@ def test_descriptions_that_are_refused(edit: Callable[[str], str], message: str,
         Opening(tmp_path).open(str(path))
     with pytest.raises(Refused, match=message):
         profile_file(path)
+
+
+@pytest.mark.parametrize("inside", ["<a/>" * 1000, "<a " + " ".join(f'a{n}=""' for n in range(1000)) + "/>"])
+def test_elements_and_attributes_are_counted(inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(description, "MOST_ELEMENTS", 1000)
+    (tmp_path / "m.xml").write_text(f"<net>{inside}</net>")
+    refused(tmp_path / "m.xml", "more than 1000 elements and attributes")
 
 
 NO_TRIPS = '<edges><edge from-layer="0" from-port="0" to-layer="3" to-port="0"/></edges>'
@@ -151,6 +165,21 @@ def test_an_honest_file_opens(honest: Path, tmp_path: Path) -> None:
     assert len(read_model(honest).inputs) == 1
     (spec,) = Opening(tmp_path).open(str(honest)).artifact.inputs
     assert spec.shape == (1, 4)
+
+
+FORGED = {
+    "none": None, "text": "abc", "pairs": [["x", [1]]], "no name": [[1, [1], "float32"]], "sizes": [["x", 4, "float32"]],
+    "negative": [["x", [-1], "float32"]], "truth": [["x", [True], "float32"]], "large": [["x", [2**63], "float32"]],
+    "word": [["x", ["batch\n::error::"], "float32"]], "deep": [["x", [1] * 65, "float32"]],
+    "object": [["x", [1], "object"]], "list": [["x", [1], ["float32"]]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", FORGED.values(), ids=FORGED)
+def test_what_a_child_says_that_a_file_takes(answer: object, honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "call", lambda *_, **__: sandbox.Answer(answer, ()))
+    with pytest.raises(Refused, match="gave no answer"):
+        inputs_of(honest)
 
 
 def test_a_layer_of_an_extension_loads_nothing(honest: Path, tmp_path: Path) -> None:

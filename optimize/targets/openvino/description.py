@@ -6,20 +6,24 @@ import xml.parsers.expat as expat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from optimize import processor
 from optimize.errors import Refused
 from optimize.regular import require_file, shown
 
-#: Of a description; weights lie beside it.
-MOST_BYTES = 2**28
+#: Of a description; weights lie beside it. And of one tag, comment or name in it: the parser starts again at its first
+#: byte whenever more of it comes, and hears no Ctrl-C before the piece that it was given is read.
+MOST_BYTES, MOST_TAG_BYTES, _PIECE_BYTES = 2**27, 2**20, 2**16
 #: Layers with those of all bodies, and elements inside one another (a body of a loop is three of them deeper).
-MOST_LAYERS, MOST_DEPTH = 1_000_000, 192
+MOST_LAYERS, MOST_DEPTH = 250_000, 192
+#: Elements and their attributes; a layer has some fifty with its edges.
+MOST_ELEMENTS = 2**22
 _BODIES = frozenset({"net", "body", "then_body", "else_body"})
 #: Sections of a graph, and what a layer has one of: OpenVINO reads the first in its place, and none elsewhere.
 _SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"})
 #: Types of stored weights that are rounded.
+_KEPT = ("element_type", "shape", "offset", "size")
 _INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
 _HINT = "Write it again with openvino.save_model."
 
@@ -32,7 +36,7 @@ class IrLayer:
         number: Its number in its graph.
         name: Its name.
         kind: Its type, such as ``Const``.
-        data: The attributes of its ``data`` element.
+        data: What its ``data`` element says of what is stored.
         ports: Numbers of its inputs, in order.
         bodies: What it executes inside.
     """
@@ -82,16 +86,17 @@ def read_description(path: Path) -> Body:
     """Return the graph of a description.
 
     Raises:
-        Refused: It is no regular file, too large, no XML of OpenVINO, has a DTD, or nests too deep.
+        Refused: It is no regular file, too large, no XML of OpenVINO, has a DTD, nests too deep, or has more elements
+            or longer tags than any graph; the message says which.
     """
     require_file(path, most_bytes=MOST_BYTES)
     reader = _Reader(path)
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate(intern=None)  # else it keeps each name that there is
     parser.StartElementHandler, parser.EndElementHandler = reader.begin, reader.end
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = reader.refuse_dtd
     try:
         with path.open("rb") as file:
-            parser.ParseFile(file)
+            reader.read(parser, file)
     except OSError as error:
         raise Refused(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
     except (expat.ExpatError, ValueError, LookupError) as error:
@@ -108,12 +113,27 @@ class _Reader:
         self._layers: list[IrLayer] = []
         self._open: list[str] = []
         self._had: list[set[str]] = [set()]
-        self._count = 0
+        self._count = self._elements = 0
+
+    def read(self, parser: expat.XMLParserType, file: BinaryIO) -> None:
+        """Give a file to a parser that tells this reader what goes by."""
+        given = 0
+        while piece := file.read(_PIECE_BYTES):
+            parser.Parse(piece, False)
+            given += len(piece)
+            if given - parser.CurrentByteIndex > MOST_TAG_BYTES:
+                self._refuse(
+                    f"a tag or comment at byte {parser.CurrentByteIndex} is longer than {MOST_TAG_BYTES} bytes"
+                )
+        parser.Parse(b"", True)
 
     def begin(self, name: str, attributes: dict[str, str]) -> None:
         """Take in the start of an element."""
         parent = self._open[-1] if self._open else ""
         self._open.append(name)
+        self._elements += 1 + len(attributes)
+        if self._elements > MOST_ELEMENTS:
+            self._refuse(f"it has more than {MOST_ELEMENTS} elements and attributes")
         self._refuse_hidden(name, parent)
         if (name == "net") != (not parent):
             self._refuse("it is no description of an OpenVINO graph")
@@ -124,7 +144,7 @@ class _Reader:
         elif name == "layer" and parent == "layers":
             self._begin_layer(attributes)
         elif self._open[-3:] == ["layers", "layer", "data"]:
-            self._layers[-1].data = attributes
+            self._layers[-1].data = {key: attributes[key] for key in _KEPT if key in attributes}
         elif self._open[-4:] == ["layers", "layer", "input", "port"]:
             self._layers[-1].ports.append(attributes.get("id", ""))
         elif parent == "edges" and name == "edge":
@@ -153,7 +173,8 @@ class _Reader:
             self._refuse(f"'{name}' are not in a graph")
         if name in self._had[-1] and (name in _SECTIONS or (name in _SINGLE and parent == "layer")):
             self._refuse(f"one '{parent}' has '{name}' twice")
-        self._had[-1].add(name)
+        if name in _SECTIONS or name in _SINGLE:
+            self._had[-1].add(name)
         self._had.append(set())
 
     def _begin_body(self) -> None:

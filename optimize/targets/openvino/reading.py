@@ -31,9 +31,11 @@ _BITS = {
 _NUMPY = {name: np.dtype(name) for name in ("i8", "u8")} | {
     f"{kind}{bits}": np.dtype(f"<{kind}{bits // 8}") for kind in "iuf" for bits in (16, 32, 64)
 }
-#: Numbers that say how large something is: one an axis, at most.
-_MOST_SIZES = 64
+#: Numbers that say how large something is: one an axis, at most, in one of the first few inputs.
+_MOST_SIZES, _READ = 64, 3
 _SAVE = "Write both files again with openvino.save_model."
+#: What NumPy calls the elements of arrays that files take.
+_TYPES = frozenset({"bool", *(kind.name for kind in _NUMPY.values())})
 #: Layers that keep the numbers of their first input.
 _CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
 
@@ -79,7 +81,7 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
 
     Raises:
         TargetUnavailable: OpenVINO is not installed.
-        Refused: OpenVINO cannot read it, or crashed over it.
+        Refused: OpenVINO cannot read it, crashed over it, or was made to say what is no answer.
     """
     if sandbox.is_confined():
         return inputs_here(path)
@@ -92,7 +94,26 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
             limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
             confined=not trust,
         )
-    return tuple(TensorSpec(str(name), tuple(shape), str(dtype)) for name, shape, dtype in answer.value)
+    try:
+        return tuple(_read_spec(*entry) for entry in answer.value)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"The process that opened '{shown(path)}' gave no answer.", hint=HINT) from error
+
+
+def _read_spec(name: Any, shape: Any, dtype: Any) -> TensorSpec:
+    """Return what a child says of one input, which may be anything.
+
+    Raises:
+        ValueError: It is no name, no sizes or no type.
+    """
+    sizes = isinstance(shape, list) and len(shape) <= _MOST_SIZES and all(map(_is_size, shape))
+    if not isinstance(name, str) or not sizes or dtype not in _TYPES:
+        raise ValueError(name, shape, dtype)
+    return TensorSpec(name, tuple(shape), dtype)
+
+
+def _is_size(size: Any) -> bool:
+    return size == "?" or (type(size) is int and 0 <= size < 2**63)
 
 
 def read_inputs(folder: Path, tell: Any, path: str) -> list[tuple[Any, ...]]:
@@ -105,13 +126,18 @@ def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
 
     Raises:
         TargetUnavailable: OpenVINO is not installed.
-        Refused: OpenVINO cannot read it, or an input of it has no name or no type that arrays have.
+        Refused: OpenVINO cannot read it, or an input of it has no name, more dimensions than arrays have, or no type
+            of theirs.
     """
     from optimize.targets.openvino.runner import refusing
 
     model = read_model(path)
     with refusing(f"tell what '{path.name}' takes"):
-        return tuple(_spec(port) for port in model.inputs)
+        specs = tuple(_spec(port) for port in model.inputs)
+    odd = next((spec.name for spec in specs if spec.dtype not in _TYPES or len(spec.shape) > _MOST_SIZES), None)
+    if odd is not None:
+        raise Refused(f"'{shown(path)}' takes '{shown(odd)}'; only tensors of numbers can be given here.")
+    return specs
 
 
 def _spec(port: Any) -> TensorSpec:
@@ -177,7 +203,7 @@ class _Check:
     def _check_growth(self, body: Body, layer: IrLayer) -> None:
         """Refuse a value that is as large as constants say, where they say too much."""
         rule = _GROWING.get(layer.kind)
-        numbers = [self._numbers(body, layer, place) for place in range(len(layer.ports))] if rule else []
+        numbers = [self._numbers(body, layer, place) for place in range(min(len(layer.ports), _READ))] if rule else []
         try:
             elements = rule(numbers) if rule else 0
         except (TypeError, IndexError, ValueError, OverflowError, ZeroDivisionError):
