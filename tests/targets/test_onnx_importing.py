@@ -187,6 +187,14 @@ def test_what_is_not_read_is_named(node: onnx.NodeProto, message: str, tmp_path:
         opened(graph_file(tmp_path / "net.onnx", node, **stored))
 
 
+def test_a_file_without_outputs_is_not_called_old(tmp_path: Path) -> None:
+    graph_ = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], [])
+    for opset, message in ((20, "has no outputs"), (8, "is of opset 8; 9 and later are read")):
+        model = helper.make_model(graph_, opset_imports=[helper.make_opsetid("", opset)])
+        with pytest.raises(Refused, match=message):
+            OnnxGraph(model, tmp_path / "m.onnx")
+
+
 def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
     x = REFERENCES["resnet"].inputs(4)
     program = optimize.capture(built("resnet"), (x,))

@@ -168,7 +168,7 @@ def test_an_honest_file_opens(honest: Path, tmp_path: Path) -> None:
 
 
 FORGED = {
-    "none": None, "text": "abc", "pairs": [["x", [1]]], "no name": [[1, [1], "float32"]], "sizes": [["x", 4, "float32"]],
+    "none": None, "text": "abc", "pairs": [["x", [1]]], "no name": [[1, [1], "int8"]], "sizes": [["x", 4, "float32"]],
     "negative": [["x", [-1], "float32"]], "truth": [["x", [True], "float32"]], "large": [["x", [2**63], "float32"]],
     "word": [["x", ["batch\n::error::"], "float32"]], "deep": [["x", [1] * 65, "float32"]],
     "object": [["x", [1], "object"]], "list": [["x", [1], ["float32"]]],

@@ -207,8 +207,10 @@ class OnnxGraph(ForeignGraph):
         if missing := sorted({op for op in calls if op not in known or op == "Linear"} | others):
             named = ", ".join(map(shown, missing[:8]))
             raise Refused(f"'{path}' calls operators of ONNX that are not read: {named}.", hint=_HINT)
-        if self._opset < _NO_OPSET_BEFORE or not self._model.graph.output:
-            raise Refused(f"'{path}' is of opset {self._opset}; {_NO_OPSET_BEFORE} and later are read.")
+        if self._opset < _NO_OPSET_BEFORE:
+            raise Refused(f"'{path}' is of opset {self._opset}; {_NO_OPSET_BEFORE} and later are read.", hint=_HINT)
+        if not self._model.graph.output:
+            raise Refused(f"'{path}' has no outputs: it computes nothing.", hint="Name them when it is exported.")
 
     def _refusal(self, node: onnx.NodeProto, reason: str) -> Refused:
         name = shown(node.name or next(iter(node.output), ""))
