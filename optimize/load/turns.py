@@ -32,6 +32,8 @@ from optimize.load.operators import words
 
 #: What makes a list or a dictionary longer, or puts something into it.
 _GROWING = words("append insert extend add_ _set_item setdefault update")
+#: What leaves it as long as it is, or makes it shorter; after anything else that changes it, its length is not known.
+_SHRINKING = words("pop remove clear reverse sort")
 _MADE = ("prim::ListConstruct", "prim::DictConstruct")
 #: Passes over a function until what still grows is taken to be without bound; and nodes that are looked at in all.
 _PASSES, _MOST_READ, _MOST_MODULES = 8, 1 << 20, 100_000
@@ -39,6 +41,7 @@ _PASSES, _MOST_READ, _MOST_MODULES = 8, 1 << 20, 100_000
 _MOST_DIMENSIONS, _OF_ONE = 64, 2
 #: Methods that are called without being named.
 _UNNAMED = {"prim::Enter": "__enter__", "prim::Exit": "__exit__"}
+_CALLS = ("prim::CallMethod", "prim::CallFunction", *_UNNAMED)
 #: What gives a tensor another shape where it is; so do all that write to one and are not called ``..._``.
 _RESHAPING = words("resize_ resize_as_ resize_as_sparse_ set_ unsqueeze_ as_strided_")
 
@@ -111,7 +114,7 @@ class _Attributes:
             for node in nodes(function.graph):
                 if node.kind() == "prim::SetAttr" and function.name != "__setstate__":
                     self._known[type_name(next(node.inputs())), node.s("name")] = UNBOUNDED
-                if node.kind() == "prim::CallMethod" and node.s("name") == "__setstate__":
+                if node.kind() in _CALLS and _callee(node)[0].endswith("__setstate__"):
                     raise Endless(function.name, "calls '__setstate__'")
 
     def get(self, owner: str, name: str) -> Magnitude:
@@ -146,7 +149,8 @@ class _Calls:
         receiver = next(node.inputs())
         if "Tensor(" in schema and (short in _RESHAPING or not short.endswith("_")):
             self.reshapes = True
-        if short in _GROWING and type_name(receiver) != "Tensor" and _made(receiver, carried, set()) is None:
+        counted = short in _SHRINKING or (short in _GROWING and _made(receiver, carried, set()) is not None)
+        if type_name(receiver) != "Tensor" and not counted:
             self.loose.add(type_name(receiver))
 
     def knows(self, name: str) -> bool:
@@ -226,7 +230,7 @@ class _Body:
             return self._loop(node)
         if kind == "prim::If":
             return self._branch(node)
-        if kind in ("prim::CallMethod", "prim::CallFunction", *_UNNAMED):
+        if kind in _CALLS:
             return self._call(node)
         self._grow(node)
         for value, bound in zip(node.outputs(), self._bounds(node), strict=True):
@@ -237,7 +241,7 @@ class _Body:
         count, _, *initial = node.inputs()
         turns = self._of(count).largest
         if turns >= 1 << 62:
-            raise Endless(self._name, "has a loop that ends when its data says so")
+            raise Endless(self._name, "has a loop that ends when its data says so, or sizes that have no bound")
         body = next(node.blocks())
         index, *inside = body.inputs()
         self._raise(index, Magnitude(turns))
