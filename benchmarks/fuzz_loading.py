@@ -2,9 +2,10 @@
 
 Files of every kind are mutated byte by byte and by their structure, and opened by the rules of the product in confined
 processes; a sample goes through the doors that a user has. Every case is made from its kind, seed and number alone, so
-that any of them can be made again:
+that any of them can be made again. Capturing takes a hundred times as long as reading; ``--every 0`` leaves it out:
 
     python -m benchmarks.fuzz_loading [--kind pt2] [--cases 100000] [--seconds 600] [--jobs 2] [--seed 0] [--doors 200]
+        [--every 40]
     python -m benchmarks.fuzz_loading --kind pt2 --seed 0 --case 1234 --write DIR
 
 "late", "crash" and "memory" are ends of the confined process, which the user's makes a refusal of; each is broken where
@@ -22,6 +23,7 @@ from typing import Any
 
 from optimize.sandbox import ChildLimits
 from tests.fuzzing import campaign, honest
+from tests.fuzzing.batch import DEEP
 from tests.fuzzing.kinds import KINDS
 
 _COLUMNS = ("opened", "refused", "unforeseen", "memory", "late", "crash", "traceback", "unlisted", "marker")
@@ -38,7 +40,7 @@ def run_kind(kind: str, files: Path, given: argparse.Namespace) -> campaign.Tall
 
     def run(span: campaign.Span) -> campaign.Tally:
         over = time.monotonic() > end
-        return campaign.Tally() if over else campaign.drive([span], files, given.seed)[kind]
+        return campaign.Tally() if over else campaign.drive([span], files, given.seed, deep=given.every)[kind]
 
     with ThreadPoolExecutor(given.jobs) as pool:
         return campaign.Tally().join(pool.map(run, campaign.spans(kind, given.cases)))
@@ -118,6 +120,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--case", type=int, help="a single case")
     parser.add_argument("--deep", action="store_true", help="capture and run the single case too")
     parser.add_argument("--write", type=Path, help="folder for the single case")
+    parser.add_argument("--every", type=int, default=DEEP, help="one case in so many is captured and run, 0 for none")
     for option, count in (("--cases", 1000), ("--seed", 0), ("--jobs", 1), ("--doors", 0), ("--reasons", 0)):
         parser.add_argument(option, type=int, default=count)
     return parser.parse_args()

@@ -75,11 +75,15 @@ def open_torch(path: Path, here: Here) -> None:
 
 
 def _take(path: Path, kind: Kind, here: Here) -> None:
-    """Do what the confined process does, and what the user's makes of the answer."""
-    if here.deep and kind is not Kind.EXPORTED:
+    """Do what the confined process does, and what the user's makes of the answer.
+
+    A module is captured in a deep case alone, which takes a hundred times as long as to read it: on inputs that are
+    guessed.
+    """
+    if here.deep and kind is Kind.TORCHSCRIPT:
         save_file({"0": torch.ones(INPUTS)}, here.folder / "inputs.safetensors")
     how = asdict(AS_USUAL)
-    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, how, True)
+    answer = taking.take(here.folder, lambda phase, share: None, str(path), "it", kind.name, how, here.deep)
     if answer["held"] == "model":
         here.belongs("user")
         _check_listed(stored.restore(here.folder).graph_module)

@@ -13,7 +13,9 @@ from optimize.errors import Refused
 from optimize.load.magnitudes import Magnitude, magnitude, nodes, of_operator, type_name
 from tests.load.files import load, rewritten
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning"
+)
 _DOUBLED = "    n = torch.arange(-n, n).size(0)\n" * 40
 _DIAGONAL = "    n = torch.size(torch.diag(torch.expand(torch.mean(x), [n]), n), 0)\n" * 40
 _CHUNKS = "    n = torch.len(torch.chunk(torch.zeros([0]), 1073741824))\n"
