@@ -1,0 +1,153 @@
+"""What pruning without training leaves of the answers, and how many public networks it can cut.
+
+    python -m benchmarks.pruning                        # accuracy of the README's network, cut in several ways
+    pip install --no-deps torchvision==0.28.0 timm==1.0.31
+    python -m benchmarks.pruning --architectures        # 60 architectures of timm, random weights, a share of 0.3
+
+Accuracy is taken from the ONNX file on 2,500 labelled pictures; calibration has 512 others, without labels. Time is the
+file's against that of the uncut network, both in float32 and in lock-step on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import optimize
+from benchmarks.efficientnet_lite0 import declare_torchvision_operators
+from optimize.measure.fleet import Fleet
+from optimize.measure.latency import measure
+from optimize.targets.base import Artifact
+
+ROOT = Path(__file__).parents[1]
+RATIO = 0.3
+WAYS: tuple[dict[str, object], ...] = (
+    {"ratio": 0.2}, {"ratio": 0.3}, {"ratio": 0.5}, {"ratio": 0.5, "of": "macs"}, {"ratio": 0.75, "of": "macs"},
+    {"ratio": 0.5, "of": "params"},
+)  # fmt: skip
+ARCHITECTURES = """
+    resnet18 resnet50 resnext50_32x4d resnetv2_50 seresnet50 res2net50_26w_4s densenet121 vgg16_bn mobilenetv2_100
+    mobilenetv3_large_100 mobilenetv3_small_050 efficientnet_b0 efficientnetv2_rw_t efficientnet_lite0 mixnet_s
+    ghostnet_100 regnety_004 regnetx_004 repvgg_a0 mobileone_s0 hardcorenas_a mnasnet_100 fbnetc_100 lcnet_100 dla34
+    inception_v3 xception41 selecsls42 cspresnet50 darknet53 ese_vovnet19b_dw convnext_atto convnextv2_atto nfnet_l0
+    vit_tiny_patch16_224 deit_tiny_patch16_224 deit3_small_patch16_224 beit_base_patch16_224 mixer_s32_224
+    resmlp_12_224 gmlp_ti16_224 poolformer_s12 cait_xxs24_224 swin_tiny_patch4_window7_224 xcit_nano_12_p16_224
+    levit_128s mobilevit_xxs edgenext_xx_small coat_lite_tiny pit_ti_224 crossvit_tiny_240 efficientformer_l1
+    fastvit_t8 repvit_m1 visformer_tiny twins_svt_small eva02_tiny_patch14_224 hgnet_tiny starnet_s1 hrnet_w18_small
+""".split()
+
+
+def fashion() -> tuple[optimize.Program, torch.Tensor, np.ndarray, np.ndarray]:
+    """Return the README's network, merged; its calibration pictures; labelled ones and their labels."""
+    from models.repvgg import fashion_repvgg
+
+    net = fashion_repvgg()
+    net.load_state_dict(torch.load(ROOT / "models/fashion_repvgg.pt", weights_only=True))
+    with np.load(ROOT / "models/fashion_calib.npz") as held:
+        calibration = torch.from_numpy(held[held.files[0]]).float() / 255
+    with np.load(ROOT / "models/fashion_eval.npz") as held:
+        images, labels = held["x"].astype(np.float32) / 255, held["y"]
+    merged = optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()])
+    return merged.run(optimize.capture(net.eval(), (calibration[:2],))).program, calibration, images, labels
+
+
+def accuracy(artifact: Artifact, images: np.ndarray, labels: np.ndarray) -> float:
+    """Return the percentage of pictures that a file is right on."""
+    runner = artifact.load()
+    right = [np.asarray(runner(batch)).argmax(1) for batch in np.array_split(images, 10)]
+    return 100 * float((np.concatenate(right) == labels).mean())
+
+
+def untrained(seconds: float) -> None:
+    """Print a row for each way to cut, by weights alone and with data."""
+    program, calibration, images, labels = fashion()
+    rows = [["nothing", "1", "1", "", ""]]
+    with tempfile.TemporaryDirectory() as name:
+        files = [optimize.export(program, "onnx", Path(name) / "whole.onnx")]
+        rows[0].append(f"{accuracy(files[0], images, labels):.2f}")
+        for number, way in enumerate(WAYS):
+            weights, _ = optimize.PruneChannels(**way).apply(program)  # type: ignore[arg-type]
+            plain = optimize.export(weights, "onnx", Path(name) / f"{number}w.onnx")
+            start = time.perf_counter()
+            thin, _ = optimize.PruneChannels(**way, calibration=[calibration]).apply(program)  # type: ignore[arg-type]
+            took = time.perf_counter() - start
+            files.append(optimize.export(thin, "onnx", Path(name) / f"{number}.onnx"))
+            macs, parameters = (
+                getattr(thin.stats(), key) / getattr(program.stats(), key) for key in ("macs", "parameters")
+            )
+            rows.append(
+                [
+                    ", ".join(f"{key} {value}" for key, value in way.items()), f"{macs:.3f}", f"{parameters:.3f}",
+                    f"{took:.1f}", *(f"{accuracy(file, images, labels):.2f}" for file in (plain, files[-1])),
+                ]
+            )  # fmt: skip
+        with Fleet(files, threads=1) as fleet:
+            timings = measure(fleet, [images[:1]], budget_s=seconds * len(files)).timings
+    print("| cut | MACs | parameters | seconds to cut | right by weights, % | right with data, % | as fast as uncut |")
+    print("|---|---:|---:|---:|---:|---:|---|")
+    for row, timing in zip(rows, timings, strict=True):
+        found = timing.speedup
+        fast = f"{found.ratio:.2f}x [{found.ci_low:.2f}, {found.ci_high:.2f}]" if found else ""
+        print(f"| {' | '.join(row)} | {fast} |")
+
+
+def architectures(names: list[str]) -> int:
+    """Print what a share of 0.3 takes off each network; return how many could not be cut at all."""
+    declare_torchvision_operators()
+    import timm
+
+    failed, thinner = 0, 0
+    print("| network | parameters less, % | MACs less, % | groups | seconds | most frequent reason of what stays |")
+    print("|---|---:|---:|---:|---:|---|")
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            net = timm.create_model(name, num_classes=100).eval()
+            program = optimize.capture(net, (torch.randn(2, *net.default_cfg["input_size"]),))
+            start = time.perf_counter()
+            thin, outcome = optimize.PruneChannels(RATIO).apply(program)
+            thin.check()
+            assert all(bool(value.isfinite().all()) for value in thin.run(thin.inputs))
+        except Exception as error:
+            failed += 1
+            print(f"| {name} | {type(error).__name__}: {str(error).splitlines()[0][:120]} | | | | |", flush=True)
+            continue
+        before, after = program.stats(), thin.stats()
+        less = 100 * (1 - after.parameters / before.parameters)
+        thinner += less >= 25
+        why = Counter(skip.reason.split("'")[0].strip() for skip in outcome.skips).most_common(1)
+        print(
+            f"| {name} | {less:.1f} | {100 * (1 - after.macs / before.macs):.1f} | {len(outcome.rewrites)} "
+            f"| {time.perf_counter() - start:.1f} | {why[0][0] if why else ''} |",
+            flush=True,
+        )
+        gc.collect()
+    print(f"\n{len(names) - failed} of {len(names)} were cut; {thinner} lost 25 % of their parameters or more.")
+    return failed
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a network could not be cut."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument(
+        "--architectures", nargs="*", metavar="NAME", help="timm's networks; all of the list by default"
+    )
+    parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of timing a file")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.architectures is None:
+        untrained(given.budget_s)
+        return 0
+    return int(architectures(given.architectures or list(ARCHITECTURES)) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
