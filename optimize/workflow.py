@@ -377,9 +377,9 @@ def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
 
 
 def _drop_failed(exports: Sequence[Export], report: Report) -> None:
-    """Remove the files that do not run: nobody shall deploy them."""
+    """Remove the files that rows do not name because they do not run: nobody shall deploy them."""
     for entry, row in zip(exports, report.rows, strict=True):
-        if row.status == "failed" and entry.artifact is not None:
+        if row.path is None and entry.artifact is not None:
             for file in registry.find_target(entry.target).files(entry.artifact.path):
                 file.unlink(missing_ok=True)
 

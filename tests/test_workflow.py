@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,12 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
+from optimize import workflow
+from optimize.cli.run import exit_code
 from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.job import Job
+from optimize.measure import quality
+from optimize.measure.agreement import Agreement
 from optimize.opening import open_program
 from optimize.recipe import Recipe, parse, read
 from optimize.workflow import run_job, transform
@@ -253,6 +259,21 @@ def test_a_file_that_does_not_run_is_not_kept(tmp_path: Path) -> None:
     failed = [row for row in report.rows if row.status == "failed"]
     assert [row.precision for row in failed] == ["bfloat16"] and failed[0].path is None
     assert not list(tmp_path.glob("*bfloat16*"))
+
+
+def test_a_float32_file_that_answers_differently_is_kept_to_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*given: Any, **asked: Any) -> tuple[quality.Quality, ...]:
+        original, *found = quality.judge(*given, **asked)
+        return original, *(replace(entry, agreement=Agreement(12.0, 0.5, None)) for entry in found)
+
+    monkeypatch.setattr(workflow, "judge", judge)
+    report = optimize.optimize(net(), torch.rand(2, 3, 8, 8), targets="onnx", out=tmp_path)
+    (row,) = report.rows
+    assert (row.status, row.latency) == ("failed", None) and row.path is not None and Path(row.path).exists()
+    assert exit_code(report) == 3
+    assert "answers differently: 12.0 dB" in (tmp_path / "report.md").read_text()
 
 
 def test_a_pass_that_finds_nothing_makes_no_file_and_says_why(tmp_path: Path) -> None:

@@ -163,14 +163,15 @@ def run(model: str, **given: Any) -> None:
 def exit_code(report: Report) -> int:
     """Return 4 when a target was unavailable (no file was made), 1 when one failed or misses the bound, else 0.
 
-    And 3 where the samples cannot tell whether a file keeps the bound.
+    And 3 where a float32 file answers differently, or the samples cannot tell whether a file keeps the bound.
     """
     if any(row.status == "not_run" and row.path is None for row in report.rows):
         return 4
     kept = {row.bound.met for row in report.rows if row.bound is not None}
-    if False in kept or any(row.status == "failed" for row in report.rows):
+    failed = {row.differs for row in report.rows if row.status == "failed"}
+    if False in kept or False in failed:
         return 1
-    return 3 if None in kept else 0
+    return 3 if None in kept or failed else 0
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:

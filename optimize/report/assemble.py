@@ -14,10 +14,8 @@ from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
 from optimize.replay import included
-from optimize.report.artifacts import cost_s
+from optimize.report.artifacts import agrees, cost_s
 from optimize.report.model import (
-    DISAGREES_DB,
-    FLOAT_DISAGREES_DB,
     CalibrationRecord,
     LayerFigures,
     ModelRecord,
@@ -112,7 +110,7 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
         row = Row.measured(artifact, timing, quality).model_copy(update={"bound": bound})
     else:
         row = Row.not_run(artifact, f"not run: {available.reason}")
-    if row.status == "failed":  # a file that does not run is not kept
+    if row.status == "failed" and not row.differs:  # a file that does not run is not kept
         return row.model_copy(update={"path": None})
     return row.model_copy(update={"path": str((job.out / entry.artifact.path.name).resolve())})
 
@@ -180,6 +178,5 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
         if times >= NOTABLY_SLOWER and apart:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
     for row in rows:
-        least = FLOAT_DISAGREES_DB if row.precision == "float32" else DISAGREES_DB
-        if row.agreement is not None and row.agreement.judged and row.agreement.sqnr_db < least:
+        if row.agreement is not None and not agrees(row) and not row.differs:  # which its reason says
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."

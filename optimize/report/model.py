@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -59,7 +59,8 @@ class Row(StrictRecord):
         target: Name of the target.
         path: The file; None when none was written.
         precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
-        status: ``measured``, ``not_run`` (written, or not even that, and not executable here) or ``failed``.
+        status: ``measured``, ``not_run`` (written, or not even that, and not executable here) or ``failed``: it could
+            not be made or run, or is float32 and answers differently, which has no times.
         reason: Why it was not measured, empty otherwise.
         size_bytes: Size of the file, external data included.
         sha256: Hash of the file, hexadecimal.
@@ -108,11 +109,18 @@ class Row(StrictRecord):
         """Target and precision, as the reader calls it."""
         return f"{self.target} {self.precision}"
 
+    @property
+    def differs(self) -> bool:
+        """Whether it failed by its answers alone: the file runs, and is kept to be looked into."""
+        return self.status == "failed" and self.agreement is not None
+
     @classmethod
     def measured(cls, artifact: Artifact, timing: Timing | None = None, quality: Quality | None = None) -> Row:
-        """Return the row of an artifact that was run; ``failed`` with its reason when it could not be."""
+        """Return the row of an artifact that was run; ``failed`` with its reason when it could not be, or is wrong."""
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
+        if not reason and (reason := _differing(artifact.precision, quality.agreement)):
+            timing = replace(timing, latency=None, speedup=None)  # nothing is a time of the model but a right file's
         status = "failed" if reason else "measured"
         return gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
 
@@ -316,6 +324,17 @@ class Report(SavedRecord):
 
         page = html.escape(render(tell_run(self)), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
+
+
+def _differing(precision: str, found: Agreement | None) -> str:
+    """Return why a file is wrong that rounded nothing, empty where it is not."""
+    if precision != "float32" or found is None or not found.judged or found.sqnr_db >= FLOAT_DISAGREES_DB:
+        return ""
+    return (
+        f"answers differently: {found.sqnr_db:.1f} dB. float32 in another order stays above {FLOAT_DISAGREES_DB:.0f}, "
+        "unless the model magnifies its rounding (exponentials, truths or places as outputs); 'optimize compare' of "
+        "two files with --layers names the value that goes wrong first"
+    )
 
 
 def file_name(row: Row) -> str:

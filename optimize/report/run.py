@@ -86,7 +86,7 @@ def alone(report: Report) -> Iterator[doc.Item]:
     """Yield for each file the programs that run it in its runtime, with its own names, sizes and types."""
     known = targets()
     for row in report.rows:
-        if row.path is None or row.target not in known:
+        if row.path is None or row.status == "failed" or row.target not in known:
             continue
         name, said = file_name(row), report.model.preprocess
         versions = report.environment.versions | row.versions
