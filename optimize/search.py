@@ -79,10 +79,8 @@ class Search:
         gains = self._gains(export, choices) if choices else []
         best = max(range(len(choices)), key=lambda index: _certain(gains[index]), default=None)
         given = choices[best] if best is not None and _certain(gains[best]) >= _WORTH_IT else ()
-        tried = {name: gain for names, gain in zip(reversed(choices), reversed(gains), strict=True) for name in names}
-        export = replace(
-            export, stays={name: why for name, why in reasons_to_stay(times, tried).items() if name not in given}
-        )
+        reasons = reasons_to_stay(times, choices, gains)
+        export = replace(export, stays={name: why for name, why in reasons.items() if name not in given})
         if best is None or not given:
             return export
         reasons = {
@@ -159,20 +157,26 @@ class Search:
             )
 
 
-def reasons_to_stay(times: Mapping[str, LayerTime], tried: Mapping[str, Speedup | None]) -> dict[str, str]:
+def reasons_to_stay(
+    times: Mapping[str, LayerTime], choices: Sequence[Sequence[str]], gains: Sequence[Speedup | None]
+) -> dict[str, str]:
     """Return why each layer that took longer in INT8 may stay there, by node name, as a sentence without a full stop.
 
     Args:
         times: Of each layer by node name.
-        tried: How many times faster the file was with this layer, and maybe others, in float, by node name.
+        choices: Layers that were tried in float together, the fewest first; a layer is told of the first it is in.
+        gains: How many times faster the file was with each choice in float; None where it could not be timed.
     """
     reasons = {}
     for name in (name for name, time in times.items() if time.saved_s < 0):
-        gain = tried.get(name)
+        group, gain = next(
+            ((group, gain) for group, gain in zip(choices, gains, strict=True) if name in group), ((), None)
+        )
         if gain is not None:
             between = form.interval(gain.ratio, gain.ci_low, gain.ci_high)
             faster = f"{form.ratio(gain.ratio)} as fast {between}"
-            why = f"with it in float the whole file is {faster}, which is not surely worth it"
+            others = f" and {form.plural(len(group) - 1, 'other layer')}" if len(group) > 1 else ""
+            why = f"with it{others} in float the whole file is {faster}, which is not surely worth it"
         elif times[name].is_slower:
             why = "the file without it in INT8 could not be timed, or would have had no layer in INT8"
         else:

@@ -71,7 +71,11 @@ def test_every_layer_that_is_slower_in_int8_has_a_reason_to_stay() -> None:
         "tried": LayerTime(1e-6, 2e-5, is_slower=True),
         "untried": LayerTime(1e-6, 2e-5, is_slower=True),
     }
-    found = reasons_to_stay(times, {"tried": Speedup(1.01, 0.99, 1.03), "untried": None})
+    times["beside"] = times["tried"]
+    gains = (Speedup(1.01, 0.99, 1.03), Speedup(0.76, 0.75, 0.77), None)
+    found = reasons_to_stay(times, (["tried"], ["tried", "beside"], ["tried", "beside", "untried"]), gains)
+    assert found.pop("beside").startswith("with it and 1 other layer in float the whole file is 0.76×")
+    assert found["tried"].startswith("with it in float the whole file is 1.01×")
     assert set(found) == {"noisy", "tried", "untried"}
     assert (
         "within the noise" in found["noisy"] and "1.01×" in found["tried"] and "could not be timed" in found["untried"]
