@@ -111,7 +111,7 @@ def _shown(section: Section, width: int, *, is_first: bool) -> Iterator[Renderab
     if section.title:
         yield Text(plain(section.title), f"bold {_STYLES[tone]}".strip())
     if isinstance(section, Grid):
-        yield _grid(section, width)
+        yield from _grid(section, width)
     elif isinstance(section, Items):
         yield from _items(section)
     elif isinstance(section, Cards):
@@ -136,8 +136,11 @@ def _text(line: Line, style: str = "") -> Text:
     return Text.assemble(*stretches, style=style)
 
 
-def _grid(section: Grid, width: int) -> Table:
-    """Return lines of figures; where the terminal is too narrow, columns go and names give, but no number is cut."""
+def _grid(section: Grid, width: int) -> Iterator[RenderableType]:
+    """Yield lines of figures; where the terminal is too narrow, columns go and names give, but no number is cut.
+
+    Which have gone stands below.
+    """
     names = list(section.columns)
     cells = [[_cell(line.cells[at], line.tone, is_name=not at) for line in section.lines] for at in range(len(names))]
     headings = [_heading_width(name) if at else cell_len(name) for at, name in enumerate(names)]
@@ -160,7 +163,10 @@ def _grid(section: Grid, width: int) -> Table:
     for line in range(len(section.lines)):
         fits = (cells[at][line] if names[at] == section.flowing else _fit(cells[at][line], widths[at]) for at in widths)
         grid.add_row(*fits)
-    return grid
+    yield grid
+    gone = [name.strip() for at, name in enumerate(names) if at not in widths and name.strip()]
+    if gone:
+        yield Text(f"Not shown in {width} columns: {', '.join(map(plain, gone))}. The HTML page has them.", "dim")
 
 
 def _total(widths: dict[int, int]) -> int:

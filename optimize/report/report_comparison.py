@@ -30,7 +30,7 @@ from optimize.report.model import Report, Row, SavedRecord, StrictRecord, file_n
 from optimize.texts import read_json
 
 COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")
-FIRST_TO_GO = ("Memory", "SQNR", "Over its first", "Accuracy", "Size")
+FIRST_TO_GO = ("Memory", "Over its first", "Size", "SQNR")
 #: Samples of a run's report have no rounds: so many pieces in order of time stand for them.
 _PIECES = 40
 _HISTORY = (

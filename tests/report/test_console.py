@@ -7,6 +7,7 @@ from rich.console import Console
 
 import optimize
 from optimize.report import console
+from optimize.report.artifacts import artifacts
 from optimize.report.document import Cards, Cell, Document, grid
 from optimize.report.listings import tell_passes
 from optimize.report.model import Report, Row
@@ -49,12 +50,20 @@ def test_a_narrow_terminal_cuts_no_number_and_no_heading(width: int) -> None:
     columns = ("Layers", "Kernel", "Time", "Share", "Of roof")
     table = grid(columns, [(*row, "12.80 %", "107 %") for row in rows], left=("Kernel",), first_to_go=("Share",))
     text = on_console(Document("", "", (table,)), width)
+    text, _, gone = text.partition("Not shown")
     heading, below = text.split("─" * 20)[0], text.splitlines()[-2:]
+    assert all(name in heading or name in gone for name in ("Time", "Share", "roof"))
     assert max(map(len, text.splitlines())) <= width and set(heading.split()) <= set(" ".join(columns).split())
     for line in below:
         for figure in ("174.5 µs", "12.80 %", "107 %"):
             line = line.replace(figure, "")
         assert not {"%", "µs"} & set(line.split()) and line.startswith("stage") and line.count("…") <= 2
+
+
+def test_how_well_files_answer_stays_on_a_narrow_terminal(report: Report) -> None:
+    text = on_console(Document("", "", (artifacts(report),)), 80)
+    assert "34.6 dB" in text and "90.98 %" in text
+    assert "Not shown in 80 columns: Size, vs eager, Top-1 agreement, Peak memory." in text
 
 
 def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:
