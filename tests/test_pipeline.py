@@ -8,7 +8,7 @@ from torch import nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize import graph
-from optimize.errors import UsageError, VerificationFailed
+from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite
 from optimize.program import Program
@@ -119,3 +119,21 @@ def test_a_pass_without_a_match_returns_the_same_program() -> None:
     trace = optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(program)
     assert trace.program is program
     assert trace.steps[0].max_error is None
+
+
+def test_an_error_in_somebody_elses_pass_is_told_as_the_passs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is none of this package's defects: its package, line and words are named, and the exit code is 1."""
+    raised = KeyError("axis")
+
+    def rewrite(self: Pass, program: Program) -> Outcome:
+        raise raised
+
+    monkeypatch.setattr(Negate, "rewrite", rewrite)
+    with pytest.raises(Refused) as told:
+        optimize.Pipeline([Negate()]).run(small())
+    assert told.value.what.startswith(f"The pass Negate of the package 'tests' failed in {__name__}, line ")
+    assert told.value.what.endswith("KeyError: 'axis'")
+    assert told.value.exit_code == 1 and told.value.__cause__ is raised
+    monkeypatch.setattr(Negate, "__module__", "optimize.passes.negate")
+    with pytest.raises(KeyError):
+        optimize.Pipeline([Negate()]).run(small())

@@ -26,17 +26,8 @@ for words in json.loads(sys.argv[1]):
     ended.append((code, out.getvalue(), errors.getvalue()))
 print(json.dumps(ended))
 """
-_HEAD = """
-from dataclasses import dataclass
-from typing import ClassVar
-
+_NET = """
 import torch
-
-from optimize import graph
-from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Stage
-from optimize.program import Program
-from optimize.registry import register_pass
 
 
 class Net(torch.nn.Linear):
@@ -55,11 +46,11 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed package of CONTRIBUTING's pass and target, and one that cannot be imported."""
     folder = tmp_path_factory.mktemp("site")
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    (block,) = re.findall(r"^       @register_pass\n(?:       .*\n|\n)+", text, re.MULTILINE)
+    (block,) = re.findall(r"^       from dataclasses import dataclass\n(?:       .*\n|\n)+", text, re.MULTILINE)
     (entries,) = re.findall(r"^       \[project.entry-points.*\n(?:       .*\n|\n)+", text, re.MULTILINE)
     (folder / "neighbour").mkdir()
     (folder / "neighbour" / "__init__.py").touch()
-    (folder / "neighbour" / "drop_identity_scale.py").write_text(_HEAD + dedent(block))
+    (folder / "neighbour" / "drop_identity_scale.py").write_text(dedent(block) + _NET)
     (folder / "neighbour" / "linear.py").write_text((ROOT / "tests/contract/linear_target.py").read_text())
     info = folder / "neighbour-1.0.dist-info"
     info.mkdir()
