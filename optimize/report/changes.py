@@ -36,6 +36,7 @@ MERGE_NOTE = (
     "Spread is max |w| / std(w), before → after merging; INT8 is the predicted signal-to-noise ratio of the 8-bit "
     "weights with one scale for the tensor or one a channel."
 )
+_FIGURE = re.compile(r"[-+−]?\d[\d.,]*(?= (?:[nµm]?s|dB|%)(?!\w))")
 BYTES_NOTE = (
     "Bytes moved: what all operators read and write when each runs on its own, weights included; views are free."
 )
@@ -105,10 +106,13 @@ def _left_alone(trace: Sequence[TraceStep], whole: bool) -> Iterator[Item]:
 
 
 def grouped_skips(skips: Sequence[Skip]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Group skips as (operator, reason, places), most frequent first; reasons that differ in a name only are one."""
+    """Group skips as (operator, reason, places), most frequent first.
+
+    Reasons that differ in a name, or in a figure with its unit, are one.
+    """
     groups: defaultdict[tuple[str, str], list[Skip]] = defaultdict(list)
     for skip in skips:
-        groups[skip.op, re.sub(r"'[^']*'", "'…'", skip.reason)].append(skip)
+        groups[skip.op, _FIGURE.sub("…", re.sub(r"'[^']*'", "'…'", skip.reason))].append(skip)
     return [
         (op, group[0].reason if len({skip.reason for skip in group}) == 1 else reason, tuple(s.where for s in group))
         for (op, reason), group in sorted(groups.items(), key=lambda entry: -len(entry[1]))

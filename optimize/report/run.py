@@ -9,13 +9,14 @@ from optimize import wording as form
 from optimize.measure.environment import Environment
 from optimize.measure.quality import MOST_EMULATED
 from optimize.measure.statistics import SAMPLES_FOR
+from optimize.records import Skip
 from optimize.registry import targets
 from optimize.report import changes
 from optimize.report import document as doc
 from optimize.report.artifacts import artifacts, cards, charts, status_text, timed
 from optimize.report.model import LayerFigures, ModelRecord, Report, Row, TraceStep, file_name
 from optimize.report.sensitivity import layer_bars
-from optimize.targets.base import LayerTypes
+from optimize.targets.base import Coverage, LayerTypes
 from optimize.targets.snippets import snippets
 
 #: Layers that a terminal names; the page has them all.
@@ -270,13 +271,25 @@ def _covered(row: Row) -> doc.Item:
     return doc.Item(
         row.name,
         coverage_summary(row),
-        lines=tuple(left),
+        lines=tuple(_grouped(row.coverage)),
         more=doc.some(
             _list("Left in float", left),
             doc.Text(kernels, title="Kernels"),
             _list("In INT8", [(doc.Span(name, "code"),) for name in row.coverage.quantized]),
         ),
     )
+
+
+def _grouped(coverage: Coverage) -> Iterator[tuple[str | doc.Span, ...]]:
+    """Yield why layers are in float, those of equal operators and reasons together."""
+    left = [Skip(layer.name, layer.op, layer.reason) for layer in coverage.left_float]
+    for op, reason, (first, *others) in changes.grouped_skips(left):
+        if others:
+            count, dots = f"{len(others) + 1} × ", ", …, " if len(others) > 1 else ", "
+            last = doc.Span(others[-1], "code")
+            yield count, doc.Span(op or "layer", "code"), f": {reason} (", doc.Span(first, "code"), dots, last, ")"
+        else:
+            yield doc.Span(first, "code"), f" ({op}): {reason}"
 
 
 def _pictures(model: ModelRecord) -> Iterator[tuple[str, str]]:

@@ -6,12 +6,13 @@ import pytest
 from rich.console import Console
 
 import optimize
-from optimize.report import console
+from optimize.report import console, html
 from optimize.report.artifacts import artifacts
 from optimize.report.document import Cards, Cell, Document, grid
 from optimize.report.listings import tell_passes
 from optimize.report.model import Report, Row
 from optimize.report.run import tell_run
+from optimize.targets.base import Coverage, FloatLayer
 from tests.report.test_golden import on_console
 
 
@@ -64,6 +65,20 @@ def test_how_well_files_answer_stays_on_a_narrow_terminal(report: Report) -> Non
     text = on_console(Document("", "", (artifacts(report),)), 80)
     assert "34.6 dB" in text and "90.98 %" in text
     assert "Not shown in 80 columns: Size, vs eager, Top-1 agreement, Peak memory." in text
+
+
+def test_layers_left_in_float_for_one_reason_are_one_line_and_the_page_has_each(report: Report) -> None:
+    """A network of 42 attentions took more lines than a terminal has."""
+    many = [FloatLayer(f"blocks.{at}.attn", "Softmax", "has no integer kernel") for at in range(42)]
+    slow = [
+        FloatLayer(f"fc{at}", "Gemm", f"INT8 is slower than float here: {at + 2}.5 µs against 1 µs") for at in (0, 1)
+    ]
+    row = report.rows[1].model_copy(update={"coverage": Coverage((), (*many, *slow), {})})
+    told = tell_run(report.model_copy(update={"rows": (row,)}))
+    text = on_console(told, 132).split("INT8 coverage")[1].split("slowest layers")[0]
+    assert "42 × Softmax: has no integer kernel (blocks.0.attn, …, blocks.41.attn)" in text and "blocks.7" not in text
+    assert "2 × Gemm: INT8 is slower than float here: … µs against … µs (fc0, fc1)" in text
+    assert all(layer.name in html.render(told) for layer in many)
 
 
 def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:
