@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,12 +25,14 @@ class Agreement:
         judged: Whether it says how well the artifact answers. Where a file rounds and there was no data but noise, it
             does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too, but not
             those without a number: outputs of no elements, or of NaN alone.
+        outputs: ``sqnr_db`` of each output by its name, in order; empty where there is one.
     """
 
     sqnr_db: float
     max_abs_error: float
     top1: float | None
     judged: bool = True
+    outputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -49,12 +51,12 @@ class Agreement:
 class AgreementMeter:
     """Accumulates agreement a batch at a time; memory does not grow with the number of batches."""
 
-    _outputs: dict[int, DistanceMeter] = field(default_factory=dict)
+    _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
     _same: int = 0
     _samples: int = 0
 
-    def update(self, expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> None:
-        """Add one batch of flat outputs.
+    def update(self, expected: Sequence[np.ndarray], found: Sequence[np.ndarray], names: Sequence[str] = ()) -> None:
+        """Add one batch of flat outputs; those without names are called by their places.
 
         Raises:
             VerificationFailed: The number or a shape of the outputs differs, a value is finite in one only, or one is
@@ -66,7 +68,7 @@ class AgreementMeter:
             )
         for index, (want, got) in enumerate(zip(expected, found, strict=True)):
             _check_alike(index, want, got)
-            meter = self._outputs.setdefault(index, DistanceMeter())
+            meter = self._outputs.setdefault(names[index] if names else str(index), DistanceMeter())
             meter.update(want, got)
             if meter.not_finite:
                 raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
@@ -78,12 +80,14 @@ class AgreementMeter:
         """Return the agreement over all batches; None when there was none."""
         if not self._outputs:
             return None
-        found = [meter.result() for meter in self._outputs.values()]
+        named = {name: meter.result() for name, meter in self._outputs.items()}
+        found = list(named.values())
         return Agreement(
             sqnr_db=min(distance.sqnr_db for distance in found),
             max_abs_error=max(distance.max_abs_error for distance in found),
             top1=self._same / self._samples if self._samples else None,
             judged=not all(distance.is_empty for distance in found),
+            outputs={name: distance.sqnr_db for name, distance in named.items()} if len(named) > 1 else {},
         )
 
 

@@ -15,7 +15,7 @@ MOST_APPENDED = 16
 #: Elements that are compared at once: as real numbers they take five times eight bytes.
 _PART = 1 << 20
 #: Types of elements that name something: a class, a place, what is so or not.
-_CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
+CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class DistanceMeter:
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
         signal, difference = want[finite], want[finite] - got[finite]
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
-        if {expected.dtype.name, found.dtype.name} <= _CHOICES:
+        if {expected.dtype.name, found.dtype.name} <= CHOICES:
             signal, difference = np.ones(expected.size), (expected != found).astype(np.float64)
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
             self._signal += float(np.square(signal).sum())

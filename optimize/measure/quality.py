@@ -70,7 +70,7 @@ class _Judge:
             return
         try:
             found = self.outputs(inputs)
-            (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found)
+            (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
             return

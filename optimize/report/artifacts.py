@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Columns a narrow terminal does without, the page has them all; how well a file answers is none of them.
 FIRST_TO_GO = ("Peak memory", "Size", "Top-1 agreement", "vs eager")
+#: Outputs that differ by this much are named.
+_APART_DB = 6.0
 #: Equal outputs stand at this SQNR.
 _CEILING_DB = 150.0
 
@@ -125,6 +127,16 @@ def agreement_cell(found: Agreement | None) -> Cell:
     if found is None or found.judged:
         return Cell(form.decibels(found.sqnr_db if found else None))
     return Cell("not judged", found.caveat)
+
+
+def worst_outputs(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield for each row whose outputs are unequally near the original's which is the worst."""
+    for row in report.rows:
+        levels = row.agreement.outputs if row.agreement and row.agreement.judged else {}
+        if levels and max(levels.values()) - min(levels.values()) > _APART_DB:
+            worst, best = min(levels, key=lambda name: levels[name]), max(levels, key=lambda name: levels[name])
+            between = f"{form.decibels(levels[worst])}; '{best}' at {form.decibels(levels[best])}"
+            yield row.name, f"the worst of {len(levels)} outputs is '{worst}' at {between}"
 
 
 def _accuracy(row: Row, *, baseline: bool) -> Cell:

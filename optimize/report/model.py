@@ -13,6 +13,7 @@ from optimize.escaping import plain
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import BoundCheck
+from optimize.measure.distance import CHOICES
 from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
@@ -119,7 +120,7 @@ class Row(StrictRecord):
         """Return the row of an artifact that was run; ``failed`` with its reason when it could not be, or is wrong."""
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        if not reason and (reason := _differing(artifact.precision, quality.agreement)):
+        if not reason and (reason := _differing(artifact, quality.agreement)):
             timing = replace(timing, latency=None, speedup=None)  # nothing is a time of the model but a right file's
         status = "failed" if reason else "measured"
         return gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
@@ -326,14 +327,21 @@ class Report(SavedRecord):
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
 
 
-def _differing(precision: str, found: Agreement | None) -> str:
-    """Return why a file is wrong that rounded nothing, empty where it is not."""
-    if precision != "float32" or found is None or not found.judged or found.sqnr_db >= FLOAT_DISAGREES_DB:
+def _differing(artifact: Artifact, found: Agreement | None) -> str:
+    """Return why a file is wrong that rounded nothing, empty where it is not.
+
+    Of classes, places and truths, which turn over where two values are near, a thousandth is no defect.
+    """
+    if artifact.precision != "float32" or found is None or not found.judged:
+        return ""
+    levels = found.outputs.values() or (found.sqnr_db,)
+    least = (DISAGREES_DB if spec.dtype in CHOICES else FLOAT_DISAGREES_DB for spec in artifact.outputs)
+    if all(level >= least_db for level, least_db in zip(levels, least, strict=False)):
         return ""
     return (
         f"answers differently: {found.sqnr_db:.1f} dB. float32 in another order stays above {FLOAT_DISAGREES_DB:.0f}, "
-        "unless the model magnifies its rounding (exponentials, truths or places as outputs); 'optimize compare' of "
-        "two files with --layers names the value that goes wrong first"
+        "unless the model magnifies its rounding, as exponentials do; 'optimize compare' of two files with --layers "
+        "names the value that goes wrong first"
     )
 
 

@@ -191,3 +191,14 @@ def test_a_large_answer_takes_little_memory_beside_itself() -> None:
         assert found.result().sqnr_db == 0.0 and tracemalloc.get_traced_memory()[1] < 128 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_several_outputs_are_told_by_their_names_and_one_is_not() -> None:
+    want, near, far = (np.full((2, 3), value, np.float32) for value in (1.0, 1.001, 1.1))
+    meter, alone = AgreementMeter(), AgreementMeter()
+    meter.update([want, want], [near, far], ["boxes", "scores"])
+    alone.update([want], [near], ["boxes"])
+    found, single = meter.result(), alone.result()
+    assert found is not None and single is not None
+    assert found.outputs == pytest.approx({"boxes": 60.0, "scores": 20.0}, abs=0.1)
+    assert found.sqnr_db == found.outputs["scores"] and single.outputs == {}

@@ -45,7 +45,8 @@ def test_a_file_far_from_the_original_is_warned_of(precision: str, sqnr_db: floa
 def test_a_float32_file_that_answers_differently_has_failed(report: Report) -> None:
     """The fastest of all, and wrong: no time is measured against it, the rest goes on, the exit code is 3."""
     right, *_ = report.rows
-    made = Artifact("onnx", Path("m.onnx"), (), (), "float32", "ab", 12, "")
+    spec = (TensorSpec("y", ("N",), "float32"),)
+    made = Artifact("onnx", Path("m.onnx"), (), spec, "float32", "ab", 12, "")
     timing = Timing(replace(right.latency, median_s=1e-6), Speedup(10_000.0, 9_999.0, 10_001.0), 1_000)  # type: ignore[type-var]
     near, wrong = (Row.measured(made, timing, Quality(Agreement(level, 0.1, None))) for level in (31.0, 28.0))
     assert near.status == "measured" and near.speedup is not None
@@ -55,6 +56,9 @@ def test_a_float32_file_that_answers_differently_has_failed(report: Report) -> N
     assert "answers differently" not in "".join(_about_rows(found.rows))
     shown = artifacts.figures(found, wrong)
     assert (shown["Median latency"].text, shown["vs eager"].text, shown["SQNR"].text) == ("failed", "–", "28.0 dB")
+    places = replace(made, out_spec=(*spec, TensorSpec("places", ("N",), "int64")))
+    for levels, status in (({"y": 90.0, "places": 28.0}, "measured"), ({"y": 28.0, "places": 90.0}, "failed")):
+        assert Row.measured(places, timing, Quality(Agreement(28.0, 1.0, None, outputs=levels))).status == status
     assert Row.measured(replace(made, precision="float16"), timing, Quality(Agreement(28.0, 0.1, None))).latency
 
 
@@ -73,7 +77,7 @@ def test_contract(report: Report) -> None:
         "cpu_s", "clock",
     }  # fmt: skip
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
-    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged"}
+    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged", "outputs"}
     assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
     assert set(row["coverage"]) == {"quantized", "left_float", "kernels"}
     assert set(row["coverage"]["left_float"][0]) == {"name", "op", "reason"}

@@ -39,6 +39,18 @@ def test_a_failed_row_is_never_the_best(report: Report) -> None:
     assert artifacts.fastest(report.model_copy(update={"rows": rows})) is report.rows[0]
 
 
+def test_the_worst_output_is_named_where_outputs_differ(report: Report) -> None:
+    def told(**levels: float) -> list[tuple[str, str]]:
+        agreement = replace(report.rows[1].agreement, outputs=levels)  # type: ignore[type-var]
+        row = report.rows[1].model_copy(update={"agreement": agreement})
+        return list(artifacts.worst_outputs(report.model_copy(update={"rows": (row,)})))
+
+    assert told() == told(boxes=30.0, scores=35.0) == []
+    assert told(boxes=41.0, scores=21.5) == [
+        ("onnx int8", "the worst of 2 outputs is 'scores' at 21.5 dB; 'boxes' at 41.0 dB")
+    ]
+
+
 def test_headline(report: Report) -> None:
     found = {title: (cell.text, cell.detail) for title, cell in artifacts.cards(report)}
     assert found == {
