@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimize.errors import UsageError
 from optimize.escaping import shortened
 
 #: Values in one input with all its samples: 4 GB in float32.
@@ -104,6 +105,43 @@ def sizes(shape: Sequence[int]) -> tuple[int, ...]:
             f"{' x '.join(map(_shown, shape))} is more than the {MAX_VALUES} values that one input may have"
         )
     return tuple(shape)
+
+
+def read_shapes(text: str, samples: int = 2) -> list[tuple[tuple[int, ...], str]]:
+    """Return the sizes ``[samples, ...]`` and the type of each input, as ``--input-shape`` names them.
+
+    Raises:
+        UsageError: It is malformed.
+
+    >>> read_shapes("3,8,8;16:int64")
+    [((2, 3, 8, 8), 'float32'), ((2, 16), 'int64')]
+    """
+    found = []
+    for part in text.split(";"):
+        words, _, dtype = part.partition(":")
+        try:
+            shape = sizes([samples, *(SIZE.read(size) for size in words.split(",") if size.strip())])
+        except ValueError as error:
+            raise no_shape(part, error) from error
+        found.append((shape, dtype or "float32"))
+    return found
+
+
+def no_shape(text: str, why: object) -> UsageError:
+    """Return what is wrong with a part of ``--input-shape``."""
+    hint = "Write sizes without the batch: 3,224,224 or 16:int64."
+    return UsageError(f"--input-shape '{shortened(text)}' is not a shape: {why}.", hint=hint)
+
+
+def check_shapes(text: str) -> str:
+    """Return what ``--input-shape`` names if it can be read, as an option's type.
+
+    Raises:
+        UsageError: It is malformed.
+    """
+    if text:
+        read_shapes(text)
+    return text
 
 
 def _shown(number: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from optimize.errors import OptimizeError, Refused
 from optimize.escaping import plain
+from optimize.named import is_named
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 #: Longer names are cut in messages.
@@ -43,6 +44,30 @@ def find(path: Path, failure: type[OptimizeError] = Refused) -> os.stat_result |
         if error.errno in _MISSING:
             return None
         raise failure(f"'{shown(path)}' cannot be read: {error.strerror}.", hint="Check the path.") from error
+
+
+def require_model(spec: str) -> str:
+    """Return what names a model's file or ``package.module:name``, which is looked for where it is imported.
+
+    Raises:
+        Refused: There is no such file.
+    """
+    return _require(spec, "file", "Check the path, or name a factory as package.module:factory.")
+
+
+def require_data(spec: str) -> str:
+    """Return what names a file or folder of data or ``package.module:name``, likewise.
+
+    Raises:
+        Refused: There is nothing.
+    """
+    return _require(spec, "data", "Give an .npz or .npy, an image folder, lines of JSON, or package.module:callable.")
+
+
+def _require(spec: str, what: str, hint: str) -> str:
+    if not is_named(spec) and find(Path(spec)) is None:
+        raise Refused(f"There is no {what} '{shown(spec)}' (searched in '{Path.cwd()}').", hint=hint)
+    return spec
 
 
 def require_file(path: Path, *, most_bytes: int | None = None, failure: type[OptimizeError] = Refused) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from optimize.cli import options
+from optimize.regular import require_model
 from optimize.report import ADVICE
 
 
 @options.command()
-@click.argument("model")
+@click.argument("model", type=require_model)
 @options.judgement("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch
 @options.threads

@@ -11,6 +11,7 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
+from optimize.regular import require_data
 from optimize.report import BENCH
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
 @options.timing(
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
-@options.data("--data", metavar="DATA", help="Samples that are run and compared, given like --calib.  [default: noise]")
+@options.data(
+    "--data",
+    metavar="DATA",
+    type=require_data,
+    help="Samples that are run and compared, given like --calib.  [default: noise]",
+)
 @options.pictures
 @options.named_model
 @options.output(

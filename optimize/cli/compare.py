@@ -8,18 +8,22 @@ from typing import Any
 
 import click
 
+from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
+from optimize.regular import require_data, require_model
 
 
 @options.command()
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", type=require_model)
+@click.argument("second", type=require_model)
 @options.judgement(
     "--layers", is_flag=True, help="Compare every value both ONNX files compute, and find where it goes wrong."
 )
-@options.data("--data", metavar="DATA", help="Samples, given like --calib; without, random ones.")
-@options.model("--input-shape", metavar="C,H,W", help="Shape of one sample, where neither file says it.")
+@options.data("--data", metavar="DATA", type=require_data, help="Samples, given like --calib; without, random ones.")
+@options.model(
+    "--input-shape", metavar="C,H,W", type=bounds.check_shapes, help="Shape of one sample, where neither file says it."
+)
 @options.pictures
 @options.judgement(
     "--min-sqnr",

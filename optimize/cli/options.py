@@ -252,7 +252,10 @@ verify_on = targets(
     help=f"Run INT8 files on emulated processors too, on a few samples ({', '.join(EMULATED)}; needs qemu-user).",
 )
 input_shape = model(
-    "--input-shape", metavar="C,H,W", help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64."
+    "--input-shape",
+    metavar="C,H,W",
+    type=bounds.check_shapes,
+    help="Shape of one sample, such as 3,224,224; several inputs: 3,32,32;10:int64.",
 )
 named_model, pictures = together(factory, trust, input_shape), together(preprocess, mean, std, tokenizer)
 target_option = targets(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimize.cli import options
+from optimize.regular import require_model
 from optimize.report import PROFILE
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("model")
+@click.argument("model", type=require_model)
 @options.targets(
     "--to",
     "target",

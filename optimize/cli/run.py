@@ -13,7 +13,8 @@ from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.processor import CPU_NAMES
-from optimize.regular import shown
+from optimize.registry import find_target
+from optimize.regular import require_data, require_file, require_model, shown
 from optimize.report import FILES, RECIPE
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("model")
+@click.argument("model", type=require_model)
 @options.targets(
     "--to", "targets", metavar="TARGET[,...]", multiple=True, help="Where it shall run; see 'optimize targets'."
 )
@@ -43,10 +44,15 @@ if TYPE_CHECKING:
 @options.data(
     "--calib",
     metavar="DATA",
+    type=require_data,
     help="Calibration data: .npz, .npy, image folder, texts (.jsonl) or package.module:callable.",
 )
 @options.data(
-    "--eval", "evaluate", metavar="DATA", help="Labelled data, given like --calib: accuracy of each artifact."
+    "--eval",
+    "evaluate",
+    metavar="DATA",
+    type=require_data,
+    help="Labelled data, given like --calib: accuracy of each artifact.",
 )
 @options.pictures
 @options.data(
@@ -177,8 +183,12 @@ def exit_code(report: Report) -> int:
 def _recipe(given: dict[str, Any]) -> Recipe:
     """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
     targets = _targets(given)
-    if not given["recipe_file"]:
-        _require_targets(targets)  # before what takes seconds to import
+    if given["recipe_file"]:
+        require_file(given["recipe_file"])  # this and what follows before what takes seconds to import
+    else:
+        _require_targets(targets)
+    for name in targets:
+        find_target(name)
     from optimize.recipe import Recipe, parse, read
 
     flags = _pass_entries(given)
@@ -276,8 +286,6 @@ def _opset(number: int | None, targets: Sequence[str]) -> list[str]:
         UsageError: None has.
     """
     from dataclasses import fields, is_dataclass
-
-    from optimize.registry import find_target
 
     found = [find_target(name) for name in targets] if number else []
     names = [each.name for each in found if is_dataclass(each) and "opset" in {field.name for field in fields(each)}]

@@ -8,14 +8,26 @@ from typing import Any
 import click
 
 from optimize.cli import options
+from optimize.regular import require_data, require_model
 from optimize.report import SENSITIVITY
 
 
 @options.command()
-@click.argument("model")
+@click.argument("model", type=require_model)
 @options.targets("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
-@options.data("--calib", metavar="DATA", help="Calibration data, as for INT8; synthesised where none is given.")
-@options.data("--eval", "evaluate", metavar="DATA", help="Samples the errors are taken on; those of --calib without.")
+@options.data(
+    "--calib",
+    metavar="DATA",
+    type=require_data,
+    help="Calibration data, as for INT8; synthesised where none is given.",
+)
+@options.data(
+    "--eval",
+    "evaluate",
+    metavar="DATA",
+    type=require_data,
+    help="Samples the errors are taken on; those of --calib without.",
+)
 @options.output(
     "--out",
     type=options.Destination(SENSITIVITY),

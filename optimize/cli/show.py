@@ -8,6 +8,7 @@ import click
 
 from optimize.cli import options
 from optimize.errors import UsageError
+from optimize.regular import require_model
 
 if TYPE_CHECKING:
     from optimize.job import Variant
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("model")
+@click.argument("model", type=require_model)
 @options.named_model
 @options.passes("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
 @options.output("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")

@@ -24,7 +24,7 @@ from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
 from optimize.data.sources import from_file, from_python
 from optimize.errors import Refused, UsageError
-from optimize.regular import find, shown
+from optimize.regular import find, require_data
 
 __all__ = ["Batch", "Given", "ImagePreprocessing", "InputSpec", "Samples", "open_data"]
 
@@ -97,9 +97,5 @@ def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing)
         return from_lines(path, inputs, image.tokenizer)
     if found is not None:
         return from_file(path, inputs)
-    if named.is_named(str(spec)):
-        return from_python(named.find(str(spec)), inputs, str(spec))
-    raise Refused(
-        f"There is no data '{shown(spec)}' (searched in '{Path.cwd()}').",
-        hint="Give an .npz or .npy, an image folder, lines of JSON, or package.module:callable.",
-    )
+    name = require_data(str(spec))
+    return from_python(named.find(name), inputs, name)

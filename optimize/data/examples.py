@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from optimize import bounds
-from optimize.errors import InputsUnknown, UsageError
-from optimize.escaping import shortened
+from optimize.errors import InputsUnknown
 
 
 def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...]:
@@ -28,21 +27,13 @@ def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...
             "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
         )
     generator = torch.Generator().manual_seed(0)
-    return tuple(_drawn(part, samples, generator) for part in shapes.split(";"))
+    return tuple(_drawn(*part, generator) for part in bounds.read_shapes(shapes, samples))
 
 
-def _drawn(text: str, samples: int, generator: torch.Generator) -> torch.Tensor:
-    sizes, _, dtype_name = text.partition(":")
-    dtype = getattr(torch, dtype_name or "float32", None)
-    try:
-        shape = bounds.sizes([samples, *(bounds.SIZE.read(size) for size in sizes.split(",") if size.strip())])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"'{dtype_name}' is not a type")
-    except ValueError as error:
-        raise UsageError(
-            f"--input-shape '{shortened(text)}' is not a shape: {error}.",
-            hint="Write sizes without the batch: 3,224,224 or 16:int64.",
-        ) from error
+def _drawn(shape: tuple[int, ...], dtype_name: str, generator: torch.Generator) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise bounds.no_shape(dtype_name, f"'{dtype_name}' is not a type")
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
     return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known

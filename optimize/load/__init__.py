@@ -18,6 +18,7 @@ from optimize.errors import Refused, UsageError
 from optimize.frontend_graphs import ForeignGraph
 from optimize.load import exported, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
+from optimize.regular import require_model
 
 if TYPE_CHECKING:
     from optimize.program import Program
@@ -156,11 +157,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _check_factory(source: str, model: str | None) -> None:
-    if not named.is_named(source):
-        raise Refused(
-            f"There is no file '{source}' (searched in '{Path.cwd()}').",
-            hint="Check the path, or name a factory as package.module:factory.",
-        )
+    require_model(source)
     if model is not None:
         raise UsageError(f"'{source}' is a factory already; --model is for the state dict in a file.")
 

@@ -1,8 +1,11 @@
 """Whatever stops a command: one paragraph, a defined exit code, and the traceback to who asks for it."""
 
 import errno
+import json
 import logging
+import os
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -128,3 +131,33 @@ def test_words_that_name_nothing(word: str, message: str, option: str, tmp_path:
 def test_counts_are_bounded(words: tuple[object, ...], message: str, tmp_path: Path, typed: Typed) -> None:
     done = typed(*words, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr) < 1000, done.stderr
+
+
+_MISTAKES = {
+    "nets:Net --to onx": "There is no target 'onx'",
+    "nowhere.pt --to onnx": "There is no file 'nowhere.pt'",
+    "show nowhere.pt": "There is no file 'nowhere.pt'",
+    "profile nowhere.onnx": "There is no file 'nowhere.onnx'",
+    "compare nowhere.onnx other.onnx": "There is no file 'nowhere.onnx'",
+    "nets:Net --to onnx --int8 --calib nowhere.npz": "There is no data 'nowhere.npz'",
+    "nets:Net --to onnx --eval nowhere/": "There is no data 'nowhere/'",
+    "nets:Net --to onnx --input-shape 3,x": "'x' is not a whole number",
+    "nets:Net --recipe nowhere.yaml": "There is no file 'nowhere.yaml'",
+    "nets:Net --to onnx --fuze": "No such option '--fuze'",
+}
+
+
+def test_a_mistyped_word_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    """It took five seconds to say that a file is not there."""
+    script = (
+        "import json, sys\nfrom optimize.cli import cli, failures\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    try:\n        cli.main(line.split(), standalone_mode=False)\n"
+        "    except Exception as error:\n        failures.tell(error)\n"
+        "    print(line, 'torch' in sys.modules)\n"
+    )
+    words = [sys.executable, "-c", script, json.dumps(list(_MISTAKES))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [f"{line} False" for line in _MISTAKES]
+    assert [message for message in _MISTAKES.values() if message not in done.stderr] == []
