@@ -29,6 +29,10 @@ ROOFLINE_NOTE = (
     "The roofs are this machine's, measured just now: matrix products and a copy through memory. A dot's area is its "
     "share of the time; one above the slanted roof finds its data in the caches."
 )
+OVER_NOTE = (
+    "More than 100 % of the roof is no error: the data lay in caches, or the convolution needs fewer products than its "
+    "shape says (Winograd), or the machine was slower while its roofs were measured."
+)
 PYTHON_NOTE = "cProfile of the module itself. It makes every call dearer, so shares of Python are upper bounds."
 #: Functions that a terminal names.
 _FUNCTIONS = 6
@@ -59,6 +63,7 @@ def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
         only(sums, "console"),
         *_python(found),
         Text(NOTE, "dim"),
+        Text(OVER_NOTE if any((_of_roof(kernel, found) or 0.0) > 1.0 for kernel in found.kernels) else "", "dim"),
     )
     return Document(f"Profile of {record.source}", basis, sections, footer=f"{record.command} · {record.created}")
 
@@ -101,10 +106,13 @@ def cards(found: Profile) -> tuple[tuple[str, Cell], ...]:
         runs = f"of processor time, {runs}: other processes interrupted every run"
     outside = f"{'−' if found.outside_s < 0 else ''}{form.seconds(abs(found.outside_s))}"
     part = f"{100 * found.outside_s / found.total_s:.1f} %".replace("-", "−")
+    rest = _OUTSIDE.get(found.target, _RUNTIME)
+    if found.outside_s < 0:
+        rest = "the layers take longer under the profiler than in a run without it, by more than is known of its cost"
     parts = [
         ("End to end", form.seconds(found.total_s), runs),
         ("In layers", form.seconds(found.layers_s), f"{form.share(_part(found.layers_s, found))} of the run"),
-        ("Outside layers", outside, f"{part}: {_OUTSIDE.get(found.target, _RUNTIME)}"),
+        ("Outside layers", outside, f"{part}: {rest}"),
     ]
     if found.macs:
         rate = f"{form.count(round(found.macs / found.total_s))}MAC/s"
@@ -127,7 +135,6 @@ def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
         moved = form.size(kernel.moved_bytes) if kernel.moved_bytes else form.MISSING
         busy = "memory" if kernel.moved_bytes else ""
         return (name, kernel.op, form.seconds(kernel.seconds), share, "", moved, "", "", "", busy)
-    least_s = found.limits.least_s(kernel.macs or 0, kernel.moved_bytes or 0, kernel.dtype)
     return (
         name,
         kernel.op,
@@ -137,13 +144,20 @@ def _cells(kernel: KernelProfile, found: Profile) -> tuple[str | Cell, ...]:
         form.size(kernel.moved_bytes),
         form.digits(kernel.intensity),
         f"{form.count(round(kernel.macs_per_s))}".replace("  ", " "),
-        f"{100 * least_s / kernel.seconds:.0f} %",
+        f"{100 * (_of_roof(kernel, found) or 0.0):.0f} %",
         found.limits.bound(kernel.intensity, kernel.dtype),
     )
 
 
 def _part(seconds: float, found: Profile) -> float:
-    return min(max(seconds / found.total_s, 0.0), 1.0) if found.total_s else 0.0
+    return seconds / found.total_s if found.total_s else 0.0
+
+
+def _of_roof(kernel: KernelProfile, found: Profile) -> float | None:
+    """Return which share of what this machine can do a kernel reaches; None where its work is not known."""
+    if not kernel.intensity or not kernel.macs_per_s:
+        return None
+    return found.limits.least_s(kernel.macs or 0, kernel.moved_bytes or 0, kernel.dtype) / kernel.seconds
 
 
 def plot(found: Profile) -> Plot | None:

@@ -66,7 +66,17 @@ def test_an_overlap_with_noise_is_shown_below_zero(record: ProfileRecord) -> Non
     short = record.model_copy(
         update={"found": Profile(**{**vars(record.found), "total_s": 44e-6, "clock": "processor"})}
     )
-    assert "−2.00 µs" in shown(short) and "processor time" in shown(short)
+    text = shown(short)
+    assert "−2.00 µs" in text and "processor time" in text
+    assert "104.55 % of the run" in text and "take longer under the profiler than in a run without it" in text
+    assert "under the profiler" not in shown(record)
+
+
+def test_more_than_the_roof_is_explained(record: ProfileRecord) -> None:
+    fast = Profile(**{**vars(record.found), "kernels": (kernel("stem", 10e-6),)})
+    text = shown(record.model_copy(update={"found": fast}))
+    assert "200 %" in text and "More than 100 % of the roof is no error" in text
+    assert "More than 100 %" not in shown(record)
 
 
 def test_a_long_profile_is_cut_on_the_terminal_only(record: ProfileRecord) -> None:
