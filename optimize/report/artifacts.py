@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optimize.report.bench import BenchRow
 
 #: Columns a narrow terminal does without, the page has them all; how well a file answers is none of them.
-FIRST_TO_GO = ("Peak memory", "Size", "Top-1 agreement", "vs eager")
+FIRST_TO_GO = ("Peak memory", "Size", "Same largest output", "Top-1 agreement", "vs eager")
 #: Outputs that differ by this much are named.
 _APART_DB = 6.0
 #: Equal outputs stand at this SQNR.
@@ -87,7 +87,7 @@ def figures(report: Report, row: Row) -> dict[str, Cell]:
         "vs eager": ratio_cell(row.speedup),
         "vs best fp32": Cell(form.ratio(over_best_float32(report, row))),
         "SQNR": agreement_cell(row.agreement),
-        "Top-1 agreement": Cell(form.share(row.agreement.top1 if row.agreement and row.agreement.judged else None)),
+        largest_title(report): _largest(report, row.agreement),
         metric_title(report.baseline.accuracy): _accuracy(row, baseline=row is report.baseline),
         "Peak memory": Cell(form.size(row.peak_memory_bytes)),
     }
@@ -127,6 +127,22 @@ def agreement_cell(found: Agreement | None) -> Cell:
     if found is None or found.judged:
         return Cell(form.decibels(found.sqnr_db if found else None))
     return Cell("not judged", found.caveat)
+
+
+def largest_title(report: Report) -> str:
+    """Return what it is called that the largest of an output's numbers is the same one, by what is known of them.
+
+    Labels of classes say that it is a class; where nothing does, an output may be an embedding, whose largest number
+    means nothing.
+    """
+    scored = report.baseline.accuracy
+    return "Top-1 agreement" if scored and scored.metric in ("top1", "top5") else "Same largest output"
+
+
+def _largest(report: Report, found: Agreement | None) -> Cell:
+    """Return on how many samples it is; nothing where the metric says that outputs are no classes."""
+    is_class = report.baseline.accuracy is None or largest_title(report) == "Top-1 agreement"
+    return Cell(form.share(found.top1 if found and found.judged and is_class else None))
 
 
 def worst_outputs(report: Report) -> Iterator[tuple[str, str]]:
@@ -182,7 +198,7 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
         return f"{metric_title(found)} change", Cell(change, detail)
     cell, detail = agreement_cell(row.agreement), "accuracy was not measured" if row.agreement else "not measured"
     if row.agreement and row.agreement.top1 is not None:
-        detail = f"top-1 agreement {form.share(row.agreement.top1)}"
+        detail = f"the same largest output on {form.share(row.agreement.top1)} of the samples"
     return "Agreement with the original", cell if cell.detail else replace(cell, detail=detail)
 
 

@@ -204,7 +204,7 @@ def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | Non
         )
         for output in found.outputs
     ]
-    yield doc.grid(("Output", "SQNR", "Max error", "Top-1 agreement"), outputs, title="Outputs")
+    yield doc.grid(("Output", "SQNR", "Max error", "Same largest output"), outputs, title="Outputs")
     chart = plot(found)
     yield doc.Charts((doc.Chart(chart),), title="SQNR of every value") if chart else None
     tensors = sorted(found.tensors, key=lambda tensor: tensor.distance.sqnr_db) if worst_first else found.tensors

@@ -13,7 +13,7 @@ from optimize.records import Skip
 from optimize.registry import targets
 from optimize.report import changes
 from optimize.report import document as doc
-from optimize.report.artifacts import artifacts, cards, charts, status_text, timed, worst_outputs
+from optimize.report.artifacts import artifacts, cards, charts, largest_title, status_text, timed, worst_outputs
 from optimize.report.model import LayerFigures, ModelRecord, Report, Row, TraceStep, file_name
 from optimize.report.sensitivity import layer_bars
 from optimize.targets.base import Coverage, LayerTypes
@@ -24,8 +24,8 @@ FOREMOST = 5
 NOTE = (
     "Each artifact was loaded in its own process and run in turn with the others. Latency is the median of all runs "
     "with its 95 % interval; speed-up is the median of the paired rounds' ratios. The intervals hold for these "
-    "processes; a restart moves a ratio by about half a percent. SQNR and top-1 agreement compare its outputs with the "
-    "original's. An accuracy's change is in points, minus where something was lost (of a metric with an arrow lower is "
+    "processes; a restart moves a ratio by about half a percent. SQNR and the largest output compare it with the "
+    "original. An accuracy's change is in points, minus where something was lost (of a metric with an arrow lower is "
     "better), with the 95 % interval for paired samples."
 )
 LAYER_NOTE = (
@@ -130,7 +130,7 @@ def elsewhere(report: Report) -> doc.Grid:
             rows.append((row.name, cpu, level, form.MISSING if same is None else f"{100 * same:g} %"))
     title = f"INT8 on other processors, {MOST_EMULATED} samples at most"
     return doc.grid(
-        ("Artifact", "Processor", "SQNR", "Top-1 agreement"), rows, title=title, is_plain=True, left=("Processor",)
+        ("Artifact", "Processor", "SQNR", largest_title(report)), rows, title=title, is_plain=True, left=("Processor",)
     )
 
 

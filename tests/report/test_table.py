@@ -51,6 +51,19 @@ def test_the_worst_output_is_named_where_outputs_differ(report: Report) -> None:
     ]
 
 
+def test_the_largest_output_is_a_class_where_labels_say_so(report: Report) -> None:
+    """Of an embedding it means nothing, and nothing but the metric says whether an output is one."""
+
+    def told(metric: str | None) -> dict[str, str]:
+        scored = metric and replace(report.baseline.accuracy, metric=metric)  # type: ignore[type-var]
+        baseline = report.baseline.model_copy(update={"accuracy": scored})
+        found = artifacts.figures(report.model_copy(update={"baseline": baseline}), report.rows[1])
+        return {name: str(cell.text) for name, cell in found.items()}
+
+    assert told("top1")["Top-1 agreement"] == told(None)["Same largest output"] == "98.71 %"
+    assert told("cosine")["Same largest output"] == "–" and "Top-1 agreement" not in told(None)
+
+
 def test_headline(report: Report) -> None:
     found = {title: (cell.text, cell.detail) for title, cell in artifacts.cards(report)}
     assert found == {
