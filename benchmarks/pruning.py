@@ -30,9 +30,15 @@ from optimize.targets.base import Artifact
 ROOT = Path(__file__).parents[1]
 RATIO = 0.3
 WAYS: tuple[dict[str, object], ...] = (
-    {"ratio": 0.2}, {"ratio": 0.3}, {"ratio": 0.5}, {"ratio": 0.5, "of": "macs"}, {"ratio": 0.75, "of": "macs"},
+    {"ratio": 0.2},
+    {"ratio": 0.3},
+    {"ratio": 0.5},
+    {"ratio": 0.5, "of": "macs"},
+    {"ratio": 0.5, "of": "macs", "round_to": 1},
+    {"ratio": 0.5, "of": "macs", "round_to": 16},
+    {"ratio": 0.75, "of": "macs"},
     {"ratio": 0.5, "of": "params"},
-)  # fmt: skip
+)
 ARCHITECTURES = """
     resnet18 resnet50 resnext50_32x4d resnetv2_50 seresnet50 res2net50_26w_4s densenet121 vgg16_bn mobilenetv2_100
     mobilenetv3_large_100 mobilenetv3_small_050 efficientnet_b0 efficientnetv2_rw_t efficientnet_lite0 mixnet_s
@@ -42,7 +48,7 @@ ARCHITECTURES = """
     resmlp_12_224 gmlp_ti16_224 poolformer_s12 cait_xxs24_224 swin_tiny_patch4_window7_224 xcit_nano_12_p16_224
     levit_128s mobilevit_xxs edgenext_xx_small coat_lite_tiny pit_ti_224 crossvit_tiny_240 efficientformer_l1
     fastvit_t8 repvit_m1 visformer_tiny twins_svt_small eva02_tiny_patch14_224 hgnet_tiny starnet_s1 hrnet_w18_small
-""".split()
+""".split()  # noqa: SIM905
 
 
 def fashion() -> tuple[optimize.Program, torch.Tensor, np.ndarray, np.ndarray]:

@@ -276,6 +276,20 @@ def test_a_float32_file_that_answers_differently_is_kept_to_be_looked_into(
     assert "answers differently: 12.0 dB" in (tmp_path / "report.md").read_text()
 
 
+def test_a_pruned_float_file_answers_differently_because_it_was_asked_to(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 4))
+    data, labels = torch.rand(64, 3, 8, 8), torch.randint(4, (64,))
+    passes = [optimize.PruneChannels(0.5, calibration=[data])]
+    report = optimize.optimize(
+        net.eval(), (data[:2],), passes=passes, targets=["onnx"], evaluate=[(data, labels)], out=tmp_path
+    )
+    row = report.rows[0]
+    assert row.status == "measured" and row.speedup is not None and row.agreement is not None
+    assert row.agreement.sqnr_db < 30
+    assert any("make up for" in warning for warning in report.warnings)
+
+
 def test_a_pass_that_finds_nothing_makes_no_file_and_says_why(tmp_path: Path) -> None:
     entry = optimize.QuantizeStatic(calibration=[torch.rand(4, 8)])
     report = optimize.optimize(nn.ReLU(), torch.rand(2, 8), passes=[entry], targets="onnx", out=tmp_path)

@@ -22,6 +22,8 @@ from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.registry import register_pass
 from optimize.wording import plural
 
+#: Channels that kernels of most runtimes take at once.
+_GRANULE = 8
 _MEASURED = {"params": "parameters", "macs": "multiply-accumulates"}
 
 NOT_FINE_TUNED = (
@@ -58,8 +60,9 @@ class PruneChannels(Pass):
         ratio: The share that goes, at least 0 and below 1. A group keeps a tenth and one channel at least.
         of: What it is a share of: ``channels`` of each group alike, or ``params`` or ``macs`` of the whole program,
             from the groups where that costs least.
-        round_to: What the number of channels a group keeps in each layer is rounded up to a multiple of; 8 or 16
-            suits the kernels of most runtimes.
+        round_to: What the number of channels a group keeps in each layer is rounded up to a multiple of. None: 8 in
+            groups of 32 or more where the share is of the whole (kernels of most runtimes take 8 or 16 channels at
+            once: half of the work went for 1.30x the speed without, and for 1.89x with it), 1 elsewhere.
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``. None, or
             samples that were made up, for weights alone.
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
@@ -85,7 +88,7 @@ class PruneChannels(Pass):
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
     ratio: float
-    round_to: int = 1
+    round_to: int | None = None
     of: Measure = field(default="channels", kw_only=True)
     calibration: Given | None = field(default=None, repr=False, compare=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
@@ -104,7 +107,7 @@ class PruneChannels(Pass):
             require_batches(self.calibration)
         if not 0 <= self.ratio < 1:
             raise UsageError(f"PruneChannels: ratio must be at least 0 and below 1; got {self.ratio}.")
-        if self.round_to < 1:
+        if self.round_to is not None and self.round_to < 1:
             raise UsageError(f"PruneChannels: round_to must be at least 1; got {self.round_to}.")
 
     def rewrite(self, program: Program) -> Outcome:
@@ -122,7 +125,7 @@ class PruneChannels(Pass):
                 rewrites.append(Rewrite(_where(group), f"{before} -> {before - len(going)} channels"))
                 removed.update(going)
             else:
-                skips.append(_skip(group, self._why_none(before)))
+                skips.append(_skip(group, self._why_none(group)))
         notes = self._notes(program, found, removed, compensate(program, readers, removed)) if rewrites else ()
         cut(program, found, removed)
         return Outcome(tuple(rewrites), tuple(skips), notes)
@@ -159,16 +162,21 @@ class PruneChannels(Pass):
         }
 
         def rounded(group: Group, going: Sequence[int]) -> Sequence[int]:
-            return round_down(found, group, going, self.round_to)
+            return round_down(found, group, going, self._multiple(group))
 
         if self.of != "channels":
             return Budget(program, found, self.of).choose(orders, self.ratio, rounded)
         return {group: rounded(group, [channel for channel, _ in order]) for group, order in orders.items()}
 
-    def _why_none(self, channels: int) -> str:
+    def _multiple(self, group: Group) -> int:
+        usual = _GRANULE if self.of != "channels" and len(group.channels) >= 4 * _GRANULE else 1
+        return self.round_to or usual
+
+    def _why_none(self, group: Group) -> str:
         if self.of != "channels":
             return f"others cost less of the answers for their {self.of}"
-        return f"a share of {self.ratio} of its {channels} channels, in multiples of {self.round_to}, is none"
+        channels, multiple = len(group.channels), self._multiple(group)
+        return f"a share of {self.ratio} of its {channels} channels, in multiples of {multiple}, is none"
 
     def _notes(self, program: Program, found: Dependencies, removed: set[int], mended: int) -> tuple[str, ...]:
         notes = [NOT_FINE_TUNED]

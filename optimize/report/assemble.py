@@ -107,7 +107,8 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
         timing, quality = next(measured)
         lossy = entry.precision != "float32"  # which has nothing to give back
         bound = job.bound.check(quality) if job.bound is not None and lossy else None
-        row = Row.measured(artifact, timing, quality).model_copy(update={"bound": bound})
+        cut = any(done.exactness is Exactness.LOSSY for done in entry.program.applied)
+        row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})
     else:
         row = Row.not_run(artifact, f"not run: {available.reason}")
     if row.status == "failed" and not row.differs:  # a file that does not run is not kept

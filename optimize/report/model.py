@@ -116,11 +116,20 @@ class Row(StrictRecord):
         return self.status == "failed" and self.agreement is not None
 
     @classmethod
-    def measured(cls, artifact: Artifact, timing: Timing | None = None, quality: Quality | None = None) -> Row:
-        """Return the row of an artifact that was run; ``failed`` with its reason when it could not be, or is wrong."""
+    def measured(
+        cls, artifact: Artifact, timing: Timing | None = None, quality: Quality | None = None, *, lossy: bool = False
+    ) -> Row:
+        """Return the row of an artifact that was run; ``failed`` with its reason when it could not be, or is wrong.
+
+        Args:
+            artifact: The artifact.
+            timing: What it cost.
+            quality: How it answers.
+            lossy: Whether a pass was asked for that changes the answers of float files, as pruning does.
+        """
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        if not reason and (reason := _differing(artifact, quality.agreement)):
+        if not (reason or lossy) and (reason := _differing(artifact, quality.agreement)):
             timing = replace(timing, latency=None, speedup=None)  # nothing is a time of the model but a right file's
         status = "failed" if reason else "measured"
         return gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)

@@ -27,7 +27,7 @@ def captured(name: str) -> Program:
 @pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "vit", "lstm", "unet"])
 def test_the_ratio_asked_is_the_ratio_got(name: str, of: Measure) -> None:
     program = captured(name)
-    thin, outcome = PruneChannels(0.3, of=of).apply(program)
+    thin, outcome = PruneChannels(0.3, of=of, round_to=1).apply(program)
     before, after = program.stats(), thin.stats()
     gone = 1 - (after.macs / before.macs if of == "macs" else after.parameters / before.parameters)
     largest = 0.1 if name in ("vit", "lstm") else 0.04  # one head, or one unit of all layers, is a granule
@@ -42,6 +42,16 @@ def test_multiples_do_not_make_it_less() -> None:
     thin, _ = PruneChannels(0.5, of="macs", round_to=4).apply(program)
     assert 0.5 <= 1 - thin.stats().macs / program.stats().macs < 0.65
     assert all(weight.shape[0] % 4 == 0 for name, weight in thin.graph_module.named_parameters() if weight.dim() == 4)
+
+
+def test_wide_groups_keep_what_kernels_take_at_once() -> None:
+    net = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    program = capture(net, (torch.rand(2, 4),))
+    thin, _ = PruneChannels(0.3, of="params").apply(program)
+    wide, narrow = (thin.graph_module.get_parameter(f"{place}.weight").shape[0] for place in (0, 2))
+    assert wide % 8 == 0 and wide < 40 and narrow <= 20
+    assert thin.stats().parameters <= 0.7 * program.stats().parameters
+    assert PruneChannels(0.3).apply(program)[0].graph_module.get_parameter("0.weight").shape[0] == 28
 
 
 def test_more_than_can_go_is_told() -> None:
