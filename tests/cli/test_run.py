@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from optimize import workflow
 from optimize.cli.run import run
 from optimize.errors import UsageError
 from optimize.job import Job
+from optimize.passes import PruneChannels
+from optimize.recipe import PassEntry, parse
 
 RECIPE = """\
 passes: [FuseConvBN]
@@ -78,3 +81,21 @@ def test_effort_needs_what_it_is_about(words: list[str]) -> None:
 def test_targets_may_be_given_one_by_one(jobs: list[Job]) -> None:
     asked(jobs, "--to", "openvino,onnx", "--to", "tensorrt")
     assert jobs[-1].recipe.targets == ("onnx", "openvino", "tensorrt")
+
+
+def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
+    assert asked(jobs, "--prune", "0.3") == {"PruneChannels": {"ratio": 0.3}}
+    assert asked(jobs, "--prune", "macs=0.5")["PruneChannels"] == {"ratio": 0.5, "of": "macs"}
+    assert asked(jobs, "--prune", "params=0.25")["PruneChannels"] == {"ratio": 0.25, "of": "params"}
+    for words, message in (("1.5", "not in the range"), ("bytes=0.5", "macs, params"), ("macs=half", "not a valid")):
+        done = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--prune", words])
+        assert done.exit_code == 2 and message in done.output
+
+
+def test_a_recipe_says_what_is_cut() -> None:
+    asked = {"ratio": 0.5, "of": "macs", "intact": ["head"]}
+    (entry,) = parse({"passes": [{"PruneChannels": asked}]}, source="it").passes
+    made = entry.build([torch.zeros(2, 3)])
+    assert isinstance(made, PruneChannels)
+    assert (made.of, made.intact, made.round_to) == ("macs", ("head",), None) and made.data is not None
+    assert PassEntry.of(made).options == asked
