@@ -14,7 +14,7 @@ from optimize.errors import UsageError, nearest
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
-from optimize.pruning.compensation import Reader, compensate, find_readers, rank
+from optimize.pruning.compensation import Consumer, compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.groups import Dependencies, Group, dependencies
 from optimize.pruning.importance import rank_by_weights, round_down
@@ -145,14 +145,14 @@ class PruneChannels(Pass):
             kept = dict.fromkeys(of_word, f"you leave '{word}' intact") | kept
         return kept
 
-    def _readers(self, program: Program, found: Dependencies) -> list[Reader]:
+    def _readers(self, program: Program, found: Dependencies) -> list[Consumer]:
         made_up = isinstance(self.calibration, Samples) and self.calibration.synthetic
         if self.calibration is None or made_up:
             return []
         return find_readers(program, found, FlatBatches(program, self.calibration))
 
     def _going(
-        self, program: Program, found: Dependencies, free: Sequence[Group], readers: Sequence[Reader]
+        self, program: Program, found: Dependencies, free: Sequence[Group], readers: Sequence[Consumer]
     ) -> Mapping[Group, Sequence[int]]:
         """Return the channels of each group that go."""
         ends = {group: most(group, self.ratio if self.of == "channels" else 1.0) for group in free}

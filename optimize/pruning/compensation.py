@@ -38,7 +38,7 @@ _STEPS = 64
 
 
 @dataclass(frozen=True)
-class Reader:
+class Consumer:
     """A layer that reads channels that can be cut.
 
     Attributes:
@@ -61,7 +61,7 @@ class Reader:
     shifted: tuple[fx.Node, int] | None
 
     @classmethod
-    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, moments: InputMoments) -> Reader:
+    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, moments: InputMoments) -> Consumer:
         """Return the reader whose inputs were seen."""
         rows, spread, mean = weight.double().flatten(1), moments.covariance[0].double(), moments.mean[0].double()
         shifted = _shifted(layer)
@@ -83,7 +83,7 @@ class Reader:
         return torch.tensor(list(held.values())) if len(counts) == 1 and counts != {0} else None
 
 
-def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Reader]:
+def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Consumer]:
     """Look at what layers multiply their weights with, on the first samples.
 
     Layers of several groups, with very long rows or with a weight that others read too are left out.
@@ -96,10 +96,10 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
             axes[layer] = axis
     seen = WeightRounding(program, axes, SAMPLES)
     observe(program, batches.first(SAMPLES), seen.see)
-    return [Reader.of(layer, axes[layer], *each) for layer, each in seen.gathered.items()]
+    return [Consumer.of(layer, axes[layer], *each) for layer, each in seen.gathered.items()]
 
 
-def rank(group: Group, readers: Sequence[Reader], most: int) -> list[tuple[int, float]] | None:
+def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:
     """Return the channels of a group in the order they go, each with the share of its readers' outputs that is lost.
 
     Args:
@@ -110,7 +110,7 @@ def rank(group: Group, readers: Sequence[Reader], most: int) -> list[tuple[int, 
     Returns:
         None where no reader of the group is known.
     """
-    states = [_State(each, places) for each in readers if (places := each.places(group.channels)) is not None]
+    states = [_Remaining(each, places) for each in readers if (places := each.places(group.channels)) is not None]
     if not states:
         return None
     order: list[tuple[int, float]] = []
@@ -128,10 +128,10 @@ def rank(group: Group, readers: Sequence[Reader], most: int) -> list[tuple[int, 
     return order
 
 
-class _State:
+class _Remaining:
     """A reader's weights and inverse covariance while its channels go."""
 
-    def __init__(self, reader: Reader, places: torch.Tensor) -> None:
+    def __init__(self, reader: Consumer, places: torch.Tensor) -> None:
         self._places, self._power = places, reader.power
         self._weight, self._inverse = reader.weight.clone(), torch.linalg.inv(reader.covariance)
 
@@ -152,7 +152,7 @@ class _State:
         self._inverse[columns, columns] = 1.0
 
 
-def compensate(program: Program, readers: Sequence[Reader], removed: Set[int]) -> int:
+def compensate(program: Program, readers: Sequence[Consumer], removed: Set[int]) -> int:
     """Give layers the weights that make up for channels that are to go; return how many layers have new ones.
 
     They keep their shape: what belongs to those channels becomes zero, for ``cut`` to take away.
