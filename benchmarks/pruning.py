@@ -2,7 +2,7 @@
 
     python -m benchmarks.pruning                        # accuracy of the README's network, cut in several ways
     pip install --no-deps torchvision==0.28.0 timm==1.0.31
-    python -m benchmarks.pruning --architectures        # 60 architectures of timm, random weights, a share of 0.3
+    python -m benchmarks.pruning --architectures        # 60 architectures of timm, random weights, params 0.3
 
 Accuracy is taken from the ONNX file on 2,500 labelled pictures; calibration has 512 others, without labels. Time is the
 file's against that of the uncut network, both in float32 and in lock-step on one thread.
@@ -106,7 +106,7 @@ def untrained(seconds: float) -> None:
 
 
 def architectures(names: list[str]) -> int:
-    """Print what a share of 0.3 takes off each network; return how many could not be cut at all."""
+    """Print what 0.3 of the parameters takes off each network; return how many could not be cut at all."""
     declare_torchvision_operators()
     import timm
 
@@ -119,7 +119,7 @@ def architectures(names: list[str]) -> int:
             net = timm.create_model(name, num_classes=100).eval()
             program = optimize.capture(net, (torch.randn(2, *net.default_cfg["input_size"]),))
             start = time.perf_counter()
-            thin, outcome = optimize.PruneChannels(RATIO).apply(program)
+            thin, outcome = optimize.PruneChannels(RATIO, of="params").apply(program)
             thin.check()
             assert all(bool(value.isfinite().all()) for value in thin.run(thin.inputs))
         except Exception as error:

@@ -23,6 +23,8 @@ Measure = Literal["channels", "params", "macs"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 #: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
 FLOOR = 0.1
+#: What is left of a group's outputs, at least, where prices are taken.
+_LEAST_LEFT = 0.05
 _PRODUCTS = (aten.scaled_dot_product_attention.default, aten.matmul.default, aten.bmm.default)
 
 #: The channels of a group in the order they go, each with the share of some layers' outputs that is lost with it.
@@ -81,9 +83,10 @@ class Budget:
         weights = self._weights()
         steps: list[tuple[float, int, Group]] = []
         for group, order in orders.items():
-            highest = 0.0  # prices never fall along an order: what is behind a dear channel is not cheaper
+            highest = lost = 0.0  # prices never fall along an order: what is behind a dear channel is not cheaper
             for place, (channel, loss) in enumerate(order):
-                highest = max(highest, loss / max(weights[channel], 1e-30))
+                price = loss / max(1 - lost, _LEAST_LEFT) ** 2  # of lost / (1 - lost), the noise to what is left
+                highest, lost = max(highest, price / max(weights[channel], 1e-30)), lost + loss
                 steps.append((highest, place, group))
         steps.sort(key=lambda step: step[:2])
 
