@@ -136,7 +136,7 @@ def architectures(names: list[str]) -> int:
             flush=True,
         )
         gc.collect()
-    print(f"\n{len(names) - failed} of {len(names)} were cut; {thinner} lost 25 % of their parameters or more.")
+    print(f"\n{len(names) - failed} of {len(names)} run with what is left; {thinner} lost 25 % of their parameters.")
     return failed
 
 
