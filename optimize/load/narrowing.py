@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -22,6 +23,8 @@ from optimize.program import Program
 #: What modules call the number of their heads, and the width of all of them.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _WIDTHS_OF_HEADS = ("attn_dim", "all_head_size", "inner_dim")
+#: Names of the projections that have a row for each number of each head.
+_PROJECTIONS = re.compile(r"(^|[._])([qkv]+|query(_key_value)?|key|value|in_proj|c_attn)([._]|$)")
 _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
 
 
@@ -108,9 +111,7 @@ def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> t
             f"The pruned weights have no '{path}', which the module has.",
             hint="Take the program as PruneChannels returned it, before its layers are fused, of this very module.",
         )
-    kernel = slice(2, None) if old.dim() > 3 else slice(0)
-    is_wider = new.dim() == old.dim() and any(size > most for size, most in zip(new.shape, old.shape, strict=True))
-    if new.dim() != old.dim() or is_wider or new.shape[kernel] != old.shape[kernel]:
+    if new.dim() != old.dim() or any(size > most for size, most in zip(new.shape, old.shape, strict=True)):
         raise Refused(
             f"'{path}' is {list(new.shape)}; pruned from the module's {list(old.shape)} it cannot be.",
             hint="Are these weights of this module, made with the same arguments?",
@@ -119,7 +120,9 @@ def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> t
 
 
 def _count_convolution(layer: Any) -> None:
-    rows, columns = layer.weight.shape[:2]
+    rows, columns, *kernel = layer.weight.shape
+    if tuple(kernel) != layer.kernel_size:
+        raise Refused(f"A weight has a kernel of {kernel}, the module's {type(layer).__name__} {layer.kernel_size}.")
     one, other = (
         (layer.in_channels, layer.out_channels) if layer.transposed else (layer.out_channels, layer.in_channels)
     )
@@ -168,9 +171,9 @@ def _count_heads(
     heads = next((name for name in _HEADS if isinstance(vars(child).get(name), int)), None)
     if heads is None:
         return
-    rows = {name: shape[0] for name, shape in before.items() if name.startswith(prefix) and len(shape) == 2}
-    shares = {Fraction(after[name].shape[0], size) for name, size in rows.items() if name in after}
-    share = min(shares, default=Fraction(1))
+    own = {name: name.removeprefix(prefix) for name in before if name.startswith(prefix) and name in after}
+    rows = {name for name, inner in own.items() if len(before[name]) == 2 and _PROJECTIONS.search(inner)}
+    share = min((Fraction(after[name].shape[0], before[name][0]) for name in rows), default=Fraction(1))
     for name in (heads, *_WIDTHS_OF_HEADS):
         if isinstance(count := vars(child).get(name), int) and (count * share).denominator == 1:
             setattr(child, name, int(count * share))

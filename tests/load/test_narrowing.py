@@ -73,6 +73,34 @@ def test_layers_count_the_channels_that_are_left() -> None:
     assert thin.left.weight is thin.right.weight
 
 
+class Block(nn.Module):
+    """A module that counts heads, and holds a perceptron whose hidden units are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.q, self.kv = 4, nn.Linear(8, 16), nn.Linear(8, 32)
+        self.out, self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in (self.q(x), *self.kv(x).chunk(2, 2))
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        return self.second(torch.relu(self.first(self.out(mixed))))
+
+
+@pytest.mark.parametrize(("intact", "heads"), [((), 2), (("q",), 4)])
+def test_heads_are_counted_by_their_projections(intact: tuple[str, ...], heads: int) -> None:
+    net = Block().eval()
+    program = optimize.capture(net, (torch.rand(2, 5, 8),))
+    thin = optimize.narrow(net, optimize.PruneChannels(0.5, intact=intact).apply(program)[0])
+    assert (thin.num_heads, thin.first.out_features) == (heads, 6)
+    again = optimize.narrow(Block().eval(), thin.state_dict())
+    again.load_state_dict(thin.state_dict())
+    x = torch.rand(3, 7, 8)
+    assert again.num_heads == heads and torch.equal(again(x), thin(x))
+
+
 class Plain(nn.Module):
     """Attention that takes the width of its heads from its input, as much code does."""
 
@@ -107,8 +135,8 @@ def test_weights_of_another_module_are_refused() -> None:
     fused = optimize.FuseConvBN().apply(program)[0]
     with pytest.raises(Refused, match=r"have no '0.bias'|have no '1.weight'"):
         optimize.narrow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)), fused)
-    for other in (nn.Conv2d(3, 2, 3), nn.Conv2d(3, 8, 5)):
-        with pytest.raises(Refused, match="cannot be"):
+    for other, message in ((nn.Conv2d(3, 2, 3), "cannot be"), (nn.Conv2d(3, 8, 5), "a kernel of")):
+        with pytest.raises(Refused, match=message):
             optimize.narrow(other, {"weight": torch.rand(8, 3, 3, 3), "bias": torch.rand(8)})
 
 
