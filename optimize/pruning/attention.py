@@ -16,8 +16,8 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import tensor_value
-from optimize.pruning.channels import Axes, Axis, repeat
-from optimize.pruning.flow import Flow, Rule, reaches, sizes, unknown
+from optimize.pruning.channels import Axes, repeat
+from optimize.pruning.flow import Flow, Operand, Rule, broadcast, operand, reaches, unknown
 
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 #: Keep the axes of their first operand where they are, whatever they do along one of them.
@@ -57,36 +57,16 @@ def _dims(node: fx.Node) -> int:
 
 def _product(flow: Flow, node: fx.Node) -> Axes:
     """Label the product of ``[*B, L, E]`` and ``[*B, E, S]``."""
-    one, two = (_operand(flow, value) for value in node.args[:2])
+    one, two = (operand(flow, value) for value in node.args[:2])
     if min(len(one), len(two)) < 2:
         return unknown(flow, node)
     flow.channels.tie(one[-1][0], two[-2][0], reaches(node, "sums over them and over a value of fixed width"))
-    return (*_batches(flow, node, one, two), one[-2][0], two[-1][0])
-
-
-#: The channels along each axis of a value, and its size.
-_Operand = list[tuple[Axis, int | None]]
-
-
-def _operand(flow: Flow, value: Any) -> _Operand:
-    return list(zip(flow.of(value), sizes(value), strict=True))
-
-
-def _batches(flow: Flow, node: fx.Node, *operands: _Operand) -> Axes:
-    """Tie the batch axes of operands, all but the last two; an axis of size 1 stretches."""
-    axes: list[Axis] = []
-    for back in range(3, max(map(len, operands)) + 1):
-        full = [each[-back][0] for each in operands if len(each) >= back and each[-back][1] != 1]
-        axis = full[0] if full else None
-        for other in full[1:]:
-            axis = flow.channels.tie(axis, other, reaches(node, "combines them with a value of fixed width"))
-        axes.insert(0, axis)
-    return tuple(axes)
+    return (*broadcast(flow, node, one[:-2], two[:-2]), one[-2][0], two[-1][0])
 
 
 def _attention(flow: Flow, node: fx.Node) -> Axes:
-    query, key, value = (_operand(flow, each) for each in node.args[:3])
-    masks = [_operand(flow, mask) for mask in node.args[3:4] if isinstance(mask, fx.Node)]
+    query, key, value = (operand(flow, each) for each in node.args[:3])
+    masks = [operand(flow, mask) for mask in node.args[3:4] if isinstance(mask, fx.Node)]
     flow.fix([query[-1][0], key[-1][0]], reaches(node, "is scaled by how many they are"))
     flow.fix(
         [axis for each in (query, key, value, *masks) for axis, _ in each[-2:-1]],
@@ -94,16 +74,16 @@ def _attention(flow: Flow, node: fx.Node) -> Axes:
     )
     if graph.argument(node, "enable_gqa"):
         _serve(query, key, value)
-    return (*_batches(flow, node, query, key, value, *masks), None, value[-1][0])
+    return (*broadcast(flow, node, *(each[:-2] for each in (query, key, value, *masks))), None, value[-1][0])
 
 
-def _serve(query: _Operand, *shared: _Operand) -> None:
+def _serve(query: Operand, *shared: Operand) -> None:
     """Repeat the heads of keys and values, each of which serves several heads of queries."""
     heads = query[-3][1]
-    for operand in shared:
-        axis, count = operand[-3]
+    for each in shared:
+        axis, count = each[-3]
         if axis is not None and heads and count:
-            operand[-3] = (repeat(axis, heads // count), heads)
+            each[-3] = (repeat(axis, heads // count), heads)
 
 
 RULES: Mapping[Any, Rule] = {

@@ -74,6 +74,27 @@ def sizes(node: Any) -> list[int | None]:
     return [size if isinstance(size, int) else None for size in value.shape]
 
 
+#: The channels along each axis of a value, and its size.
+Operand = list[tuple[Axis, int | None]]
+
+
+def operand(flow: Flow, value: Any) -> Operand:
+    """Return the channels and sizes of a value's axes."""
+    return list(zip(flow.of(value), sizes(value), strict=True))
+
+
+def broadcast(flow: Flow, node: fx.Node, *operands: Operand) -> Axes:
+    """Tie the axes of a call's operands: they are aligned at their last ones, and an axis of size 1 stretches."""
+    axes: list[Axis] = []
+    for back in range(1, max(map(len, operands), default=0) + 1):
+        full = [each[-back][0] for each in operands if len(each) >= back and each[-back][1] != 1]
+        axis = full[0] if full else None
+        for other in full[1:]:
+            axis = flow.channels.tie(axis, other, reaches(node, "combines them with a value of fixed width"))
+        axes.insert(0, axis)
+    return tuple(axes)
+
+
 def mix(flow: Flow, node: fx.Node, dims: Iterable[int]) -> Axes:
     """Fix the channels along some axes of a call's first operand, which it mixes; pass the others on."""
     axes = flow.of(node.args[0])

@@ -36,7 +36,7 @@ from optimize.graph import aten
 from optimize.program import tensor_value
 from optimize.pruning import attention, recurrent, reshaping
 from optimize.pruning.channels import Axes, Axis, repeat
-from optimize.pruning.flow import Flow, Rule, Weight, mix, reaches, sizes, unknown
+from optimize.pruning.flow import Flow, Rule, Weight, broadcast, mix, operand, reaches, sizes, unknown
 
 
 def label(flow: Flow, node: fx.Node) -> None:
@@ -142,19 +142,7 @@ def _per_channel(flow: Flow, node: fx.Node) -> Axes:
 
 def _pointwise(flow: Flow, node: fx.Node) -> Axes:
     """Tie operands (rule 4): they are aligned at their last axes, and an axis of size 1 stretches."""
-    value = tensor_value(node)
-    axes: list[Axis] = []
-    for back in range(1, (value.dim() if value is not None else 0) + 1):
-        full = [
-            flow.of(source)[-back]
-            for source in node.all_input_nodes
-            if len(flow.of(source)) >= back and sizes(source)[-back] != 1
-        ]
-        axis = full[0] if full else None
-        for other in full[1:]:
-            axis = flow.channels.tie(axis, other, reaches(node, "combines them with a value of fixed width"))
-        axes.insert(0, axis)
-    return tuple(axes)
+    return broadcast(flow, node, *(operand(flow, source) for source in node.all_input_nodes if flow.of(source)))
 
 
 def _spatial(flow: Flow, node: fx.Node) -> Axes:
