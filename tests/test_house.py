@@ -67,7 +67,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 57_957, 379, 409
+MOST_LINES, MOST_FILES, MOST_CLASSES = 57_997, 379, 409
 
 
 def _modules() -> dict[str, ast.Module]:

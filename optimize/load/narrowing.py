@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from optimize.distances import output_error
@@ -22,7 +23,7 @@ from optimize.program import Program
 
 #: What modules call the number of their heads, and the width of all of them.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
-_WIDTHS_OF_HEADS = ("attn_dim", "all_head_size", "inner_dim")
+_OF_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "attn_dim", "all_head_size", "inner_dim")
 #: Names of the projections that have a row for each number of each head.
 _PROJECTIONS = re.compile(r"(^|[._])([qkv]+|query(_key_value)?|key|value|in_proj|c_attn)([._]|$)")
 _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
@@ -58,10 +59,17 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
     """
     program = weights if isinstance(weights, Program) else None
     found = _tensors(weights)
+    if any(map(is_lazy, module.parameters())):
+        raise Refused("A layer of the module has no weights yet.", hint="Run the module once before.")
+    if program is None:
+        _require_buffers(module, found)
     thin = private_copy(module)
     shapes = {name: tensor.shape for name, tensor in _tensors(thin).items()}
     narrowed = _narrowed(thin, found)
     for child in thin.modules():
+        held = {name: (old, narrowed[id(old)]) for name, old in child._buffers.items() if id(old) in narrowed}
+        thinner = {name for name, (old, new) in held.items() if old is not None and new.shape != old.shape}
+        child._non_persistent_buffers_set -= thinner  # without them its state dict would not fit a new module
         for holder in (child._parameters, child._buffers):
             holder.update({name: narrowed[id(old)] for name, old in holder.items() if id(old) in narrowed})
     for path, child in thin.named_modules():
@@ -104,12 +112,21 @@ def _narrowed(module: nn.Module, found: Mapping[str, torch.Tensor]) -> dict[int,
     return thin
 
 
+def _require_buffers(module: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a state dict without values that a module keeps in its own, such as the statistics of a BatchNorm."""
+    kept = module.state_dict()
+    missing = [name for name, value in module.named_buffers() if name in kept and value.dim() and name not in found]
+    if missing:
+        raise Refused(f"The pruned weights have no '{missing[0]}', which the module keeps in its state dict.")
+
+
 def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
     new = found.get(path)
     if new is None:
         raise Refused(
             f"The pruned weights have no '{path}', which the module has.",
-            hint="Take the program as PruneChannels returned it, before its layers are fused, of this very module.",
+            hint="Take the program as PruneChannels returned it, before its layers are fused, of this very module. "
+            "What its forward pass does not read in evaluation mode, take out of the module before.",
         )
     if new.dim() != old.dim() or any(size > most for size, most in zip(new.shape, old.shape, strict=True)):
         raise Refused(
@@ -172,9 +189,10 @@ def _count_heads(
     if heads is None:
         return
     own = {name: name.removeprefix(prefix) for name in before if name.startswith(prefix) and name in after}
-    rows = {name for name, inner in own.items() if len(before[name]) == 2 and _PROJECTIONS.search(inner)}
+    direct = {name: inner for name, inner in own.items() if len(before[name]) == 2 and inner.count(".") < 2}
+    rows = [name for name, inner in direct.items() if _PROJECTIONS.search(inner)]
     share = min((Fraction(after[name].shape[0], before[name][0]) for name in rows), default=Fraction(1))
-    for name in (heads, *_WIDTHS_OF_HEADS):
+    for name in (heads, *_OF_HEADS):
         if isinstance(count := vars(child).get(name), int) and (count * share).denominator == 1:
             setattr(child, name, int(count * share))
 

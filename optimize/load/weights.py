@@ -125,8 +125,9 @@ def narrowed(module: torch.nn.Module, state: StateDict) -> tuple[torch.nn.Module
     own = module.state_dict()
     state, _ = _without_prefix(state, own)
     others = [key for key in own if key in state and _is_other_shape(state[key], own[key])]
-    if not others or not all(_is_within(state[key], own[key]) for key in others):
-        return module, []
+    is_whole = all(key in state or key.endswith("num_batches_tracked") for key in own)
+    if not others or not is_whole or not all(_is_within(state[key], own[key]) for key in others):
+        return module, []  # `fit` says what is missing
     return narrow(module, state), [f"Took the widths of the state dict, which was pruned: {_first(others)}."]
 
 

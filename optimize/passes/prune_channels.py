@@ -107,8 +107,8 @@ class PruneChannels(Pass):
             require_batches(self.calibration)
         if not 0 <= self.ratio < 1:
             raise UsageError(f"PruneChannels: ratio must be at least 0 and below 1; got {self.ratio}.")
-        if self.round_to is not None and self.round_to < 1:
-            raise UsageError(f"PruneChannels: round_to must be at least 1; got {self.round_to}.")
+        if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
+            raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""

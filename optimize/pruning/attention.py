@@ -69,7 +69,7 @@ def _attention(flow: Flow, node: fx.Node) -> Axes:
     masks = [operand(flow, mask) for mask in node.args[3:4] if isinstance(mask, fx.Node)]
     flow.fix([query[-1][0], key[-1][0]], reaches(node, "is scaled by how many they are"))
     flow.fix(
-        [axis for each in (query, key, value, *masks) for axis, _ in each[-2:-1]],
+        [each[-2][0] for each in (query, key, value, *masks)] + [mask[-1][0] for mask in masks],
         reaches(node, "takes them as positions"),
     )
     if graph.argument(node, "enable_gqa"):

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from torch import fx
 
@@ -15,6 +15,7 @@ from optimize import costs, graph, ops
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import Axis
+from optimize.pruning.flow import sizes
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.recurrent import steps
 
@@ -117,7 +118,7 @@ def _parameters(program: Program, found: Dependencies) -> list[_Part]:
 
 
 def _products(program: Program, found: Dependencies) -> list[_Part]:
-    """Return the multiply-accumulates of each call: a layer's go with its weight, a product's with its heads."""
+    """Return the multiply-accumulates of each call: a layer's go with its weight, a product's with its operands."""
     calls = costs.program_costs(program).calls
     paths = {path: weight.axes for weight in found.weights for path in weight.paths}
     values = {path: graph.attribute(program.graph_module, path) for path in paths}
@@ -125,13 +126,23 @@ def _products(program: Program, found: Dependencies) -> list[_Part]:
     for node in program.graph.nodes:
         macs = calls[node.name].macs if node.name in calls else 0
         if graph.is_call(node, *_PRODUCTS):
-            parts.append(_Part(macs, _labelled(found.axes[node][:-2])))
+            parts += _summed(node, found, macs)
         elif macs:
             matrices = {path: values[path].numel() for path in _matrices(node) if path in paths}
             whole = sum(matrices.values())
             parts += [_Part(macs * size // whole, _labelled(paths[path])) for path, size in matrices.items()]
             parts += [] if matrices else [_Part(macs, ())]
     return parts
+
+
+def _summed(node: fx.Node, found: Dependencies, macs: int) -> list[_Part]:
+    """Return the parts of a product: as many as its result has values, times what each is a sum of."""
+    first, result = cast(fx.Node, node.args[0]), found.axes[node]
+    width = sizes(first)[-1] or 1
+    if not graph.is_call(node, aten.scaled_dot_product_attention.default):
+        return [_Part(macs, _labelled((*result, found.axes[first][-1])))]
+    scores = macs * width // (width + (sizes(node)[-1] or 1))
+    return [_Part(scores, _labelled(result[:-1])), _Part(macs - scores, _labelled(result))]
 
 
 def _matrices(node: fx.Node) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import repeat
@@ -68,7 +69,7 @@ class Consumer:
         if shifted is None:
             spread += torch.outer(mean, mean) / moments.unit[0].double()
         damping = _DAMPING + _UNSEEN * len(spread) / max(moments.count, 1)
-        spread.diagonal().add_(damping + (spread.diagonal() <= 0).double())
+        spread.diagonal().clamp_(min=0).add_(damping)
         power = float(((rows @ spread) * rows).sum())
         taps = rows.shape[1] // len(channels)
         return cls(layer, repeat(channels, taps), rows, mean, spread, max(power, 1e-30), shifted)
@@ -87,6 +88,9 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
     """Look at what layers multiply their weights with, on the first samples.
 
     Layers of several groups, with very long rows or with a weight that others read too are left out.
+
+    Raises:
+        Refused: There are no samples, or none of finite numbers.
     """
     axes = {}
     for layer in graph.calls(program.graph, *ops.CONVOLUTIONS[:2], aten.linear.default):
@@ -95,7 +99,12 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
         if axis is not None and ops.groups(layer) == 1:
             axes[layer] = axis
     seen = WeightRounding(program, axes, SAMPLES)
-    observe(program, batches.first(SAMPLES), seen.see)
+    samples = observe(program, batches.first(SAMPLES), seen.see)
+    if not samples or (seen.layers and not seen.gathered):
+        raise Refused(
+            "The calibration data has no samples, or none of finite numbers.",
+            hint="Give at least one batch; 100 to 500 samples are usual.",
+        )
     return [Consumer.of(layer, axes[layer], *each) for layer, each in seen.gathered.items()]
 
 

@@ -180,6 +180,13 @@ def _reshape(flow: Flow, node: fx.Node) -> Axes:
     return tuple(axes)
 
 
+def _squeeze(flow: Flow, node: fx.Node) -> Axes:
+    """Keep the channels of an axis that would be dropped if one of them were left."""
+    dim, axes = graph.argument(node, "dim"), flow.of(node.args[0])
+    flow.fix([axes[each] for each in ([dim] if isinstance(dim, int) else dim)], reaches(node, "drops the last of them"))
+    return _reshape(flow, node)
+
+
 def _divided(flow: Flow, axis: tuple[int, ...], lengths: Sequence[int], kept: int) -> tuple[int, ...]:
     """Tie the channels of an axis that is split into several wherever they share their place along the kept one."""
     inner, outer = math.prod(lengths[kept + 1 :]), math.prod(lengths[:kept])
@@ -242,6 +249,6 @@ RULES: Mapping[Any, Rule] = {
     aten.expand.default: _expand,
     aten.reshape.default: _reshape,
     aten.unsqueeze.default: _reshape,
-    aten.squeeze.dim: _reshape,
-    aten.squeeze.dims: _reshape,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
 }

@@ -51,6 +51,11 @@ class WeightRounding:
             self._moments[layer].update(columns(layer, self._weights[layer], value))
 
     @property
+    def layers(self) -> Collection[fx.Node]:
+        """The layers that it looks at."""
+        return self._weights.keys()
+
+    @property
     def gathered(self) -> dict[fx.Node, tuple[torch.Tensor, InputMoments]]:
         """The weight of each layer and the sums of what it was multiplied with, those that saw a sample."""
         return {layer: (self._weights[layer], seen) for layer, seen in self._moments.items() if seen.count}

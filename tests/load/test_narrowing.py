@@ -129,6 +129,32 @@ def test_code_that_cannot_be_told_its_widths_is_refused_with_a_way_out() -> None
     assert "you leave 'attention' intact" in {skip.reason for skip in outcome.skips}
 
 
+def test_a_buffer_over_channels_is_in_the_state_dict_once_it_is_cut() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(16, 8), nn.Linear(8, 2)
+            self.register_buffer("scale", torch.linspace(0.1, 1, 8), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.head(y * self.scale[: y.shape[-1]])
+
+    net, x = Scaled().eval(), torch.randn(3, 16)
+    thin = optimize.narrow(net, pruned(net, 16))
+    assert torch.equal(optimize.narrow(net, thin.state_dict())(x), thin(x))
+
+
+def test_what_cannot_be_known_is_refused() -> None:
+    norm = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).eval()
+    state = {key: value[:4] if value.dim() else value for key, value in norm.state_dict().items()}
+    del state["1.running_mean"]
+    with pytest.raises(Refused, match=r"no '1.running_mean'"):
+        optimize.narrow(norm, state)
+    with pytest.raises(Refused, match="has no weights yet"):
+        optimize.narrow(nn.Sequential(nn.LazyConv2d(8, 1)), state)
+
+
 def test_weights_of_another_module_are_refused() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     program = pruned(net, 3, 8, 8)

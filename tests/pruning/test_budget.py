@@ -37,6 +37,34 @@ def test_the_ratio_asked_is_the_ratio_got(name: str, of: Measure) -> None:
     assert "30 % were asked for" in outcome.notes[-1]
 
 
+class Products(nn.Module):
+    """Products whose rows, columns and sums are all cut: attention over channels, a plain matrix, a width of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(3, 16, 1)
+        self.matrix = nn.Parameter(torch.randn(16, 24))
+        self.keys, self.values, self.head = nn.Linear(24, 8), nn.Linear(24, 12), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (part(x).flatten(2) for part in (self.query, self.key, self.value))
+        weights = (query.transpose(1, 2) @ key).softmax(-1)
+        mixed = (value @ weights.transpose(1, 2)).transpose(1, 2) @ self.matrix
+        return self.head(
+            nn.functional.scaled_dot_product_attention(self.keys(mixed), self.keys(mixed), self.values(mixed))
+        )
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.4, 0.6])
+def test_all_that_a_product_loses_is_counted(ratio: float) -> None:
+    torch.manual_seed(0)
+    program = capture(Products().eval(), (torch.randn(2, 3, 6, 6),))
+    thin, outcome = PruneChannels(ratio, of="macs", round_to=1).apply(program)
+    gone = 1 - thin.stats().macs / program.stats().macs
+    assert ratio - 0.005 <= gone <= ratio + 0.1
+    assert float(outcome.notes[-1].split(" %")[0]) == pytest.approx(100 * gone, abs=0.3)
+
+
 def test_multiples_do_not_make_it_less() -> None:
     program = captured("resnet")
     thin, _ = PruneChannels(0.5, of="macs", round_to=4).apply(program)

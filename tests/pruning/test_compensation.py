@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from optimize.errors import Refused
 from optimize.frontend import capture
 from optimize.passes.prune_channels import PruneChannels
 from optimize.program import Program
@@ -53,6 +54,24 @@ def test_channels_that_are_sums_of_others_cost_nothing(bias: bool, norm: bool) -
     errors = [float((each.run([fresh])[0] - wanted).square().mean() / wanted.var()) for each in (thin, plain)]
     # Three inputs and a bias make eight channels: without a bias in the reader their means cost one of the four left.
     assert errors[0] < 1e-5 and errors[1] > 0.02, errors
+
+
+@pytest.mark.parametrize("bias", [-100.0, 3.0])
+def test_channels_that_never_vary_go_first(bias: float) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        net[0].weight[4:], net[0].bias[4:] = 0.0, bias
+    program, data = capture(net, (torch.randn(2, 16),)), torch.randn(400, 16)
+    thin, _ = PruneChannels(0.5, calibration=[data]).apply(program)
+    assert torch.equal(thin.graph_module.get_parameter("0.weight"), program.graph_module.get_parameter("0.weight")[:4])
+    assert torch.allclose(thin.run([data])[0], program.run([data])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("data", [[], [torch.full((8, 3, 6, 6), torch.nan)]], ids=["none", "nan"])
+def test_data_that_says_nothing_is_refused(data: list[torch.Tensor]) -> None:
+    with pytest.raises(Refused, match="no samples, or none of finite numbers"):
+        PruneChannels(0.5, calibration=data).apply(made()[0])
 
 
 def test_weights_are_those_of_least_squares() -> None:

@@ -43,6 +43,17 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
         lambda y: functional.pad(y, (0, 0, 0, 0, 1, 1)),
         "pad '.*', which mixes them",
     ),
+    "mask of attention": (
+        lambda y: functional.scaled_dot_product_attention(
+            *(torch.ones(1, 6, 6, 4), torch.ones(1, 6, 8, 4), torch.ones(1, 6, 8, 4)),
+            y.permute(0, 2, 3, 1).mean(0, keepdim=True),
+        ),
+        "scaled_dot_product_attention '.*', which takes them as positions",
+    ),
+    "dropped when one is left": (
+        lambda y: y.mean((2, 3), keepdim=True).squeeze((1, 2, 3)),
+        "squeeze '.*', which drops the last of them",
+    ),
     "split with the rows": (lambda y: y.reshape(-1, 16, 3, 6), "reshape '.*', which takes them apart"),
     "merged with the batch": (lambda y: y.reshape(-1), "reshape '.*', which takes them apart"),
 }
