@@ -45,10 +45,17 @@ def with_line(tmp_path: Path, line: str) -> Path:
         ("torch.save(input, 'MARKER')", "aten::save"),
         ("torch . save(input, 'MARKER')", "aten::save"),
         ("ops.aten.save(input, 'MARKER')", "aten::save"),
-        ("a = torch.from_file('MARKER', True, 4)", "aten::from_file"),
-        ("a = ops.aten.from_file('MARKER', True, 4)", "aten::from_file"),
-        ("a = ops.inductor._reinterpret_tensor(input, [1000], [1], 0)", "inductor::_reinterpret_tensor"),
-        ("a = ops.inductor._alloc_from_pool(input, 999999, 6, [1], [1])", "inductor::_alloc_from_pool"),
+        # added to something, for torch takes out of a method what nothing reads: that is never run
+        ("a = torch.add_(input, torch.from_file('MARKER', True, 4))", "aten::from_file"),
+        ("a = torch.add_(input, ops.aten.from_file('MARKER', True, 4))", "aten::from_file"),
+        (
+            "a = torch.add_(input, ops.inductor._reinterpret_tensor(input, [1000], [1], 0))",
+            "inductor::_reinterpret_tensor",
+        ),
+        (
+            "a = torch.add_(input, ops.inductor._alloc_from_pool(input, 999999, 6, [1], [1]))",
+            "inductor::_alloc_from_pool",
+        ),
         ("torch.manual_seed(0)", "aten::manual_seed"),
         ("print(1)", "prim::Print"),
     ],
