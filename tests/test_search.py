@@ -143,7 +143,11 @@ def test_decibels_may_be_written_either_way() -> None:
         (["sensitivity", "net.pt", "--to", "nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_asked_is_a_usage_error(words: list[str], message: str) -> None:
+def test_what_cannot_be_asked_is_a_usage_error(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.pt").touch()
     found = CliRunner().invoke(cli, words)
     assert isinstance(found.exception, UsageError) and message in str(found.exception.what)
 

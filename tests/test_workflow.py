@@ -280,7 +280,7 @@ def test_a_pruned_float_file_answers_differently_because_it_was_asked_to(tmp_pat
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 4))
     data, labels = torch.rand(64, 3, 8, 8), torch.randint(4, (64,))
-    passes = [optimize.PruneChannels(0.5, calibration=[data])]
+    passes = [optimize.PruneChannels(0.75, calibration=[data])]
     report = optimize.optimize(
         net.eval(), (data[:2],), passes=passes, targets=["onnx"], evaluate=[(data, labels)], out=tmp_path
     )

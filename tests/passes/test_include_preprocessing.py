@@ -169,8 +169,11 @@ def test_the_gate_prepares_the_original_outside_and_nothing_twice(made: Path) ->
         (["--preprocess", "package.module:prepare"], "it is code"),
     ],
 )
-def test_what_is_baked_into_a_file_is_never_guessed(options: list[str], message: str, typed: Typed) -> None:
-    done = typed("net.pt", "--to", "onnx", "--include-preprocess", *options)
+def test_what_is_baked_into_a_file_is_never_guessed(
+    options: list[str], message: str, typed: Typed, tmp_path: Path
+) -> None:
+    (tmp_path / "net.pt").touch()
+    done = typed(tmp_path / "net.pt", "--to", "onnx", "--include-preprocess", *options)
     assert done.returncode == 2 and message in done.stderr
 
 

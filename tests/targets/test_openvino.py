@@ -162,7 +162,7 @@ def test_a_file_without_its_weights_or_broken_is_refused(tmp_path: Path) -> None
 def test_a_failed_row_leaves_neither_file(tmp_path: Path) -> None:
     program = captured(nn.Conv2d(3, 4, 3), (3, 8, 8))
     artifact = OpenVINO().export(program, tmp_path / "net.xml")
-    report = SimpleNamespace(rows=[SimpleNamespace(status="failed")])
+    report = SimpleNamespace(rows=[SimpleNamespace(status="failed", path=None)])
     workflow._drop_failed([Export("openvino", "float32", program, artifact)], report)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
