@@ -57,7 +57,6 @@ def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert (
         "5 samples of" in done.stdout
-        and "agreement" in done.stdout
         and "largest" in done.stdout
         and "Top-1" not in done.stdout
         and "Layer" not in done.stdout
