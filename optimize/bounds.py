@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MAX_VALUES = 2**30
 #: long as those are.
 MOST_STEPS, LOOPED_SIZE = 2**26, 1024
 _DIGITS = 20
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,58 @@ def check_shapes(text: str) -> str:
     """
     if text:
         read_shapes(text)
+    return text
+
+
+def scaled(text: str, units: Mapping[str, float]) -> float:
+    """Read a number with one of some units.
+
+    Raises:
+        ValueError: It is none, or not finite.
+
+    >>> scaled("5 ms", SECONDS)
+    0.005
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
+    if found is None or found[2] not in units:
+        raise ValueError(f"'{shortened(text)}' needs a unit: {', '.join(units)}")
+    return finite(float(found[1]) * units[found[2]])
+
+
+def finite(number: float) -> float:
+    """Return a number that something can be held against: nothing is more than NaN.
+
+    Raises:
+        ValueError: It is not finite.
+    """
+    if not math.isfinite(number):
+        raise ValueError(f"{number} bounds nothing")
+    return number
+
+
+def read_pace(text: str) -> tuple[float, bool]:
+    """Return how long a run may take: in seconds, or as a share of what it takes now, and whether it is a share.
+
+    Raises:
+        ValueError: It is neither, or does not lie within what can be asked.
+
+    >>> read_pace("5ms"), read_pace("0.5x")
+    ((0.005, False), (0.5, True))
+    """
+    number = scaled(text, {**SECONDS, "x": 1.0})
+    is_share = text.rstrip().lower().endswith("x")
+    if number <= 0 or (is_share and number >= 1):
+        raise ValueError(f"'{text}' is not a time such as 5ms, nor a share of the time below one such as 0.5x")
+    return number, is_share
+
+
+def check_pace(text: str) -> str:
+    """Return what ``--latency`` says if it can be read.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    read_pace(text)
     return text
 
 

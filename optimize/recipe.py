@@ -67,7 +67,7 @@ class PassEntry(BaseModel):
         >>> PassEntry.of(QuantizeDynamic(keep=("head",)))
         PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
-        given = {field.name: (getattr(made, field.name), field.default) for field in dataclasses.fields(made)}
+        given = {field.name: (getattr(made, field.name), _usual(field)) for field in dataclasses.fields(made)}
         options = {
             name: named.spelled(value)
             for name, (value, usual) in given.items()
@@ -130,6 +130,8 @@ class Recipe(BaseModel):
             better, the most it may be. Likewise.
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
+        latency: How long a run of the first target's last file may take, ``5ms``, or ``0.5x`` of what it takes uncut:
+            ``PruneChannels`` cuts as much as it takes, its ratio at most.
         keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
         cpu: Processors that INT8 files are right on; ``host`` is read as what this machine's is.
         verify_on: Emulated processors that INT8 files are run on too, on a few samples: ``avx2``, ``sse4``.
@@ -160,6 +162,7 @@ class Recipe(BaseModel):
     min_accuracy: float | None = None
     min_sqnr: float | None = None
     layer_timing: bool = True
+    latency: Annotated[str, AfterValidator(bounds.check_pace)] | None = None
     keep: tuple[str, ...] = ()
     cpu: Annotated[str, AfterValidator(_processors)] = "any"
     verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
@@ -310,7 +313,7 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     cls = registry.find_pass(entry.name)
     fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
     for field in dataclasses.fields(cls):
-        if field.name in fields and field.name not in entry.options and field.default is dataclasses.MISSING:
+        if field.name in fields and field.name not in entry.options and _usual(field) is dataclasses.MISSING:
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
         _checked(entry.name, option, value, fields, source)
@@ -364,6 +367,11 @@ def _entry(item: Any) -> Any:
         ((name, options),) = item.items()
         return {"name": name, "options": options or {}}
     return item
+
+
+def _usual(field: dataclasses.Field[Any]) -> Any:
+    """Return what an option is where nobody says."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _fields(cls: type) -> dict[str, Any]:

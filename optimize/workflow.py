@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,13 +25,15 @@ from optimize.measure.latency import MeasureResult, measure
 from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
+from optimize.pace import Pace
+from optimize.passes import PruneChannels
 from optimize.passes.base import Pass, Stage
-from optimize.pipeline import Pipeline, Trace
+from optimize.pipeline import Pipeline, Step, Trace
 from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
-from optimize.recipe import configured, parse
+from optimize.recipe import PassEntry, configured, parse
 from optimize.report import FILES, RECIPE
 from optimize.report.assemble import assemble
 from optimize.report.files import save
@@ -57,6 +59,7 @@ def optimize(
     min_accuracy: float | None = None,
     min_sqnr: float | None = None,
     layer_timing: bool = True,
+    latency: str | None = None,
     threads: int = 1,
     dynamic_size: bool = False,
     dynamic: Any = None,
@@ -81,6 +84,8 @@ def optimize(
         min_accuracy: What the metric of an INT8 file must reach, in its unit (percent of a share).
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
+        latency: How long a run of the first target's last file may take, ``"5ms"``, or ``"0.5x"`` of what it takes
+            uncut: ``PruneChannels`` among the passes cuts as much as it takes, its ratio at most.
         threads: Compute threads while measuring.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
         dynamic: Further free dimensions, as ``optimize.capture`` takes them: ``{"input_ids": {1: "sequence"}}``.
@@ -102,6 +107,7 @@ def optimize(
         "targets": names,
         "target_options": options,
         "threads": threads,
+        "latency": latency,
         "dynamic": read_dynamic(dynamic),
         "outputs": outputs,
         **asked,
@@ -165,8 +171,12 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     datasets.require_fit(model.program)
     calibration = calibration_data(job, captured.program, datasets, tell)
     passes = [entry for entry in job.passes(calibration) if entry.stage is not Stage.INPUT]
+    paced: tuple[str, ...] = ()
+    if job.recipe.latency is not None:
+        job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell)
     plain, *others = transform(model.program, passes, job.recipe.targets, tell)
-    variants = [replace(plain, steps=(*entered.steps, *plain.steps)), *others]
+    steps = (_noted(step, paced) if step.pass_name == PruneChannels.__name__ else step for step in plain.steps)
+    variants = [replace(plain, steps=(*entered.steps, *steps)), *others]
     with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
         search = Search(job, model.program, baseline, datasets, tell)
@@ -211,6 +221,42 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
                     export = search.give_back_for_bound(export)
             exports.append(export)
     return exports
+
+
+def keep_pace(
+    job: Job, asked: str, program: Program, passes: Sequence[Pass], tell: Progress
+) -> tuple[Job, list[Pass], tuple[str, ...]]:
+    """Find how much is cut so that a run takes no longer than asked.
+
+    Returns:
+        The job that cuts that much, its passes, and what to say of it.
+
+    Raises:
+        UsageError: No pass cuts anything.
+        Refused: It is not reached.
+    """
+    place = next((place for place, entry in enumerate(passes) if isinstance(entry, PruneChannels)), None)
+    if place is None:
+        raise UsageError(
+            f"--latency {asked} says how much is cut, and no pass prunes.",
+            hint="Add PruneChannels(0.9, of='time'): it is the most that may go.",
+        )
+    cut, others = cast(PruneChannels, passes[place]), list(passes)
+    before = Pipeline(others[:place]).run(program).program
+    target = job.recipe.target(job.recipe.targets[0])
+
+    def make(some: Sequence[Pass]) -> list[Variant]:
+        return transform(before, [*some, *others[place + 1 :]], [target.name])
+
+    others[place], told = Pace(asked, before, target, make, job.recipe.threads, tell).keep(cut)
+    given = job.given_passes and [others[place] if entry is cut else entry for entry in job.given_passes]
+    entries = [PassEntry.of(others[place]) if entry.name == cut.name else entry for entry in job.recipe.passes]
+    recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})
+    return replace(job, recipe=recipe, given_passes=given), others, (told,)
+
+
+def _noted(step: Step, notes: Sequence[str]) -> Step:
+    return replace(step, outcome=replace(step.outcome, notes=(*notes, *step.outcome.notes)))
 
 
 def enter(program: Program, passes: Sequence[Pass]) -> Trace:

@@ -35,7 +35,7 @@ ROOMS = {
     "gate": ("gate",),
     "explain": ("profile", "advise", "ranking"),
     "report": ("report",),
-    "line": ("recipe", "replay", "job", "datasets", "opening", "search", "sensitivity", "workflow"),
+    "line": ("recipe", "replay", "job", "pace", "datasets", "opening", "search", "sensitivity", "workflow"),
     "door": ("cli", "__main__", "__init__"),
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 57_997, 379, 409
+MOST_LINES, MOST_FILES, MOST_CLASSES = 58_330, 380, 412
 
 
 def _modules() -> dict[str, ast.Module]:

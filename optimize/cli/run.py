@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from optimize.recipe import Recipe
     from optimize.report.model import Report
 
+#: Of the layers' time, where only ``--latency`` says how much goes.
+_MOST_CUT = 0.95
+
 
 @options.command()
 @click.argument("model", type=require_model)
@@ -69,6 +72,12 @@ if TYPE_CHECKING:
     metavar="RATIO|macs=RATIO|params=RATIO",
     type=options.Share(),
     help="Cut this share of each layer's channels, or of all macs or params; with --calib, the rest makes up for it.",
+)
+@options.passes(
+    "--latency",
+    metavar="TIME|SHAREx",
+    type=bounds.check_pace,
+    help="Cut as much as it takes for the last file to run in 5ms, or in 0.5x of its time; --prune says the most.",
 )
 @options.passes(
     "--int8",
@@ -227,7 +236,7 @@ def _require_targets(targets: Sequence[str]) -> None:
 def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
-    half = _half(given)
+    half, cut = _half(given), given["prune"] or ({"ratio": _MOST_CUT, "of": "time"} if given["latency"] else {})
     static = given["int8"] == "static"
     if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
@@ -238,7 +247,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         *(_including(given) if given["include_preprocess"] else ()),
         *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
-        *options.chosen((given["prune"], "PruneChannels", given["prune"])),
+        *options.chosen((cut, "PruneChannels", cut)),
         *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
         *options.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),

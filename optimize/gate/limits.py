@@ -16,8 +16,6 @@ Keys of a case win over those above. Files are looked for beside the configurati
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,6 @@ from optimize.measure.bound import Bound, require_judged
 from optimize.measure.metrics import Metric
 from optimize.regular import shown
 
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 #: Points that may be lost where nobody says.
 MAX_DROP = 1.0
@@ -52,8 +49,8 @@ def share(value: Any) -> float:
     if not isinstance(value, str | int | float):
         raise ValueError("a share is written '5%' or 0.05")
     if isinstance(value, str) and value.strip().endswith("%"):
-        return _finite(float(value.strip()[:-1])) / 100
-    number = _finite(float(value))
+        return bounds.finite(float(value.strip()[:-1])) / 100
+    number = bounds.finite(float(value))
     if number >= 1:
         raise ValueError(f"{number:g} is not a share; write '{number:g}%' or {number / 100:g}")
     return number
@@ -65,7 +62,7 @@ def seconds(value: Any) -> Any:
     >>> seconds("5 ms"), seconds(2)
     (0.005, 2)
     """
-    return _scaled(value, _SECONDS) if isinstance(value, str) else value
+    return bounds.scaled(value, bounds.SECONDS) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -94,22 +91,8 @@ def growth(value: Any) -> Any:
     if isinstance(value, Growth):
         return value
     if isinstance(value, str) and not value.strip().endswith("%"):
-        return Growth(size_bytes=_scaled(value, _BYTES))
+        return Growth(size_bytes=bounds.scaled(value, _BYTES))
     return Growth(share=share(value))
-
-
-def _scaled(text: str, units: Mapping[str, float]) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
-    if found is None or found[2] not in units:
-        raise ValueError(f"'{text}' needs a unit: {', '.join(units)}")
-    return _finite(float(found[1]) * units[found[2]])
-
-
-def _finite(number: float) -> float:
-    """Return a number that something can be held against: nothing is more than NaN."""
-    if not math.isfinite(number):
-        raise ValueError(f"{number} bounds nothing")
-    return number
 
 
 Share = Annotated[float, BeforeValidator(share)]

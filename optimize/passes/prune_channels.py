@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,17 +14,17 @@ from optimize.errors import UsageError, nearest
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
-from optimize.pruning.compensation import Consumer, compensate, find_readers, rank
+from optimize.pruning.compensation import Survey, compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.groups import Dependencies, Group, dependencies
-from optimize.pruning.importance import rank_by_weights, round_down
+from optimize.pruning.importance import Order, rank_by_weights, round_down
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.registry import register_pass
 from optimize.wording import plural
 
 #: Channels that kernels of most runtimes take at once.
 _GRANULE = 8
-_MEASURED = {"params": "parameters", "macs": "multiply-accumulates"}
+_MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
 
 NOT_FINE_TUNED = (
     "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
@@ -58,13 +58,14 @@ class PruneChannels(Pass):
 
     Attributes:
         ratio: The share that goes, at least 0 and below 1. A group keeps a tenth and one channel at least.
-        of: What it is a share of: ``channels`` of each group alike, or ``params`` or ``macs`` of the whole program,
-            from the groups where that costs least.
+        of: What it is a share of: ``channels`` of each group alike, or ``params``, ``macs`` or ``time`` of the whole
+            program, from the groups where that costs least.
         round_to: What the number of channels a group keeps in each layer is rounded up to a multiple of. None: 8 in
             groups of 32 or more where the share is of the whole (kernels of most runtimes take 8 or 16 channels at
             once: half of the work went for 1.30x the speed without, and for 1.89x with it), 1 elsewhere.
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``. None, or
-            samples that were made up, for weights alone.
+            samples that were made up, for weights alone. A ``Survey`` for what they said before.
+        times: Seconds of each layer by its path, for ``time``; ``optimize.optimize(..., latency=)`` measures them.
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
 
     Raises:
@@ -90,21 +91,22 @@ class PruneChannels(Pass):
     ratio: float
     round_to: int | None = None
     of: Measure = field(default="channels", kw_only=True)
-    calibration: Given | None = field(default=None, repr=False, compare=False, kw_only=True)
+    calibration: Given | Survey | None = field(default=None, repr=False, compare=False, kw_only=True)
+    times: dict[str, float] = field(default_factory=dict, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def data(self) -> Given | None:
         """The calibration data it was given."""
-        return self.calibration
+        return self.calibration.data if isinstance(self.calibration, Survey) else self.calibration
 
     def __post_init__(self) -> None:
         words = (self.intact,) if isinstance(self.intact, str) else tuple(self.intact)
         object.__setattr__(self, "intact", words)
         if self.of not in MEASURES:
             raise UsageError(f"PruneChannels: of='{self.of}' is not {', '.join(MEASURES)}.")
-        if self.calibration is not None:
-            require_batches(self.calibration)
+        if self.data is not None:
+            require_batches(self.data)
         if not 0 <= self.ratio < 1:
             raise UsageError(f"PruneChannels: ratio must be at least 0 and below 1; got {self.ratio}.")
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
@@ -112,27 +114,54 @@ class PruneChannels(Pass):
 
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""
+        if self.of == "time" and not self.times:
+            raise UsageError(
+                "PruneChannels: of='time' needs the time of each layer.",
+                hint="Say latency='0.5x' (--latency 0.5x), which measures them, or give times={'layer': seconds}.",
+            )
         found = dependencies(program)
-        intact = self._kept_whole(found)
+        stay = self._stay(found)
         skips = _unfollowed(program, set(found.outputs))
-        skips += [_skip(group, why) for group in found.groups if (why := intact.get(group) or group.why_fixed)]
-        free = [group for group in found.groups if not group.why_fixed and group not in intact]
-        readers = self._readers(program, found) if free else []
+        skips += [_skip(group, stay[group]) for group in found.groups if group in stay]
+        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
+        orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
         rewrites, removed = [], set[int]()
-        for group, going in self._going(program, found, free, readers).items():
+        for group, going in self._going(program, found, orders).items():
             before = len(group.channels)
             if going:
                 rewrites.append(Rewrite(_where(group), f"{before} -> {before - len(going)} channels"))
                 removed.update(going)
             else:
                 skips.append(_skip(group, self._why_none(group)))
-        notes = self._notes(program, found, removed, compensate(program, readers, removed)) if rewrites else ()
+        notes = self._notes(program, found, removed, compensate(program, survey.readers, removed)) if rewrites else ()
         cut(program, found, removed)
         return Outcome(tuple(rewrites), tuple(skips), notes)
 
-    def _kept_whole(self, found: Dependencies) -> dict[Group, str]:
-        """Return the groups that the user leaves alone, with the reason."""
-        kept: dict[Group, str] = {}
+    def survey(self, program: Program) -> Survey:
+        """Return what there is to know of a program's channels: given as ``calibration``, nothing is looked at again.
+
+        It holds for this program and clones of it, and for any ratio.
+        """
+        found = dependencies(program)
+        return self._survey(program, found, self._stay(found), 1.0)
+
+    def _survey(self, program: Program, found: Dependencies, stay: Container[Group], share: float) -> Survey:
+        if isinstance(self.calibration, Survey):
+            return self.calibration
+        data, free = self.calibration, [group for group in found.groups if group not in stay]
+        made_up = isinstance(data, Samples) and data.synthetic
+        readers = (
+            [] if data is None or made_up or not free else find_readers(program, found, FlatBatches(program, data))
+        )
+        orders = {
+            group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
+            for group, end in ((group, most(group, share)) for group in free)
+        }
+        return Survey(data, tuple(orders.get(group, ()) for group in found.groups), tuple(readers))
+
+    def _stay(self, found: Dependencies) -> dict[Group, str]:
+        """Return the groups that lose nothing, with the reason: they cannot be cut, or the user leaves them alone."""
+        kept = {group: group.why_fixed for group in found.groups if group.why_fixed}
         for word in self.intact:
             of_word = [
                 group
@@ -142,31 +171,23 @@ class PruneChannels(Pass):
             if not of_word:
                 known = {graph.origin(layer) for group in found.groups for layer in group.layers}
                 raise UsageError(f"intact '{word}': no layer is there.", hint=nearest(word, known))
-            kept = dict.fromkeys(of_word, f"you leave '{word}' intact") | kept
+            kept |= dict.fromkeys(of_word, f"you leave '{word}' intact")
         return kept
 
-    def _readers(self, program: Program, found: Dependencies) -> list[Consumer]:
-        made_up = isinstance(self.calibration, Samples) and self.calibration.synthetic
-        if self.calibration is None or made_up:
-            return []
-        return find_readers(program, found, FlatBatches(program, self.calibration))
-
     def _going(
-        self, program: Program, found: Dependencies, free: Sequence[Group], readers: Sequence[Consumer]
+        self, program: Program, found: Dependencies, orders: Mapping[Group, Order]
     ) -> Mapping[Group, Sequence[int]]:
         """Return the channels of each group that go."""
-        ends = {group: most(group, self.ratio if self.of == "channels" else 1.0) for group in free}
-        orders = {
-            group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
-            for group, end in ends.items()
-        }
 
         def rounded(group: Group, going: Sequence[int]) -> Sequence[int]:
             return round_down(found, group, going, self._multiple(group))
 
         if self.of != "channels":
-            return Budget(program, found, self.of).choose(orders, self.ratio, rounded)
-        return {group: rounded(group, [channel for channel, _ in order]) for group, order in orders.items()}
+            return Budget(program, found, self.of, self.times).choose(orders, self.ratio, rounded)
+        ends = {group: most(group, self.ratio) for group in orders}
+        return {
+            group: rounded(group, [channel for channel, _ in order[: ends[group]]]) for group, order in orders.items()
+        }
 
     def _multiple(self, group: Group) -> int:
         usual = _GRANULE if self.of != "channels" and len(group.channels) >= 4 * _GRANULE else 1
@@ -185,7 +206,7 @@ class PruneChannels(Pass):
                 f"{plural(mended, 'layer')} got weights that make up for the channels that they no longer read."
             )
         if self.of != "channels":
-            gone = 1 - Budget(program, found, self.of).left(removed)
+            gone = 1 - Budget(program, found, self.of, self.times).left(removed)
             notes.append(f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for.")
         return tuple(notes)
 

@@ -17,19 +17,17 @@ from optimize.program import Program
 from optimize.pruning.channels import Axis
 from optimize.pruning.flow import sizes
 from optimize.pruning.groups import Dependencies, Group
+from optimize.pruning.importance import Order
 from optimize.pruning.recurrent import steps
 
-#: What a share is taken of: each group's channels, all parameters, all multiply-accumulates of a run.
-Measure = Literal["channels", "params", "macs"]
+#: What a share is taken of: each group's channels, all parameters, all multiply-accumulates of a run, or its time.
+Measure = Literal["channels", "params", "macs", "time"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 #: Fewest channels a group keeps, as a share: below it a layer collapses and fine-tuning does not bring it back.
 FLOOR = 0.1
 #: What is left of a group's outputs, at least, where prices are taken.
 _LEAST_LEFT = 0.05
 _PRODUCTS = (aten.scaled_dot_product_attention.default, aten.matmul.default, aten.bmm.default)
-
-#: The channels of a group in the order they go, each with the share of some layers' outputs that is lost with it.
-Order = Sequence[tuple[int, float]]
 
 
 def most(group: Group, ratio: float = 1.0) -> int:
@@ -42,7 +40,7 @@ def most(group: Group, ratio: float = 1.0) -> int:
 class _Part:
     """Something whose size is proportional to the channels that are left on each of its axes."""
 
-    size: int
+    size: float
     axes: tuple[tuple[int, ...], ...]
 
     def left(self, removed: Set[int]) -> float:
@@ -58,16 +56,22 @@ class Budget:
     Args:
         program: The program.
         found: Its dependencies.
-        measure: ``params`` or ``macs``.
+        measure: ``params``, ``macs`` or ``time``.
+        times: Of each layer by its path, in seconds, for ``time``: a layer's goes with its multiply-accumulates.
     """
 
-    def __init__(self, program: Program, found: Dependencies, measure: Measure) -> None:
-        self._parts = list(_parameters(program, found) if measure == "params" else _products(program, found))
+    def __init__(
+        self, program: Program, found: Dependencies, measure: Measure, times: Mapping[str, float] | None = None
+    ) -> None:
+        if measure == "params":
+            self._parts = _parameters(program, found)
+        else:
+            self._parts = _products(program, found, _seconds(program, times or {}) if measure == "time" else None)
         self.total = sum(part.size for part in self._parts)
 
     def left(self, removed: Set[int]) -> float:
         """Return the share that is left without some channels."""
-        return sum(part.left(removed) for part in self._parts) / max(self.total, 1)
+        return sum(part.left(removed) for part in self._parts) / (self.total or 1)
 
     def choose(
         self, orders: Mapping[Group, Order], share: float, rounded: Callable[[Group, Sequence[int]], Sequence[int]]
@@ -108,7 +112,7 @@ class Budget:
         for part in self._parts:
             for axis in part.axes:
                 for channel in axis:
-                    found[channel] += part.size / len(axis) / max(self.total, 1)
+                    found[channel] += part.size / len(axis) / (self.total or 1)
         return found
 
 
@@ -117,32 +121,40 @@ def _parameters(program: Program, found: Dependencies) -> list[_Part]:
     return [_Part(value.numel(), _labelled(weight.axes)) for value, weight in zip(values, found.weights, strict=True)]
 
 
-def _products(program: Program, found: Dependencies) -> list[_Part]:
-    """Return the multiply-accumulates of each call: a layer's go with its weight, a product's with its operands."""
-    calls = costs.program_costs(program).calls
+def _seconds(program: Program, times: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each call by its name: those of its layer, at the layers' rate where it is none of them."""
+    paths, calls = ops.layer_paths(program.graph), costs.program_costs(program).calls
+    known = {name: times[path] for name, path in paths.items() if path in times and name in calls}
+    rate = sum(known.values()) / max(sum(calls[name].macs for name in known), 1)
+    return {name: known.get(name, cost.macs * rate) for name, cost in calls.items() if cost.macs}
+
+
+def _products(program: Program, found: Dependencies, seconds: Mapping[str, float] | None) -> list[_Part]:
+    """Return what each call costs (multiply-accumulates, or seconds): it goes with its weight, or with its operands."""
+    sizes_of = seconds or {name: cost.macs for name, cost in costs.program_costs(program).calls.items()}
     paths = {path: weight.axes for weight in found.weights for path in weight.paths}
     values = {path: graph.attribute(program.graph_module, path) for path in paths}
     parts = []
     for node in program.graph.nodes:
-        macs = calls[node.name].macs if node.name in calls else 0
+        size = sizes_of.get(node.name, 0)
         if graph.is_call(node, *_PRODUCTS):
-            parts += _summed(node, found, macs)
-        elif macs:
+            parts += _summed(node, found, size)
+        elif size:
             matrices = {path: values[path].numel() for path in _matrices(node) if path in paths}
             whole = sum(matrices.values())
-            parts += [_Part(macs * size // whole, _labelled(paths[path])) for path, size in matrices.items()]
-            parts += [] if matrices else [_Part(macs, ())]
+            parts += [_Part(size * part / whole, _labelled(paths[path])) for path, part in matrices.items()]
+            parts += [] if matrices else [_Part(size, ())]
     return parts
 
 
-def _summed(node: fx.Node, found: Dependencies, macs: int) -> list[_Part]:
+def _summed(node: fx.Node, found: Dependencies, size: float) -> list[_Part]:
     """Return the parts of a product: as many as its result has values, times what each is a sum of."""
     first, result = cast(fx.Node, node.args[0]), found.axes[node]
     width = sizes(first)[-1] or 1
     if not graph.is_call(node, aten.scaled_dot_product_attention.default):
-        return [_Part(macs, _labelled((*result, found.axes[first][-1])))]
-    scores = macs * width // (width + (sizes(node)[-1] or 1))
-    return [_Part(scores, _labelled(result[:-1])), _Part(macs - scores, _labelled(result))]
+        return [_Part(size, _labelled((*result, found.axes[first][-1])))]
+    scores = size * width / (width + (sizes(node)[-1] or 1))
+    return [_Part(scores, _labelled(result[:-1])), _Part(size - scores, _labelled(result))]
 
 
 def _matrices(node: fx.Node) -> list[str]:

@@ -19,12 +19,14 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.data import Given
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import repeat
 from optimize.pruning.cut import overwrite
 from optimize.pruning.groups import Dependencies, Group
+from optimize.pruning.importance import Order
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
 from optimize.quantization.rounding import InputMoments
@@ -82,6 +84,21 @@ class Consumer:
                 held[channel].append(place)
         counts = {len(places) for places in held.values()}
         return torch.tensor(list(held.values())) if len(counts) == 1 and counts != {0} else None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What data said of the channels of a program: other shares of them can be cut without another look at it.
+
+    Attributes:
+        data: The data; None for weights alone.
+        orders: The channels of each group in the order they go; empty for those that stay.
+        readers: The layers that can make up for them.
+    """
+
+    data: Given | None
+    orders: tuple[Order, ...]
+    readers: tuple[Consumer, ...]
 
 
 def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Consumer]:

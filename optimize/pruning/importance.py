@@ -14,6 +14,9 @@ from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.recurrent import GATES, steps
 
+#: The channels of a group in the order they go, each with the share of some layers' outputs that is lost with it.
+Order = Sequence[tuple[int, float]]
+
 
 def importance(program: Program, found: Dependencies, group: Group) -> torch.Tensor:
     """Return the importance of each channel of a group, float64 ``[len(group.channels)]``.

@@ -1,0 +1,176 @@
+"""How much is cut so that a file takes no longer than asked: trials, each a whole file timed beside the uncut one.
+
+The share that must go is guessed from the layers' times and corrected by whole files, which take longer than their
+layers' shares say. What is found is written into the run's recipe, whose replay times nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optimize import bounds
+from optimize import wording as form
+from optimize.errors import Refused, TargetUnavailable
+from optimize.job import Variant
+from optimize.measure.fleet import Fleet
+from optimize.measure.latency import measure
+from optimize.measure.layer_times import layer_times
+from optimize.ops import layer_paths
+from optimize.passes import PruneChannels
+from optimize.passes.base import Pass
+from optimize.program import Program
+from optimize.progress import Progress, silent
+from optimize.search import one_sample
+from optimize.targets.base import Artifact, Target
+
+#: Seconds in which a trial is timed beside the uncut file.
+_BUDGET_S = 8.0
+_MOST_TRIALS = 8
+#: A trial is near enough from this share of what is asked to a little above, where no measurement tells them apart.
+_NEAR, _ABOVE, _AIM = 0.96, 1.01, 0.985
+#: A trial is no nearer to one of the two around it than by this share of their distance.
+_LEAST_STEP = 0.1
+_OF = {
+    "time": "of the layers' time", "macs": "of the macs", "params": "of the parameters", "channels": "of all channels"
+}  # fmt: skip
+#: An interval wider than this share of its middle tells too little.
+_WIDE = 0.1
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What a file takes with a share cut, as a share of what the uncut one takes, with its 95 % interval."""
+
+    share: float
+    took: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a run of one file may take, and what is cut for it.
+
+    Attributes:
+        asked: As the user said it: ``5ms``, ``0.5x``.
+        program: What is cut.
+        target: What writes the file, with its options.
+        make: Runs passes on the program, and whatever passes follow; returns the variants, the file's last.
+        threads: Compute threads.
+        progress: Told what is going on.
+    """
+
+    asked: str
+    program: Program
+    target: Target
+    make: Callable[[Sequence[Pass]], Sequence[Variant]]
+    threads: int = 1
+    progress: Progress = silent
+
+    def keep(self, cut: PruneChannels) -> tuple[PruneChannels, str]:
+        """Return the pass that cuts as much as it takes, and what the file took, as a sentence.
+
+        Args:
+            cut: What to cut, and the share that may go at most.
+
+        Raises:
+            Refused: That is not enough, or a file cannot be run.
+            TargetUnavailable: No file of the target runs here.
+        """
+        if not self.target.available().run:
+            raise TargetUnavailable(
+                f"--latency {self.asked} is about time on the target {self.target.name}, which does not run here.",
+                hint="Run it where it does, or say how much goes: --prune macs=0.5.",
+            )
+        with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+            variants = self.make([])
+            plain, last = variants[0], variants[-1]
+            whole = self._written(last, Path(name) / "whole")
+            float_file = whole if last is plain else self._written(plain, Path(name) / "float")
+            cut = replace(cut, calibration=cut.survey(self.program))
+            if cut.of == "time":
+                cut = self._timed(cut, (plain.program, float_file), (last.program, whole))
+            return self._search(cut, whole, Path(name))
+
+    def _search(self, cut: PruneChannels, whole: Artifact, folder: Path) -> tuple[PruneChannels, str]:
+        """Try shares between two that are known to be too small and enough, where a line between them says."""
+        number, is_share = bounds.read_pace(self.asked)
+        whole_s = self._seconds(whole)
+        wanted = number if is_share else number / whole_s
+        below, above = _Trial(0.0), None
+        if wanted >= 1:
+            return replace(cut, ratio=0.0), f"--latency {self.asked}: the uncut file takes {form.seconds(whole_s)}."
+        known, most, tried = {self.program.stats().parameters: below}, cut.ratio, 0
+        share = min(most, 1 - wanted)
+        while above is None or (tried < _MOST_TRIALS and above.took < _NEAR * wanted):
+            self.progress(f"cut for --latency {self.asked}, trial {tried + 1}", tried / _MOST_TRIALS)
+            trial = self._try(replace(cut, ratio=share), whole, folder / str(tried), known)
+            tried += 1
+            if trial.took <= _ABOVE * wanted:
+                above = trial
+            elif share >= most or (above is None and tried >= _MOST_TRIALS):
+                raise Refused(
+                    f"It is not reached by cutting. {self._told(cut, trial, whole_s)}",
+                    hint="Ask for less, add --int8, or start from a smaller network.",
+                )
+            else:
+                below = trial
+            share = _between(below, above, _AIM * wanted) if above else _beyond(below, _AIM * wanted, most)
+        return replace(cut, ratio=round(above.share, 4)), self._told(cut, above, whole_s)
+
+    def _try(self, cut: PruneChannels, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
+        """Time the file with a share cut; one of a known size is the file that was timed."""
+        last = self.make([replace(cut, ratio=round(cut.ratio, 4))])[-1]
+        size = last.program.stats().parameters
+        if size not in known:
+            with Fleet([whole, self._written(last, folder)], threads=self.threads) as fleet:
+                timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
+            if timing.speedup is None:
+                raise Refused(f"A file with less in it could not be timed: {timing.failure}.")
+            gain = timing.speedup
+            known[size] = _Trial(cut.ratio, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low)
+        return replace(known[size], share=cut.ratio)
+
+    def _seconds(self, whole: Artifact) -> float:
+        with Fleet([whole], threads=self.threads) as fleet:
+            timing = measure(fleet, one_sample(self.program), budget_s=_BUDGET_S).timings[0]
+        if timing.latency is None:
+            raise Refused(f"The uncut file could not be timed: {timing.failure}.")
+        return timing.latency.median_s
+
+    def _timed(
+        self, cut: PruneChannels, plain: tuple[Program, Artifact], last: tuple[Program, Artifact]
+    ) -> PruneChannels:
+        """Return the pass with the layers' times in the file; by multiply-accumulates where no runtime tells them."""
+        if not self.target.times_layers:
+            return replace(cut, of="macs")
+        times = layer_times(plain, last, one_sample(self.program), threads=self.threads, progress=self.progress)
+        paths = layer_paths(last[0].graph)
+        return replace(cut, times={paths[name]: float(f"{time.int8_s:.3g}") for name, time in times.items()})
+
+    def _written(self, variant: Variant, folder: Path) -> Artifact:
+        folder.mkdir()
+        return self.target.export(variant.program, folder / f"trial{self.target.suffix}")
+
+    def _told(self, cut: PruneChannels, trial: _Trial, whole_s: float) -> str:
+        """Say what a file took."""
+        between = form.interval(trial.took, trial.low, trial.high)
+        doubt = " The machine was too busy to tell it nearer." if trial.high - trial.low > _WIDE * trial.took else ""
+        took = f"{form.seconds(trial.took * whole_s)}, {trial.took:.2f}x {between} of the uncut one's time"
+        cutting = f"with {100 * trial.share:.1f} % {_OF[cut.of]} cut"
+        return f"--latency {self.asked}: {cutting}, the {self.target.name} file takes {took}.{doubt}"
+
+
+def _between(below: _Trial, above: _Trial, aim: float) -> float:
+    """Return the share where a line through two trials reaches what is aimed at, some way from both."""
+    part = (below.took - aim) / max(below.took - above.took, 1e-12)
+    return below.share + min(max(part, _LEAST_STEP), 1 - _LEAST_STEP) * (above.share - below.share)
+
+
+def _beyond(below: _Trial, aim: float, most: float) -> float:
+    """Return the share where a line from nothing cut through a trial reaches what is aimed at, some way behind it."""
+    part = (1 - aim) / (1 - below.took) if below.took < 1 else 2.0
+    return min(most, below.share * (1 + min(max(part - 1, _LEAST_STEP), 1.0)))
