@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import fx
@@ -25,17 +26,15 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import repeat
 from optimize.pruning.cut import overwrite
+from optimize.pruning.damping import Columns, choose_damping, damped
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.importance import Order
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
-from optimize.quantization.rounding import InputMoments
 from optimize.quantization.weights import WeightRounding
 
 #: Samples that covariances are taken of.
 SAMPLES = 512
-#: Share of the mean variance added to every input, and more of it the fewer columns there are for each weight of a row.
-_DAMPING, _UNSEEN = 0.001, 0.1
 #: Steps in which all channels of a group would go.
 _STEPS = 64
 
@@ -49,7 +48,8 @@ class Consumer:
         channels: What channel each column of its weight belongs to, ``[K]``.
         weight: Float64 ``[C_out, K]``.
         mean: Of the columns, ``[K]``.
-        covariance: Of the columns, damped, float64 ``[K, K]``; about zero where nothing takes the mean back.
+        covariance: Of the columns, damped by what one half of the data says of the other, float64 ``[K, K]``; about
+            zero where nothing takes the mean back.
         power: The variance of its outputs, summed.
         shifted: What takes the mean back: its bias or the mean of the BatchNorm that alone reads it, and with what
             sign.
@@ -64,17 +64,17 @@ class Consumer:
     shifted: tuple[fx.Node, int] | None
 
     @classmethod
-    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, moments: InputMoments) -> Consumer:
-        """Return the reader whose inputs were seen."""
-        rows, spread, mean = weight.double().flatten(1), moments.covariance[0].double(), moments.mean[0].double()
-        shifted = _shifted(layer)
-        if shifted is None:
-            spread += torch.outer(mean, mean) / moments.unit[0].double()
-        damping = _DAMPING + _UNSEEN * len(spread) / max(moments.count, 1)
-        spread.diagonal().clamp_(min=0).add_(damping)
+    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, halves: list[Columns]) -> Consumer:
+        """Return the reader whose inputs were seen, in one half of the data or both."""
+        rows, shifted = weight.double().flatten(1), _shifted(layer)
+        columns = repeat(channels, rows.shape[1] // len(channels))
+        numbers = {channel: number for number, channel in enumerate(dict.fromkeys(channels))}
+        gone = torch.tensor([numbers[channel] % 2 == 1 for channel in columns])
+        damping = choose_damping(halves, rows, gone, shifted=shifted is not None)
+        whole = reduce(Columns.joined, halves)
+        spread = damped(whole.about(whole.mean if shifted else torch.zeros_like(whole.mean)), damping)
         power = float(((rows @ spread) * rows).sum())
-        taps = rows.shape[1] // len(channels)
-        return cls(layer, repeat(channels, taps), rows, mean, spread, max(power, 1e-30), shifted)
+        return cls(layer, columns, rows, whole.mean, spread, max(power, 1e-30), shifted)
 
     def places(self, wanted: Sequence[int]) -> torch.Tensor | None:
         """Return the columns of each channel, ``[len(wanted), n]``; None where it reads none of them, or unevenly."""
@@ -115,14 +115,20 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
         axis = found.axes[source][ops.channel_axis(layer, source)]
         if axis is not None and ops.groups(layer) == 1:
             axes[layer] = axis
-    seen = WeightRounding(program, axes, SAMPLES)
-    samples = observe(program, batches.first(SAMPLES), seen.see)
-    if not samples or (seen.layers and not seen.gathered):
+    halves = []
+    for part in filter(None, batches.folds(SAMPLES)):
+        halves.append(WeightRounding(program, axes, SAMPLES))
+        observe(program, part, halves[-1].see)
+    gathered: dict[fx.Node, tuple[torch.Tensor, list[Columns]]] = {}
+    for half in halves:
+        for layer, (weight, moments) in half.gathered.items():
+            gathered.setdefault(layer, (weight, []))[1].append(Columns.of(moments))
+    if not halves or (halves[0].layers and not gathered):
         raise Refused(
             "The calibration data has no samples, or none of finite numbers.",
             hint="Give at least one batch; 100 to 500 samples are usual.",
         )
-    return [Consumer.of(layer, axes[layer], *each) for layer, each in seen.gathered.items()]
+    return [Consumer.of(layer, axes[layer], *gathered.pop(layer)) for layer in list(gathered)]
 
 
 def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:

@@ -88,8 +88,18 @@ class FlatBatches:
         """Return batches of every other sample, and of the others: as many as hold so many values, within bounds."""
         enough = values // max(sum(value.numel() for value in self.program.sample(1)), 1)
         singles = list(self.singles(min(max(enough, least), most)))
-        one, two = singles[0::2], singles[1::2]
-        return (one, two) if self.program.batch is None else (list(self._together(one)), list(self._together(two)))
+        return self._joined(singles[0::2]), self._joined(singles[1::2])
+
+    def folds(self, samples: int) -> tuple[list[Flat], list[Flat]]:
+        """Return batches of the first and third quarter of so many samples, and of the others: neighbours are alike."""
+        singles = list(self.singles(samples))
+        parts: tuple[list[Flat], list[Flat]] = ([], [])
+        for place, single in enumerate(singles):
+            parts[4 * place // len(singles) % 2].append(single)
+        return self._joined(parts[0]), self._joined(parts[1])
+
+    def _joined(self, singles: list[Flat]) -> list[Flat]:
+        return singles if self.program.batch is None else list(self._together(singles))
 
     @property
     def samples(self) -> Samples:
