@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -13,6 +14,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from optimize.distances import output_error
@@ -26,6 +30,8 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "hea
 _OF_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "attn_dim", "all_head_size", "inner_dim")
 #: Names of the projections that have a row for each number of each head.
 _PROJECTIONS = re.compile(r"(^|[._])([qkv]+|query(_key_value)?|key|value|in_proj|c_attn)([._]|$)")
+#: Of recurrent layers, those that have several.
+_GATES = {"LSTM": 4, "GRU": 3}
 _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
 
 
@@ -72,6 +78,7 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
         child._non_persistent_buffers_set -= thinner  # without them its state dict would not fit a new module
         for holder in (child._parameters, child._buffers):
             holder.update({name: narrowed[id(old)] for name, old in holder.items() if id(old) in narrowed})
+    _require_lengths(thin)
     for path, child in thin.named_modules():
         for kind, count in _COUNTS.items():
             if isinstance(child, kind):
@@ -106,9 +113,9 @@ def _narrowed(module: nn.Module, found: Mapping[str, torch.Tensor]) -> dict[int,
     for key, old in tensors.items():
         path = next((name for name in names[key] if name in found), names[key][0])
         if isinstance(old, nn.Parameter):
-            thin[key] = nn.Parameter(_taken(path, old, found).clone().to(old.device), old.requires_grad)
+            thin[key] = nn.Parameter(_taken(path, old, found), old.requires_grad)
         elif path in found:
-            thin[key] = _taken(path, old, found).clone().to(old.device)
+            thin[key] = _taken(path, old, found)
     return thin
 
 
@@ -133,7 +140,24 @@ def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> t
             f"'{path}' is {list(new.shape)}; pruned from the module's {list(old.shape)} it cannot be.",
             hint="Are these weights of this module, made with the same arguments?",
         )
-    return new
+    try:
+        return torch.empty(new.shape, dtype=old.dtype, device=old.device).copy_(new)
+    except RuntimeError as error:
+        raise Refused(f"'{path}' is {new.dtype}, which does not become the module's {old.dtype}.") from error
+
+
+def _require_lengths(thin: nn.Module) -> None:
+    """Refuse directions and lengths of a weight norm that do not fit each other: its kernel writes past the shorter."""
+    for child in thin.modules():
+        hooks = [hook for hook in child._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
+        pairs = [(getattr(child, f"{each.name}_g"), getattr(child, f"{each.name}_v"), each.dim) for each in hooks]
+        if isinstance(child, ParametrizationList) and isinstance(child[0], _WeightNorm):
+            pairs = [(child.original0, child.original1, child[0].dim)]
+        for lengths, directions, dim in pairs:
+            if torch.norm_except_dim(directions.detach().to("meta"), 2, dim).shape != lengths.shape:
+                raise Refused(
+                    f"A weight norm has lengths of {list(lengths.shape)} for {list(directions.shape)} weights."
+                )
 
 
 def _count_convolution(layer: Any) -> None:
@@ -152,8 +176,19 @@ def _count_convolution(layer: Any) -> None:
 
 
 def _count_recurrent(layer: Any) -> None:
-    layer.input_size, layer.hidden_size = layer.weight_ih_l0.shape[1], layer.weight_hh_l0.shape[1]
-    layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    """Count, and refuse weights that a new layer of these sizes would not have: kernels go by the sizes alone."""
+    rows, shown = layer.weight_hh_l0.shape
+    layer.hidden_size, layer.input_size = rows // _GATES.get(layer.mode, 1), layer.weight_ih_l0.shape[1]
+    layer.proj_size = shown if layer.proj_size else 0
+    names, sizes = layer._flat_weights_names, (layer.input_size, layer.hidden_size, layer.num_layers, layer.bias)
+    layer._flat_weights = [getattr(layer, name) for name in names]
+    with contextlib.suppress(ValueError):  # of no width at all
+        two, proj = layer.bidirectional, layer.proj_size
+        made = nn.RNNBase(layer.mode, *sizes, bidirectional=two, proj_size=proj, device="meta").parameters()
+        known = all(name in layer._parameters or is_parametrized(layer, name) for name in names)
+        if known and [each.shape for each in made] == [each.shape for each in layer._flat_weights]:
+            return
+    raise Refused(f"The weights of a recurrent {type(layer).__name__} do not fit each other.", hint=_INTACT)
 
 
 def _set(**sizes: int) -> Callable[[Any], None]:

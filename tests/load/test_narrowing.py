@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional
 import optimize
 from models import REFERENCES
 from optimize.errors import Refused
+from optimize.load import weights
 
 torch.set_num_threads(1)
 
@@ -153,6 +155,9 @@ def test_what_cannot_be_known_is_refused() -> None:
         optimize.narrow(norm, state)
     with pytest.raises(Refused, match="has no weights yet"):
         optimize.narrow(nn.Sequential(nn.LazyConv2d(8, 1)), state)
+    four_bits = torch.zeros(4, 3, 1, 1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    with pytest.raises(Refused, match=r"does not become the module's torch.float32"):
+        optimize.narrow(norm[0], {"weight": four_bits, "bias": torch.rand(4)})
 
 
 def test_weights_of_another_module_are_refused() -> None:
@@ -183,3 +188,55 @@ def test_a_file_of_pruned_weights_opens_with_the_factory(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", code, file, out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Took the widths of the state dict" in done.stdout
+
+
+def test_weights_whose_kernels_do_not_look_fit_each_other() -> None:
+    """A file of weights is somebody else's: oneDNN reads, and weight norm writes, as far as the larger says."""
+    recurrent = nn.LSTM(4, 8, 2, bidirectional=True, proj_size=3)
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 1))
+    with pytest.warns(FutureWarning, match="deprecated"):
+        of_old = nn.utils.weight_norm(nn.Conv2d(3, 8, 1))
+    for net, cut in (
+        (recurrent, {"weight_ih_l0": (5, 4)}),
+        (recurrent, {"weight_hh_l1_reverse": (31, 3)}),
+        (recurrent, {"bias_hh_l1": (1,)}),
+        (recurrent, {"weight_hr_l0": (3, 7)}),
+        (
+            recurrent,
+            {name: (0, *value.shape[1:]) for name, value in recurrent.state_dict().items() if "hr" not in name},
+        ),
+        (normed, {"parametrizations.weight.original0": (1, 1, 1, 1)}),
+        (
+            normed,
+            {"parametrizations.weight.original1": (8, 0, 1, 1), "parametrizations.weight.original0": (7, 1, 1, 1)},
+        ),
+        (of_old, {"weight_g": (2, 1, 1, 1)}),
+    ):
+        state = {**net.state_dict(), **{name: torch.rand(shape) for name, shape in cut.items()}}
+        with pytest.raises(Refused, match=r"do not fit each other|A weight norm has lengths"):
+            optimize.narrow(net, state)
+
+
+def test_projections_and_lengths_that_were_cut_together_are_taken() -> None:
+    for wide, thin in (
+        (nn.LSTM(4, 8, 2, proj_size=3), nn.LSTM(3, 6, 2, proj_size=2)),
+        *[(norm(nn.Conv2d(3, 8, 1)), norm(nn.Conv2d(3, 5, 1))) for norm in [nn.utils.parametrizations.weight_norm]],
+    ):
+        x = torch.rand(2, 3, 4, 4) if isinstance(wide, nn.Conv2d) else torch.rand(2, 5, 3)
+        found, wanted = optimize.narrow(wide, thin.state_dict())(x), thin(x)
+        for got, want in zip(
+            *([value] if torch.is_tensor(value) else value[:1] for value in (found, wanted)), strict=True
+        ):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.float16, torch.complex64])
+def test_pruned_weights_become_of_the_modules_type_as_whole_ones_do(dtype: torch.dtype) -> None:
+    wide = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
+    state = {key: value[:4].to(dtype) if value.dim() else value for key, value in wide.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the imaginary part
+        thin, notes = weights.narrowed(wide.eval(), state)
+        notes += weights.fit(thin, state, "thin.pt")
+    assert {value.dtype for value in thin.parameters()} == {torch.float32} and f"{dtype} to" in notes[-1]
+    assert thin(torch.rand(2, 3, 4, 4)).shape == (2, 4, 4, 4)
