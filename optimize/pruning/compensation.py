@@ -33,8 +33,9 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
 from optimize.quantization.weights import WeightRounding
 
-#: Samples that covariances are taken of.
-SAMPLES = 512
+#: Samples that covariances are taken of, and numbers that those of all layers together may have: those of both halves
+#: stand beside each other, and an inverse of each.
+SAMPLES, _MOST_NUMBERS = 512, 2**27
 #: Steps in which all channels of a group would go.
 _STEPS = 64
 
@@ -104,7 +105,8 @@ class Survey:
 def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Consumer]:
     """Look at what layers multiply their weights with, on the first samples.
 
-    Layers of several groups, with very long rows or with a weight that others read too are left out.
+    Layers of several groups, with very long rows or with a weight that others read too are left out, and what is beyond
+    the memory that covariances may take.
 
     Raises:
         Refused: There are no samples, or none of finite numbers.
@@ -117,18 +119,17 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
             axes[layer] = axis
     halves = []
     for part in filter(None, batches.folds(SAMPLES)):
-        halves.append(WeightRounding(program, axes, SAMPLES))
+        halves.append(WeightRounding(program, axes, SAMPLES, _MOST_NUMBERS))
         observe(program, part, halves[-1].see)
-    gathered: dict[fx.Node, tuple[torch.Tensor, list[Columns]]] = {}
-    for half in halves:
-        for layer, (weight, moments) in half.gathered.items():
-            gathered.setdefault(layer, (weight, []))[1].append(Columns.of(moments))
-    if not halves or (halves[0].layers and not gathered):
+    seen: dict[fx.Node, tuple[torch.Tensor, list[Columns]]] = {}
+    for layer, weight, moments in (each for half in halves for each in half.take()):
+        seen.setdefault(layer, (weight, []))[1].append(Columns.of(moments))
+    if not halves or (halves[0].layers and not seen):
         raise Refused(
             "The calibration data has no samples, or none of finite numbers.",
             hint="Give at least one batch; 100 to 500 samples are usual.",
         )
-    return [Consumer.of(layer, axes[layer], *gathered.pop(layer)) for layer in list(gathered)]
+    return [Consumer.of(layer, axes[layer], *seen.pop(layer)) for layer in list(seen)]
 
 
 def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from optimize.quantization.rounding import Grid, InputMoments, Rounded, can_roun
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
 SAMPLES = 64
+#: Numbers in the covariances of all layers together, of 8 bytes: a ViT-L has 480 million. A row of weights asks
+#: for thousands of times its own size.
+MOST_NUMBERS = 2**29
 
 
 class WeightRounding:
@@ -24,17 +27,25 @@ class WeightRounding:
 
     Args:
         program: The float program; its weights are replaced by ``apply``.
-        layers: The layers to round; those whose weight another call reads, or whose rows are too long, are left.
+        layers: The layers to round; those are left whose weight another call reads, whose rows are too long, or for
+            whose covariance those before them leave no room.
         samples: How many are looked at.
+        numbers: How many all covariances may have.
     """
 
-    def __init__(self, program: Program, layers: Iterable[fx.Node], samples: int = SAMPLES) -> None:
+    def __init__(
+        self, program: Program, layers: Iterable[fx.Node], samples: int = SAMPLES, numbers: int = MOST_NUMBERS
+    ) -> None:
         self._module, self._most = program.graph_module, samples
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
         for layer in layers:
             weight = graph.constant(self._module, graph.argument(layer, "weight"))
-            if weight is not None and can_round(layer, weight) and is_own(layer):
+            if weight is None or not can_round(layer, weight) or not is_own(layer):
+                continue
+            asked = ops.groups(layer) * weight[0].numel() ** 2
+            if asked <= numbers:
+                numbers -= asked
                 self._weights[layer] = weight
                 self._readers.setdefault(graph.argument(layer, "input"), []).append(layer)
         self._moments = {layer: InputMoments.of(layer, weight) for layer, weight in self._weights.items()}
@@ -55,10 +66,11 @@ class WeightRounding:
         """The layers that it looks at."""
         return self._weights.keys()
 
-    @property
-    def gathered(self) -> dict[fx.Node, tuple[torch.Tensor, InputMoments]]:
-        """The weight of each layer and the sums of what it was multiplied with, those that saw a sample."""
-        return {layer: (self._weights[layer], seen) for layer, seen in self._moments.items() if seen.count}
+    def take(self) -> Iterator[tuple[fx.Node, torch.Tensor, InputMoments]]:
+        """Yield the layers that saw a sample, each with its weight and the sums of its inputs, which are forgotten."""
+        for layer in list(self._moments):
+            if (seen := self._moments.pop(layer)).count:
+                yield layer, self._weights[layer], seen
 
     def apply(
         self, form: Grid, layers: Collection[str], progress: Callable[[float], None] | None = None

@@ -126,3 +126,13 @@ def unexplained(weight: torch.Tensor, covariance: torch.Tensor, gone: torch.Tens
     )
     rows = weight[:, gone]
     return float(((rows @ rest) * rows).sum())
+
+
+def test_a_reader_whose_covariance_has_no_room_is_ranked_by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, data = made()
+    monkeypatch.setattr("optimize.pruning.compensation._MOST_NUMBERS", 72**2 - 1)
+    thin, outcome = PruneChannels(0.5, calibration=[data]).apply(program)
+    plain, _ = PruneChannels(0.5).apply(program)
+    assert not any("make up for" in note for note in outcome.notes)
+    fresh = torch.randn(4, 3, 6, 6)
+    assert torch.equal(thin.run([fresh])[0], plain.run([fresh])[0])

@@ -115,6 +115,23 @@ def test_only_the_first_samples_are_looked_at() -> None:
     assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
 
 
+def test_covariances_take_no_more_memory_than_they_may() -> None:
+    """A small file may have hundreds of layers whose covariances are thousands of times as large as their weights."""
+    captured = program_with(0)
+    stem, depth, point, head = layers(captured)
+    for numbers, wanted in (
+        (36**2 + 16 * 9**2 + 16**2 + 16**2, [stem, depth, point, head]),
+        (36**2 + 16 * 9**2, [stem, depth]),
+        (36**2 + 16**2, [stem, point]),
+        (0, []),
+    ):
+        rounding = WeightRounding(captured, layers(captured), numbers=numbers)
+        assert list(rounding.layers) == wanted
+        assert sum(each.products.numel() for each in rounding._moments.values()) <= numbers
+    observe(captured, FlatBatches(captured, [torch.randn(8, 4, 16, 16)]), rounding.see)
+    assert not list(rounding.take())
+
+
 def program_with(seed: int) -> optimize.Program:
     torch.manual_seed(seed)
     return program()
