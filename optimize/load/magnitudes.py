@@ -29,7 +29,7 @@ _OF_ALL, _HOLDING = words("min max broadcast_shapes _infer_size"), words("TupleC
 #: Of tensors: whose result has no larger sizes, and no more of them, than the largest tensor they are given.
 _KEEPING = words(
     """
-    linear matmul mm bmm addmm addmv addbmm baddbmm mv dot vdot inner bilinear chain_matmul linalg_matmul transpose
+    linear matmul mm bmm addmm addmv addbmm baddbmm mv dot vdot bilinear chain_matmul linalg_matmul transpose
     permute t T mT H mH numpy_T matrix_H adjoint swapaxes swapdims movedim moveaxis rot90 fliplr flipud select narrow
     unbind chunk unsafe_chunk split unsafe_split squeeze slice data contiguous clone copy to _to_copy type_as cpu detach
     alias lift lift_fresh lift_fresh_copy dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout
@@ -40,7 +40,7 @@ _KEEPING = words(
     searchsorted bucketize isin mean sum prod amax amin aminmax argmax argmin all any norm frobenius_norm std var
     std_mean var_mean nansum nanmean median nanmedian mode kthvalue logsumexp count_nonzero trace cumsum cumprod cummax
     cummin logcumsumexp sort argsort msort topk flip roll tril triu diagonal channel_shuffle native_channel_shuffle
-    scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu lstm gru
+    scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu gru
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell zeros_like ones_like full_like empty_like rand_like randn_like
     randint_like bernoulli reshape_as view_as expand_as min max abs neg unchecked_cast unchecked_unwrap_optional
     annotate _unwrap_optional hardswish hardsigmoid hardtanh prelu _prelu_kernel glu log_sigmoid relu6 absolute negative
@@ -72,7 +72,7 @@ _MORE = words(
     """
 )
 #: Whose result has the dimensions of all tensors together.
-_CROSSING = words("tensordot einsum outer ger addr")
+_CROSSING = words("inner tensordot einsum outer ger addr")
 #: Those that add a margin: twice the largest number they are told.
 _WIDENING = words(
     """
@@ -207,6 +207,8 @@ def _of_tensors(node: Any, given: Sequence[tuple[Any, Magnitude]]) -> Magnitude:
     told = join(size for value, size in given if "Tensor" not in type_name(value))
     if node.kind().startswith("quantized::"):
         largest = max(largest, told.largest)  # the weights are not among the tensors
+    if short == "lstm":  # both directions' projections stand side by side; of what it reads, samples and steps are kept
+        return Magnitude(max(largest, 2 * join(tensors[1:]).largest), rank=rank)
     if short == "flatten":
         return Magnitude(_flattened(largest, rank, *(value.toIValue() for value, _ in given[1:])), rank=max(rank, 1))
     if short in ("view", "reshape"):  # where one is left to be found it may be all of the tensor

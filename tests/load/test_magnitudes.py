@@ -37,6 +37,8 @@ NUMBERS = {
     "size that is set": "    l = [1]\n    l0 = torch._set_item(l, 0, -1)\n"
                         "    n = torch.size(torch.reshape(torch.expand(torch.mean(x), [20000, 20000]), l), 0)\n",
     "einsum": "    y = torch.zeros([1, 1])\n" + _CROSSED + "    n = torch.mul(torch.dim(y), 9000000)\n",
+    "inner": "    y = torch.ones([2, 2, 2, 2, 2, 2, 2, 2])\n"
+             + "    y = torch.inner(y, y)\n" * 2 + "    n = torch.size(torch.flatten(y), 0)\n",
     "complex": "    n = int(ops.prim.abs(self.imaginary))\n",
 }  # fmt: skip
 
@@ -93,10 +95,12 @@ def test_a_function_called_as_what_restores_a_module(tmp_path: Path, monkeypatch
         load(path)
 
 
+_PROJECTED = [torch.ones(4, 6), torch.ones(4, 9), torch.ones(9, 1)]
 X, Y, V = torch.ones(3, 4, 6), torch.ones(2, 3, 8, 8), torch.ones(5)
 CALLS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "matmul": (torch.matmul, (X, X.transpose(1, 2))),
     "outer": (torch.outer, (V, V)),
+    "inner": (torch.inner, (X, X)),
     "einsum": (lambda x, y: torch.einsum("abc,d->abcd", x, y), (X, V)),
     "tensordot": (lambda x: torch.tensordot(x, x, 0), (X,)),
     "cat": (lambda x: torch.cat([x, x, x], 1), (X,)),
@@ -124,6 +128,8 @@ CALLS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "pairs": (lambda x: torch.view_as_real(torch.complex(x, x)), (X.sum(),)),
     "embedding": (lambda x: nn.functional.embedding(x.long(), torch.ones(2, 7)), (X,)),
     "recurrent": (lambda x: nn.RNN(6, 5, bidirectional=True)(x), (X,)),
+    "projected": (lambda x: torch.lstm(x, [torch.zeros(2, 4, 9), torch.zeros(2, 4, 1)], _PROJECTED * 2,
+                                       False, 1, 0.0, False, True, False), (X,)),
     "attention": (lambda x: nn.functional.scaled_dot_product_attention(x, x, x), (X,)),
     "losses": (lambda x: nn.functional.cross_entropy(x, x, reduction="none"), (X,)),
     "where": (lambda x: torch.where(x > 1, x, x * 2), (X,)),
