@@ -229,6 +229,9 @@ def test_rows_times_the_longest_is_bounded(tmp_path: Path, monkeypatch: pytest.M
         entries = [{"text": "w1", "label": label[:1]}] * 6000 + [{"text": "w1", "label": label}]
         with pytest.raises(Refused, match="has 6,001 labels, one of them 6,000 long"):
             opened(lines(tmp_path, *entries), specs(4), name)
+    path = lines(tmp_path, {"text": "w1", "label": ["x" * 200_000, *["y"] * 1000]})
+    with pytest.raises(Refused, match="has 1 labels, one of them 1,001 long"):
+        opened(path, specs(None), tokenizer(tmp_path))
     for bound, match in (("_MOST_VALUES", "all of them 100"), ("_LONGEST", "may have 100 tokens")):
         with monkeypatch.context() as patched, pytest.raises(Refused, match=match):
             patched.setattr(json_lines, bound, 100)

@@ -320,8 +320,9 @@ def _labels(given: Sequence[Any], path: Path) -> np.ndarray | None:
     if len(found) < len(given):
         raise Refused(f"{len(found)} of the {len(given)} lines of '{shown(path)}' have a label.", hint=_HINT)
     longest = max(len(label) if isinstance(label, list | str) else 1 for label in found)
+    too_many = Refused(f"'{shown(path)}' has {len(found):,} labels, one of them {longest:,} long.", hint=_FEWER)
     if longest * len(found) > _MOST_VALUES:
-        raise Refused(f"'{shown(path)}' has {len(found):,} labels, one of them {longest:,} long.", hint=_FEWER)
+        raise too_many
     if all(isinstance(label, list) for label in found):
         found = [[*label, *[-1] * (longest - len(label))] for label in found]
     kinds = {isinstance(label, str) for label in found}
@@ -329,6 +330,8 @@ def _labels(given: Sequence[Any], path: Path) -> np.ndarray | None:
         labels = np.array(found)
     except ValueError:
         labels = np.array(None)
+    if labels.nbytes > _MOST_VALUES * np.dtype(np.int64).itemsize:  # of texts in lists each takes what the longest does
+        raise too_many
     if len(kinds) > 1 or labels.dtype.kind not in "iufU" or not labels.size:
         raise Refused(f"The labels of '{shown(path)}' are not all numbers, lists of numbers, or texts.", hint=_HINT)
     return labels
