@@ -18,6 +18,7 @@ from optimize.pruning.compensation import Survey, compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.groups import Dependencies, Group, dependencies
 from optimize.pruning.importance import Order, rank_by_weights, round_down
+from optimize.pruning.rules import MOST_PLACES, is_long
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.registry import register_pass
 from optimize.wording import plural
@@ -227,5 +228,7 @@ def _unfollowed(program: Program, followed: set[fx.Node]) -> list[Skip]:
             continue
         recurrent = graph.is_call(node, *ops.RECURRENT)
         reason = "it projects its outputs, or a weight is computed" if recurrent else "its weight is computed"
+        if any(map(is_long, (node, *node.all_input_nodes))):
+            reason = f"it has an axis of more than {MOST_PLACES:,} places"
         skips.append(Skip(graph.origin(node), graph.op_name(node), reason))
     return skips

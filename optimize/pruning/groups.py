@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from optimize.program import Program
-from optimize.pruning.channels import Axes
+from optimize.pruning.channels import Axes, Axis
 from optimize.pruning.rules import Flow, Weight, label
 
 
@@ -59,15 +59,19 @@ def dependencies(program: Program) -> Dependencies:
     flow = Flow(program.graph_module)
     for node in program.graph.nodes:
         label(flow, node)
-    weights = tuple(Weight(weight.paths, _settled(flow, weight.axes)) for weight in flow.weights.values())
+    known: dict[int, Axis] = {id(None): None}
+    weights = tuple(Weight(weight.paths, _settled(flow, weight.axes, known)) for weight in flow.weights.values())
     outputs = {layer: tuple(map(flow.channels.find, axis)) for layer, axis in flow.produced.items()}
-    axes = {node: _settled(flow, axes) for node, axes in flow.axes.items()}
+    axes = {node: _settled(flow, axes, known) for node, axes in flow.axes.items()}
     return Dependencies(axes, weights, outputs, _groups(flow, weights, outputs))
 
 
-def _settled(flow: Flow, axes: Axes) -> Axes:
-    """Name each channel by the one that stands for its set."""
-    return tuple(axis if axis is None else tuple(map(flow.channels.find, axis)) for axis in axes)
+def _settled(flow: Flow, axes: Axes, known: dict[int, Axis]) -> Axes:
+    """Name each channel by the one that stands for its set; an axis that many values share stays one."""
+    for axis in axes:
+        if id(axis) not in known:
+            known[id(axis)] = tuple(map(flow.channels.find, axis or ()))
+    return tuple(known[id(axis)] for axis in axes)
 
 
 def _groups(flow: Flow, weights: tuple[Weight, ...], outputs: Mapping[fx.Node, tuple[int, ...]]) -> tuple[Group, ...]:

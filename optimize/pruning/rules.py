@@ -38,20 +38,30 @@ from optimize.pruning import attention, recurrent, reshaping
 from optimize.pruning.channels import Axes, Axis, repeat
 from optimize.pruning.flow import Flow, Rule, Weight, broadcast, mix, operand, reaches, sizes, unknown
 
+#: Along one axis: an embedding has as many rows. A value of a small file may have a thousand times as many, and each
+#: place takes what a number does.
+MOST_PLACES = 2**18
+
 
 def label(flow: Flow, node: fx.Node) -> None:
     """Label one node of the graph; the nodes before it are labelled already."""
     value = tensor_value(node)
     if node.op == "get_attr":
-        flow.axes[node] = _weight(flow, node)
+        flow.axes[node] = (None,) * len(sizes(node)) if is_long(node) else _weight(flow, node)
     elif node.op == "placeholder" and value is not None:
         flow.axes[node] = (None,) * value.dim()
     elif node.op == "call_function":
-        axes = _rule(node)(flow, node)
+        rule = unknown if any(map(is_long, (node, *node.all_input_nodes))) else _rule(node)
+        axes = rule(flow, node)
         flow.axes[node] = axes if node in flow.parts or _fits(axes, value) else unknown(flow, node)
     elif node.op == "output":
         for returned in node.all_input_nodes:
             flow.fix(flow.of(returned), "its channels are an output of the program")
+
+
+def is_long(node: fx.Node) -> bool:
+    """Say whether a tensor has an axis of more places than are followed."""
+    return tensor_value(node) is not None and any(size is not None and size > MOST_PLACES for size in sizes(node))
 
 
 def is_depthwise(layer: fx.Node) -> bool:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from optimize.frontend import capture
+from optimize.passes.prune_channels import PruneChannels
 from optimize.pruning.groups import dependencies
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
@@ -191,3 +192,34 @@ def test_a_map_of_one_channel_stretches_over_all() -> None:
     program = capture(Net().eval(), (torch.rand(2, 3, 8, 8),))
     groups = dependencies(program).groups
     assert [(len(group.channels), bool(group.why_fixed)) for group in groups] == [(8, False), (1, False), (2, True)]
+
+
+def test_axes_that_a_small_file_makes_long_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place of each value takes what a number does: 30 kB of file came to gigabytes."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.wide = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 99)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.last(self.first(x))
+            return y.reshape(-1, 1, 4).expand(-1, 30, 4).reshape(-1, 120).sum(1, keepdim=True) + self.wide(x).amax()
+
+    program = capture(Net().eval(), (torch.rand(2, 4),))
+    monkeypatch.setattr("optimize.pruning.rules.MOST_PLACES", 98)
+    found = dependencies(program)
+    assert max(len(axis) for axes in found.axes.values() for axis in axes if axis) == 6
+    assert [(group.layers[0].name, bool(group.why_fixed)) for group in found.groups] == [
+        ("linear", False),
+        ("linear_1", True),
+    ]
+    _, outcome = PruneChannels(0.5).apply(program)
+    assert [entry.what for entry in outcome.rewrites] == ["6 -> 3 channels"]
+    assert "it has an axis of more than" in " ".join(skip.reason for skip in outcome.skips)
+
+
+def test_an_axis_that_many_values_share_is_held_once() -> None:
+    net = nn.Sequential(nn.Linear(4, 50), *[nn.ReLU(), nn.Tanh()] * 9, nn.Linear(50, 2)).eval()
+    axes = dependencies(capture(net, (torch.rand(2, 4),))).axes
+    assert len({id(axis) for found in axes.values() for axis in found if axis and len(axis) == 50}) < 4
