@@ -32,6 +32,7 @@ _OF_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "attn_dim", "a
 _PROJECTIONS = re.compile(r"(^|[._])([qkv]+|query(_key_value)?|key|value|in_proj|c_attn)([._]|$)")
 #: Of recurrent layers, those that have several.
 _GATES = {"LSTM": 4, "GRU": 3}
+_ARGUMENTS = "Are these weights of this module, made with the same arguments?"
 _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
 
 
@@ -138,7 +139,7 @@ def _taken(path: str, old: torch.Tensor, found: Mapping[str, torch.Tensor]) -> t
     if new.dim() != old.dim() or any(size > most for size, most in zip(new.shape, old.shape, strict=True)):
         raise Refused(
             f"'{path}' is {list(new.shape)}; pruned from the module's {list(old.shape)} it cannot be.",
-            hint="Are these weights of this module, made with the same arguments?",
+            hint=_ARGUMENTS,
         )
     try:
         return torch.empty(new.shape, dtype=old.dtype, device=old.device).copy_(new)
@@ -155,9 +156,8 @@ def _require_lengths(thin: nn.Module) -> None:
             pairs = [(child.original0, child.original1, child[0].dim)]
         for lengths, directions, dim in pairs:
             if torch.norm_except_dim(directions.detach().to("meta"), 2, dim).shape != lengths.shape:
-                raise Refused(
-                    f"A weight norm has lengths of {list(lengths.shape)} for {list(directions.shape)} weights."
-                )
+                what = f"A weight norm has lengths of {list(lengths.shape)} for {list(directions.shape)} weights."
+                raise Refused(what, hint=_ARGUMENTS)
 
 
 def _count_convolution(layer: Any) -> None:
@@ -188,7 +188,7 @@ def _count_recurrent(layer: Any) -> None:
         known = all(name in layer._parameters or is_parametrized(layer, name) for name in names)
         if known and [each.shape for each in made] == [each.shape for each in layer._flat_weights]:
             return
-    raise Refused(f"The weights of a recurrent {type(layer).__name__} do not fit each other.", hint=_INTACT)
+    raise Refused(f"The weights of a recurrent {type(layer).__name__} do not fit each other.", hint=_ARGUMENTS)
 
 
 def _set(**sizes: int) -> Callable[[Any], None]:
