@@ -14,11 +14,12 @@ from optimize.errors import UsageError, nearest
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
-from optimize.pruning.compensation import Survey, compensate, find_readers, rank
+from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.groups import Dependencies, Group, dependencies
 from optimize.pruning.importance import Order, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
+from optimize.pruning.sensitivity import TRIED_ON, weigh
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.registry import register_pass
 from optimize.wording import plural
@@ -151,13 +152,14 @@ class PruneChannels(Pass):
             return self.calibration
         data, free = self.calibration, [group for group in found.groups if group not in stay]
         made_up = isinstance(data, Samples) and data.synthetic
-        readers = (
-            [] if data is None or made_up or not free else find_readers(program, found, FlatBatches(program, data))
-        )
-        orders = {
+        batches = None if data is None or made_up or not free else FlatBatches(program, data)
+        readers, half = find_readers(program, found, batches) if batches else ([], [])
+        orders: dict[Group, Order] = {
             group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
             for group, end in ((group, most(group, share)) for group in free)
         }
+        if batches and self.of != "channels":
+            orders = weigh(program, orders, half, batches.held_out(TRIED_ON, SAMPLES))
         return Survey(data, tuple(orders.get(group, ()) for group in found.groups), tuple(readers))
 
     def _stay(self, found: Dependencies) -> dict[Group, str]:

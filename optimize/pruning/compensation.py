@@ -26,7 +26,7 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import repeat
 from optimize.pruning.cut import overwrite
-from optimize.pruning.damping import Columns, choose_damping, damped
+from optimize.pruning.damping import Columns, choose_damping
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.importance import Order
 from optimize.quantization.batches import FlatBatches
@@ -65,17 +65,22 @@ class Consumer:
     shifted: tuple[fx.Node, int] | None
 
     @classmethod
-    def of(cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, halves: list[Columns]) -> Consumer:
-        """Return the reader whose inputs were seen, in one half of the data or both."""
+    def of(
+        cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, halves: list[Columns]
+    ) -> tuple[Consumer, Consumer]:
+        """Return the reader as all of the data has it that was seen, in one half or both, and as the first half has."""
         rows, shifted = weight.double().flatten(1), _shifted(layer)
         columns = repeat(channels, rows.shape[1] // len(channels))
         numbers = {channel: number for number, channel in enumerate(dict.fromkeys(channels))}
         gone = torch.tensor([numbers[channel] % 2 == 1 for channel in columns])
         damping = choose_damping(halves, rows, gone, shifted=shifted is not None)
-        whole = reduce(Columns.joined, halves)
-        spread = damped(whole.about(whole.mean if shifted else torch.zeros_like(whole.mean)), damping)
-        power = float(((rows @ spread) * rows).sum())
-        return cls(layer, columns, rows, whole.mean, spread, max(power, 1e-30), shifted)
+
+        def made(seen: Columns) -> Consumer:
+            spread = seen.damped(damping, shifted=shifted is not None)
+            power = float(((rows @ spread) * rows).sum())
+            return cls(layer, columns, rows, seen.mean, spread, max(power, 1e-30), shifted)
+
+        return made(reduce(Columns.joined, halves)), made(halves[0])
 
     def places(self, wanted: Sequence[int]) -> torch.Tensor | None:
         """Return the columns of each channel, ``[len(wanted), n]``; None where it reads none of them, or unevenly."""
@@ -102,8 +107,12 @@ class Survey:
     readers: tuple[Consumer, ...]
 
 
-def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> list[Consumer]:
+def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> tuple[list[Consumer], list[Consumer]]:
     """Look at what layers multiply their weights with, on the first samples.
+
+    Returns:
+        The layers, as all of those samples have them; and as the first fold has alone, so that they can be tried on
+        the other.
 
     Layers of several groups, with very long rows or with a weight that others read too are left out, and what is beyond
     the memory that covariances may take.
@@ -117,19 +126,21 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
         axis = found.axes[source][ops.channel_axis(layer, source)]
         if axis is not None and ops.groups(layer) == 1:
             axes[layer] = axis
-    halves = []
+    halves: list[tuple[WeightRounding, int]] = []
     for part in filter(None, batches.folds(SAMPLES)):
-        halves.append(WeightRounding(program, axes, SAMPLES, _MOST_NUMBERS))
-        observe(program, part, halves[-1].see)
+        half = WeightRounding(program, axes, SAMPLES, _MOST_NUMBERS)
+        halves.append((half, observe(program, part, half.see)))
     seen: dict[fx.Node, tuple[torch.Tensor, list[Columns]]] = {}
-    for layer, weight, moments in (each for half in halves for each in half.take()):
-        seen.setdefault(layer, (weight, []))[1].append(Columns.of(moments))
-    if not halves or (halves[0].layers and not seen):
+    for half, samples in halves:
+        for layer, weight, moments in half.take():
+            seen.setdefault(layer, (weight, []))[1].append(Columns.of(moments, samples))
+    if not halves or (halves[0][0].layers and not seen):
         raise Refused(
             "The calibration data has no samples, or none of finite numbers.",
             hint="Give at least one batch; 100 to 500 samples are usual.",
         )
-    return [Consumer.of(layer, axes[layer], *seen.pop(layer)) for layer in list(seen)]
+    made = [Consumer.of(layer, axes[layer], *seen.pop(layer)) for layer in list(seen)]
+    return [whole for whole, _ in made], [half for _, half in made]
 
 
 def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:

@@ -16,7 +16,7 @@ import torch
 
 from optimize.quantization.rounding import InputMoments
 
-_TRIED = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+_TRIED = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 #: The least damping is taken that loses hardly more than the best: the whole of the data says more than a half.
 _AS_GOOD = 1.02
 #: Where there is no other half: by columns for each that was seen.
@@ -29,19 +29,31 @@ class Columns:
 
     Attributes:
         count: How many there were.
+        samples: Of how many samples.
         mean: ``[K]``.
         covariance: ``[K, K]``.
     """
 
     count: int
+    samples: int
     mean: torch.Tensor
     covariance: torch.Tensor
 
     @classmethod
-    def of(cls, moments: InputMoments) -> Columns:
+    def of(cls, moments: InputMoments, samples: int) -> Columns:
         """Return what sums over the columns of a layer of one group say."""
         covariance = moments.covariance[0].double() * moments.unit[0].double()
-        return cls(moments.count, moments.mean[0].double(), covariance)
+        return cls(moments.count, samples, moments.mean[0].double(), covariance)
+
+    def damped(self, damping: float, *, shifted: bool) -> torch.Tensor:
+        """Return the covariance, or the products where nothing takes the mean back, with a grown diagonal ``[K, K]``.
+
+        What is silent on ``n`` samples may speak on the next: every column has an ``n``-th of the mean variance.
+        """
+        products = self.about(self.mean if shifted else torch.zeros_like(self.mean))
+        diagonal = products.diagonal().clamp(min=0)
+        floor = max(_TRIED[0], 1 / max(self.samples, 1)) * diagonal.mean().clamp(min=1e-30)
+        return products + torch.diag(damping * diagonal + floor)
 
     def about(self, point: torch.Tensor) -> torch.Tensor:
         """Return the mean of the columns' outer products with a point taken off, ``[K, K]``."""
@@ -53,7 +65,7 @@ class Columns:
         count = self.count + other.count
         mean = (self.count * self.mean + other.count * other.mean) / count
         products = (self.count * self.about(mean) + other.count * other.about(mean)) / count
-        return Columns(count, mean, products)
+        return Columns(count, self.samples + other.samples, mean, products)
 
 
 def choose_damping(halves: list[Columns], rows: torch.Tensor, gone: torch.Tensor, *, shifted: bool) -> float:
@@ -70,18 +82,11 @@ def choose_damping(halves: list[Columns], rows: torch.Tensor, gone: torch.Tensor
     losses = torch.zeros(len(_TRIED), dtype=torch.float64)
     for one, other in (halves, halves[::-1]):
         point = one.mean if shifted else torch.zeros_like(one.mean)
-        seen, held_out = one.about(point), other.about(point)
-        wanted = seen[~gone][:, gone] @ rows[:, gone].T
+        held_out = other.about(point)
         for place, damping in enumerate(_TRIED):
-            solved = torch.linalg.solve(damped(seen, damping)[~gone][:, ~gone], wanted).T
+            seen = one.damped(damping, shifted=shifted)
+            solved = torch.linalg.solve(seen[~gone][:, ~gone], seen[~gone][:, gone] @ rows[:, gone].T).T
             change = torch.zeros_like(rows)
             change[:, gone], change[:, ~gone] = -rows[:, gone], solved
             losses[place] += ((change @ held_out) * change).sum()
     return next(damping for damping, loss in zip(_TRIED, losses, strict=True) if loss <= _AS_GOOD * losses.min())
-
-
-def damped(products: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return products ``[K, K]`` with their diagonal grown by a share, and a little where nothing varies."""
-    diagonal = products.diagonal().clamp(min=0)
-    floor = _TRIED[0] * diagonal.mean().clamp(min=1e-30)
-    return products + torch.diag(damping * diagonal + floor)

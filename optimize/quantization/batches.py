@@ -92,11 +92,20 @@ class FlatBatches:
 
     def folds(self, samples: int) -> tuple[list[Flat], list[Flat]]:
         """Return batches of the first and third quarter of so many samples, and of the others: neighbours are alike."""
+        one, two = self._folded(samples)
+        return self._joined(one), self._joined(two)
+
+    def held_out(self, samples: int, of: int) -> list[Flat]:
+        """Return batches of so many samples from all over the second of those folds."""
+        _, two = self._folded(of)
+        return self._joined(two[:: max(1, -(-len(two) // samples))])
+
+    def _folded(self, samples: int) -> tuple[list[Flat], list[Flat]]:
         singles = list(self.singles(samples))
         parts: tuple[list[Flat], list[Flat]] = ([], [])
         for place, single in enumerate(singles):
             parts[4 * place // len(singles) % 2].append(single)
-        return self._joined(parts[0]), self._joined(parts[1])
+        return parts
 
     def _joined(self, singles: list[Flat]) -> list[Flat]:
         return singles if self.program.batch is None else list(self._together(singles))

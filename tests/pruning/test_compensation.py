@@ -53,7 +53,7 @@ def test_channels_that_are_sums_of_others_cost_nothing(bias: bool, norm: bool) -
     wanted = program.run([fresh])[0]
     errors = [float((each.run([fresh])[0] - wanted).square().mean() / wanted.var()) for each in (thin, plain)]
     # Three inputs and a bias make eight channels: without a bias in the reader their means cost one of the four left.
-    assert errors[0] < 1e-5 and errors[1] > 0.02, errors
+    assert errors[0] < 5e-5 and errors[1] > 0.02, errors
 
 
 @pytest.mark.parametrize("bias", [-100.0, 3.0])
@@ -78,7 +78,7 @@ def test_weights_are_those_of_least_squares() -> None:
     program, data = made()
     changed = program.clone()
     found = dependencies(changed)
-    readers = find_readers(changed, found, FlatBatches(changed, [data]))
+    readers, _ = find_readers(changed, found, FlatBatches(changed, [data]))
     gone = set(found.groups[0].channels[1:3])
     assert compensate(changed, readers, gone) == 1
     cut(changed, found, gone)
@@ -99,7 +99,7 @@ def test_weights_are_those_of_least_squares() -> None:
 def test_the_next_to_go_is_the_one_that_costs_least_when_tried() -> None:
     program, data = made()
     found = dependencies(program)
-    readers = find_readers(program, found, FlatBatches(program, [data]))
+    readers, _ = find_readers(program, found, FlatBatches(program, [data]))
     group = found.groups[0]
     order = rank(group, readers, 7)
     assert order is not None
