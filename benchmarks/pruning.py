@@ -149,7 +149,7 @@ def architectures(names: list[str]) -> int:
 
 
 def latency(seconds: float) -> int:
-    """Print what files take that were cut to a time, in another run beside the uncut ones; return how many miss by 5 %."""
+    """Print what files take that were cut to a time, beside the uncut ones again; return how many miss it by 5 %."""
     nets = {"README's": fashion()[0]}
     for name in ("resnet", "mobilenetv3", "unet"):
         torch.manual_seed(0)
