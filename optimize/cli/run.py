@@ -216,9 +216,8 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     chosen = {key: value for key, value in given_keys if value or value == 0}
     if given["keep"]:
         chosen["keep"] = [*content.get("keep", ()), *given["keep"].split(",")]
-    if not {"keep", "cpu", "metric", "max_drop", "min_accuracy", "min_sqnr"}.isdisjoint(
-        chosen
-    ):  # it was decided for something else
+    asked_anew = {"keep", "cpu", "metric", "max_drop", "min_accuracy", "min_sqnr", "latency"}
+    if not asked_anew.isdisjoint(chosen):  # it was decided for something else
         content.pop("decided", None)
     written = chosen.get("targets") or content.get("targets", ())
     texts = [*given["target_options"], *_opset(given["opset"], written)]

@@ -92,6 +92,12 @@ def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
         assert done.exit_code == 2 and message in done.output
 
 
+def test_a_time_to_keep_cuts_by_the_layers_times(jobs: list[Job]) -> None:
+    assert asked(jobs, "--latency", "0.5x") == {"PruneChannels": {"ratio": 0.95, "of": "time"}}
+    assert jobs[-1].recipe.latency == "0.5x"
+    assert asked(jobs, "--latency", "5ms", "--prune", "macs=0.8")["PruneChannels"] == {"ratio": 0.8, "of": "macs"}
+
+
 def test_a_recipe_says_what_is_cut() -> None:
     asked = {"ratio": 0.5, "of": "macs", "intact": ["head"]}
     (entry,) = parse({"passes": [{"PruneChannels": asked}]}, source="it").passes
