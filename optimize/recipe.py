@@ -67,7 +67,7 @@ class PassEntry(BaseModel):
         >>> PassEntry.of(QuantizeDynamic(keep=("head",)))
         PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
-        given = {field.name: (getattr(made, field.name), _usual(field)) for field in dataclasses.fields(made)}
+        given = {field.name: (getattr(made, field.name), field.default) for field in dataclasses.fields(made)}
         options = {
             name: named.spelled(value)
             for name, (value, usual) in given.items()
@@ -313,7 +313,7 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     cls = registry.find_pass(entry.name)
     fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
     for field in dataclasses.fields(cls):
-        if field.name in fields and field.name not in entry.options and _usual(field) is dataclasses.MISSING:
+        if field.name in fields and field.name not in entry.options and field.default is dataclasses.MISSING:
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
         _checked(entry.name, option, value, fields, source)
@@ -367,11 +367,6 @@ def _entry(item: Any) -> Any:
         ((name, options),) = item.items()
         return {"name": name, "options": options or {}}
     return item
-
-
-def _usual(field: dataclasses.Field[Any]) -> Any:
-    """Return what an option is where nobody says."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _fields(cls: type) -> dict[str, Any]:

@@ -194,3 +194,16 @@ def test_a_survey_is_what_the_data_said(net: Net) -> None:
     (one, _), (other, _) = cut.apply(program), known.apply(program)
     for name, value in one.graph_module.state_dict().items():
         assert torch.equal(value, other.graph_module.state_dict()[name])
+
+
+def test_real_files_are_cut_by_a_real_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they take is nobody's to say here; that half of the time is reached by less than all that may go is."""
+    monkeypatch.setattr(pace, "_BUDGET_S", 1.0)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 128, 3), nn.ReLU(), nn.Conv2d(128, 256, 3), nn.ReLU(), nn.Conv2d(256, 8, 3)).eval()
+    data = torch.rand(8, 3, 24, 24)
+    cut = optimize.PruneChannels(0.95, of="time", calibration=[data])
+    report = optimize.optimize(net, (data[:2],), passes=[cut], targets="onnx", latency="0.5x", out=tmp_path)
+    options = yaml.safe_load((tmp_path / "recipe.yaml").read_text())["passes"][0]["PruneChannels"]
+    assert 0 < options["ratio"] <= 0.95 and set(options["times"]) == {"0", "2", "4"}
+    assert report.rows[0].status == "measured" and min(options["times"].values()) > 0

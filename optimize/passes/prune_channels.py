@@ -55,8 +55,8 @@ class PruneChannels(Pass):
     weight is computed; groups too small for ``round_to``.
 
     What it costs: accuracy, less with data, until the module is trained again: ``optimize.narrow`` gives it these
-    widths. With data, a pass over 512 samples and some seconds a layer of hundreds of channels. To cut once more after
-    training, run it with another ratio.
+    widths. With data, a pass over 512 samples and some seconds a layer of hundreds of channels, and for a share of the
+    whole a run of 32 samples a group. To cut once more after training, run it with another ratio.
 
     Attributes:
         ratio: The share that goes, at least 0 and below 1. A group keeps a tenth and one channel at least.
@@ -94,7 +94,7 @@ class PruneChannels(Pass):
     round_to: int | None = None
     of: Measure = field(default="channels", kw_only=True)
     calibration: Given | Survey | None = field(default=None, repr=False, compare=False, kw_only=True)
-    times: dict[str, float] = field(default_factory=dict, repr=False, hash=False, kw_only=True)
+    times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
