@@ -27,6 +27,7 @@ import torch
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models import REFERENCES
+from optimize.errors import Refused
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.pace import Pace
@@ -167,7 +168,12 @@ def latency(seconds: float) -> int:
                     start = time.perf_counter()
                     made = partial(transform, program, targets=[target])
                     cut = optimize.PruneChannels(0.97, of="time", calibration=[program.sample(64)])
-                    found, told = Pace(asked, program, backend, made).keep(cut)
+                    try:
+                        found, told = Pace(asked, program, backend, made).keep(cut)
+                    except Refused as refused:
+                        missed += 1
+                        print(f"| {name} | {target} | {asked} | {str(refused).splitlines()[0]} | | |", flush=True)
+                        continue
                     took = time.perf_counter() - start
                     thin = found.apply(program)[0]
                     files = [
