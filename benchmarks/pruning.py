@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,6 @@ from optimize.pace import Pace
 from optimize.registry import find_target
 from optimize.search import one_sample
 from optimize.targets.base import Artifact
-from optimize.workflow import transform
 
 ROOT = Path(__file__).parents[1]
 RATIO = 0.3
@@ -166,10 +164,9 @@ def latency(seconds: float) -> int:
             for asked in ("0.5x", "0.33x"):
                 with tempfile.TemporaryDirectory() as folder:
                     start = time.perf_counter()
-                    made = partial(transform, program, targets=[target])
                     cut = optimize.PruneChannels(0.97, of="time", calibration=[program.sample(64)])
                     try:
-                        found, told = Pace(asked, program, backend, made).keep(cut)
+                        found, told = Pace(asked, program, backend).keep(cut)
                     except Refused as refused:
                         missed += 1
                         print(f"| {name} | {target} | {asked} | {str(refused).splitlines()[0]} | | |", flush=True)

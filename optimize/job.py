@@ -16,12 +16,10 @@ from optimize.measure.bound import Bound, require_judged
 from optimize.measure.layer_times import LayerTime
 from optimize.measure.metrics import Metric, find
 from optimize.passes.base import Pass, Stage
-from optimize.pipeline import Step
 from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
-from optimize.records import MergeOutlook
 from optimize.registry import find_target
 from optimize.targets.base import Artifact
 
@@ -109,32 +107,6 @@ class Job:
 
 def _is_synthetic(data: Given) -> bool:
     return isinstance(data, Samples) and data.synthetic
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One program to export: in float, or in the precision of one pass.
-
-    Attributes:
-        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
-        program: The program.
-        steps: The passes that made it from the program before (the shared ones belong to the float variant).
-        targets: Names of those it is for, where integers mean something else to the others of the run; empty for all.
-    """
-
-    precision: str
-    program: Program
-    steps: tuple[Step, ...] = ()
-    targets: tuple[str, ...] = ()
-
-    @property
-    def merges(self) -> tuple[MergeOutlook, ...]:
-        """What became of the INT8 prospects of weights that its passes merged."""
-        return tuple(outlook for step in self.steps for outlook in step.outcome.merges)
-
-    def is_for(self, target: str) -> bool:
-        """Say whether a target writes it."""
-        return not self.targets or target in self.targets
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,24 @@ layers' shares say. What is found is written into the run's recipe, whose replay
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimize import bounds
 from optimize import wording as form
-from optimize.errors import Refused, TargetUnavailable
-from optimize.job import Variant
+from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.job import Job
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.measure.layer_times import layer_times
 from optimize.ops import layer_paths
 from optimize.passes import PruneChannels
 from optimize.passes.base import Pass
+from optimize.pipeline import Pipeline, Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
+from optimize.recipe import PassEntry
 from optimize.search import one_sample
 from optimize.targets.base import Artifact, Target
 
@@ -42,12 +44,13 @@ _WIDE = 0.1
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a file takes with a share cut, as a share of what the uncut one takes, with its 95 % interval."""
+    """What a file takes with a share cut: as a share of what the uncut one takes, with its 95 % interval; seconds."""
 
     share: float
     took: float = 1.0
     low: float = 1.0
     high: float = 1.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Pace:
         asked: As the user said it: ``5ms``, ``0.5x``.
         program: What is cut.
         target: What writes the file, with its options.
-        make: Runs passes on the program, and whatever passes follow; returns the variants, the file's last.
+        rest: The passes that follow.
         threads: Compute threads.
         progress: Told what is going on.
     """
@@ -66,7 +69,7 @@ class Pace:
     asked: str
     program: Program
     target: Target
-    make: Callable[[Sequence[Pass]], Sequence[Variant]]
+    rest: Sequence[Pass] = ()
     threads: int = 1
     progress: Progress = silent
 
@@ -86,7 +89,7 @@ class Pace:
                 hint="Run it where it does, or say how much goes: --prune macs=0.5.",
             )
         with tempfile.TemporaryDirectory(prefix="optimize-") as name:
-            variants = self.make([])
+            variants = self._variants()
             plain, last = variants[0], variants[-1]
             whole = self._written(last, Path(name) / "whole")
             float_file = whole if last is plain else self._written(plain, Path(name) / "float")
@@ -98,8 +101,8 @@ class Pace:
     def _search(self, cut: PruneChannels, whole: Artifact, folder: Path) -> tuple[PruneChannels, str]:
         """Try shares between two that are known to be too small and enough, where a line between them says."""
         number, is_share = bounds.read_pace(self.asked)
-        whole_s = self._seconds(whole)
-        wanted = number if is_share else number / whole_s
+        whole_s = None if is_share else self._seconds(whole)
+        wanted = number / (whole_s or 1.0)
         below, above = _Trial(0.0), None
         if wanted >= 1:
             return replace(cut, ratio=0.0), f"--latency {self.asked}: the uncut file takes {form.seconds(whole_s)}."
@@ -113,25 +116,25 @@ class Pace:
                 above = trial
             elif share >= most or (above is None and tried >= _MOST_TRIALS):
                 raise Refused(
-                    f"It is not reached by cutting. {self._told(cut, trial, whole_s)}",
+                    f"It is not reached by cutting. {self._told(cut, trial)}",
                     hint="Ask for less, add --int8, or start from a smaller network.",
                 )
             else:
                 below = trial
             share = _between(below, above, _AIM * wanted) if above else _beyond(below, _AIM * wanted, most)
-        return replace(cut, ratio=round(above.share, 4)), self._told(cut, above, whole_s)
+        return replace(cut, ratio=round(above.share, 4)), self._told(cut, above)
 
     def _try(self, cut: PruneChannels, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
         """Time the file with a share cut; one of a known size is the file that was timed."""
-        last = self.make([replace(cut, ratio=round(cut.ratio, 4))])[-1]
+        last = self._variants(replace(cut, ratio=round(cut.ratio, 4)))[-1]
         size = last.program.stats().parameters
         if size not in known:
             with Fleet([whole, self._written(last, folder)], threads=self.threads) as fleet:
                 timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
-            if timing.speedup is None:
+            if timing.latency is None or timing.speedup is None:
                 raise Refused(f"A file with less in it could not be timed: {timing.failure}.")
             gain = timing.speedup
-            known[size] = _Trial(cut.ratio, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low)
+            known[size] = _Trial(cut.ratio, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low, timing.latency.median_s)
         return replace(known[size], share=cut.ratio)
 
     def _seconds(self, whole: Artifact) -> float:
@@ -151,17 +154,49 @@ class Pace:
         paths = layer_paths(last[0].graph)
         return replace(cut, times={paths[name]: float(f"{time.int8_s:.3g}") for name, time in times.items()})
 
+    def _variants(self, *cut: PruneChannels) -> Sequence[Variant]:
+        """Return what the passes make of the program, the file's variant last."""
+        return transform(self.program, [*cut, *self.rest], [self.target.name])
+
     def _written(self, variant: Variant, folder: Path) -> Artifact:
         folder.mkdir()
         return self.target.export(variant.program, folder / f"trial{self.target.suffix}")
 
-    def _told(self, cut: PruneChannels, trial: _Trial, whole_s: float) -> str:
+    def _told(self, cut: PruneChannels, trial: _Trial) -> str:
         """Say what a file took."""
         between = form.interval(trial.took, trial.low, trial.high)
         doubt = " The machine was too busy to tell it nearer." if trial.high - trial.low > _WIDE * trial.took else ""
-        took = f"{form.seconds(trial.took * whole_s)}, {trial.took:.2f}x {between} of the uncut one's time"
+        took = f"{form.seconds(trial.seconds)}, {trial.took:.2f}x {between} of the uncut one's time"
         cutting = f"with {100 * trial.share:.1f} % {_OF[cut.of]} cut"
         return f"--latency {self.asked}: {cutting}, the {self.target.name} file takes {took}.{doubt}"
+
+
+def keep_pace(
+    job: Job, asked: str, program: Program, passes: Sequence[Pass], tell: Progress
+) -> tuple[Job, list[Pass], tuple[str, ...]]:
+    """Find how much is cut so that a run takes no longer than asked.
+
+    Returns:
+        The job that cuts that much, its passes, and what to say of it.
+
+    Raises:
+        UsageError: No pass cuts anything.
+        Refused: It is not reached.
+    """
+    found = next(((place, entry) for place, entry in enumerate(passes) if isinstance(entry, PruneChannels)), None)
+    if found is None:
+        raise UsageError(
+            f"--latency {asked} says how much is cut, and no pass prunes.",
+            hint="Add PruneChannels(0.9, of='time'): it is the most that may go.",
+        )
+    place, cut = found
+    before, rest = Pipeline(passes[:place]).run(program).program, passes[place + 1 :]
+    target = job.recipe.target(job.recipe.targets[0])
+    kept, told = Pace(asked, before, target, rest, job.recipe.threads, tell).keep(cut)
+    given = job.given_passes and [kept if entry is cut else entry for entry in job.given_passes]
+    entries = [PassEntry.of(kept) if entry.name == cut.name else entry for entry in job.recipe.passes]
+    recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})
+    return replace(job, recipe=recipe, given_passes=given), [*passes[:place], kept, *rest], (told,)
 
 
 def _between(below: _Trial, above: _Trial, aim: float) -> float:

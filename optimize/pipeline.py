@@ -1,4 +1,4 @@
-"""Run passes in order, and prove after each that the program is still legal and still right."""
+"""Run passes in order, prove after each that the program is still legal and right; the variants that they make."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,7 +17,9 @@ from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.preparation import first_line
 from optimize.program import CAPTURE_FIRST, Program, Stats
-from optimize.progress import tell
+from optimize.progress import Progress, heard_by, silent, tell
+from optimize.records import MergeOutlook
+from optimize.registry import find_target
 from optimize.wording import plural
 
 
@@ -210,3 +212,111 @@ def _options(entry: Pass) -> str:
     values = [(field, getattr(entry, field.name)) for field in dataclasses.fields(entry) if field.repr]
     told = [f"{field.name}={value!r}" for field, value in values if not (field.kw_only and value == field.default)]
     return ", ".join(told)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One program to export: in float, or in the precision of one pass.
+
+    Attributes:
+        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
+        program: The program.
+        steps: The passes that made it from the program before (the shared ones belong to the float variant).
+        targets: Names of those it is for, where integers mean something else to the others of the run; empty for all.
+    """
+
+    precision: str
+    program: Program
+    steps: tuple[Step, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    @property
+    def merges(self) -> tuple[MergeOutlook, ...]:
+        """What became of the INT8 prospects of weights that its passes merged."""
+        return tuple(outlook for step in self.steps for outlook in step.outcome.merges)
+
+    def is_for(self, target: str) -> bool:
+        """Say whether a target writes it."""
+        return not self.targets or target in self.targets
+
+
+def transform(
+    program: Program, passes: Sequence[Pass], targets: Sequence[str] = (), progress: Progress | None = None
+) -> list[Variant]:
+    """Run the shared passes once, then each precision pass with those that prepare for it; return the variants.
+
+    The float variant is the first. Targets to which integers mean different things have variants of their own.
+
+    Raises:
+        UsageError: The passes are in an impossible order.
+        VerificationFailed: A pass broke an invariant or its promise.
+    """
+    tell = progress or silent
+    Pipeline(passes)  # refuses a wrong order before anything runs
+    chains = _chains(passes)
+    shared = [entry for entry in passes if entry.stage < Stage.PRECISION]
+    script = [entry for entry in passes if entry.stage is Stage.SCRIPT]
+    with heard_by(tell):
+        base = Pipeline(shared).run(program)
+        compiled = Pipeline(script).run(base.program)
+    variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
+    for chain in chains:
+        starts = _integers(variants, chain[0]) if chain[0].continues else [Variant("", base.program)]
+        made: list[Variant] = []
+        for start in starts:
+            for suited, names in _suited(chain, start.targets or targets):
+                with heard_by(tell):
+                    trace = Pipeline(suited).run(start.program)
+                made.append(Variant(trace.program.precision, trace.program, trace.steps, names or start.targets))
+        if made[0].steps[-1].outcome.rewrites:
+            variants += made
+        else:  # the step says why, and there is no file to add
+            variants[0] = replace(variants[0], steps=(*variants[0].steps, made[0].steps[-1]))
+    return variants
+
+
+def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pass], tuple[str, ...]]]:
+    """Return the passes of a chain as each group of targets needs them, with their names; none where all need one."""
+    alike: dict[object, list[str]] = {}
+    for name in targets:
+        alike.setdefault(find_target(name).numerics.formats, []).append(name)
+    groups = [([entry.suited_to(names[0]) for entry in chain], tuple(names)) for names in alike.values()]
+    if any(passes != groups[0][0] for passes, _ in groups):
+        return groups
+    return [(groups[0][0] if groups else list(chain), ())]
+
+
+def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
+    """Return each precision pass behind the passes that prepare for it.
+
+    Raises:
+        UsageError: A pass prepares for none.
+    """
+    chains: list[list[Pass]] = [[]]
+    for entry in passes:
+        if entry.stage is Stage.PRECISION:
+            chains[-1].append(entry)
+            if not entry.prepares:
+                chains.append([])
+    if chains[-1]:
+        names = ", ".join(entry.name for entry in chains[-1])
+        raise UsageError(f"{names}: no precision pass follows.", hint="Put QuantizeStatic behind, or leave it out.")
+    return chains[:-1]
+
+
+def _integers(variants: Sequence[Variant], entry: Pass) -> list[Variant]:
+    """Return the last static INT8 variants, one for all targets or one a group of them, for a pass to go on from.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found: dict[tuple[str, ...], Variant] = {}
+    for variant in variants:
+        plan = variant.program.quantization
+        if plan is not None and plan.mode == "static" and plan.half is None:
+            found[variant.targets] = variant
+    if found:
+        return list(found.values())
+    raise UsageError(
+        f"{entry.name}(mixed=True) goes on from static INT8, and none is before it.", hint="Put QuantizeStatic before."
+    )

@@ -12,10 +12,11 @@ import torch
 
 from optimize import named, registry
 from optimize.datasets import Datasets
-from optimize.job import Export, Job, Variant
+from optimize.job import Export, Job
 from optimize.load.opening import CapturedModel
 from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
+from optimize.pipeline import Variant
 from optimize.recipe import PassEntry, Recipe
 from optimize.report import RECIPE
 from optimize.targets.packaging import describe_file

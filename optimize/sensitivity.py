@@ -9,10 +9,11 @@ from pathlib import Path
 from optimize.costs import program_costs
 from optimize.datasets import Datasets, open_datasets
 from optimize.errors import Refused
-from optimize.job import Job, Variant
+from optimize.job import Job
 from optimize.measure import environment
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
 from optimize.opening import open_program
+from optimize.pipeline import Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
@@ -20,7 +21,7 @@ from optimize.ranking import rank, shares
 from optimize.registry import find_target
 from optimize.report.sensitivity import LayerSensitivity, Sensitivity
 from optimize.search import calibration, one_sample
-from optimize.workflow import calibration_data, transform
+from optimize.workflow import calibration_data
 
 
 def analyse(job: Job, progress: Progress = silent) -> Sensitivity:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +16,24 @@ from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import read_dynamic
-from optimize.errors import Refused, TargetUnavailable, UsageError, VerificationFailed, require
+from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
-from optimize.job import Export, Job, Variant
+from optimize.job import Export, Job
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
 from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
-from optimize.pace import Pace
+from optimize.pace import keep_pace
 from optimize.passes import PruneChannels
 from optimize.passes.base import Pass, Stage
-from optimize.pipeline import Pipeline, Step, Trace
+from optimize.pipeline import Pipeline, Step, Trace, Variant, transform
 from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
-from optimize.recipe import PassEntry, configured, parse
+from optimize.recipe import configured, parse
 from optimize.report import FILES, RECIPE
 from optimize.report.assemble import assemble
 from optimize.report.files import save
@@ -223,38 +223,6 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
     return exports
 
 
-def keep_pace(
-    job: Job, asked: str, program: Program, passes: Sequence[Pass], tell: Progress
-) -> tuple[Job, list[Pass], tuple[str, ...]]:
-    """Find how much is cut so that a run takes no longer than asked.
-
-    Returns:
-        The job that cuts that much, its passes, and what to say of it.
-
-    Raises:
-        UsageError: No pass cuts anything.
-        Refused: It is not reached.
-    """
-    place = next((place for place, entry in enumerate(passes) if isinstance(entry, PruneChannels)), None)
-    if place is None:
-        raise UsageError(
-            f"--latency {asked} says how much is cut, and no pass prunes.",
-            hint="Add PruneChannels(0.9, of='time'): it is the most that may go.",
-        )
-    cut, others = cast(PruneChannels, passes[place]), list(passes)
-    before = Pipeline(others[:place]).run(program).program
-    target = job.recipe.target(job.recipe.targets[0])
-
-    def make(some: Sequence[Pass]) -> list[Variant]:
-        return transform(before, [*some, *others[place + 1 :]], [target.name])
-
-    others[place], told = Pace(asked, before, target, make, job.recipe.threads, tell).keep(cut)
-    given = job.given_passes and [others[place] if entry is cut else entry for entry in job.given_passes]
-    entries = [PassEntry.of(others[place]) if entry.name == cut.name else entry for entry in job.recipe.passes]
-    recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})
-    return replace(job, recipe=recipe, given_passes=given), others, (told,)
-
-
 def _noted(step: Step, notes: Sequence[str]) -> Step:
     return replace(step, outcome=replace(step.outcome, notes=(*notes, *step.outcome.notes)))
 
@@ -272,88 +240,6 @@ def enter(program: Program, passes: Sequence[Pass]) -> Trace:
             why = "; ".join(skip.reason for skip in step.outcome.skips)
             raise Refused(f"{step.pass_name} cannot be: {why}.", hint="Leave it out, and prepare the inputs outside.")
     return trace
-
-
-def transform(
-    program: Program, passes: Sequence[Pass], targets: Sequence[str] = (), progress: Progress | None = None
-) -> list[Variant]:
-    """Run the shared passes once, then each precision pass with those that prepare for it; return the variants.
-
-    The float variant is the first. Targets to which integers mean different things have variants of their own.
-
-    Raises:
-        UsageError: The passes are in an impossible order.
-        VerificationFailed: A pass broke an invariant or its promise.
-    """
-    tell = progress or silent
-    Pipeline(passes)  # refuses a wrong order before anything runs
-    chains = _chains(passes)
-    shared = [entry for entry in passes if entry.stage < Stage.PRECISION]
-    script = [entry for entry in passes if entry.stage is Stage.SCRIPT]
-    with heard_by(tell):
-        base = Pipeline(shared).run(program)
-        compiled = Pipeline(script).run(base.program)
-    variants = [Variant(base.program.precision, compiled.program, (*base.steps, *compiled.steps))]
-    for chain in chains:
-        starts = _integers(variants, chain[0]) if chain[0].continues else [Variant("", base.program)]
-        made: list[Variant] = []
-        for start in starts:
-            for suited, names in _suited(chain, start.targets or targets):
-                with heard_by(tell):
-                    trace = Pipeline(suited).run(start.program)
-                made.append(Variant(trace.program.precision, trace.program, trace.steps, names or start.targets))
-        if made[0].steps[-1].outcome.rewrites:
-            variants += made
-        else:  # the step says why, and there is no file to add
-            variants[0] = replace(variants[0], steps=(*variants[0].steps, made[0].steps[-1]))
-    return variants
-
-
-def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pass], tuple[str, ...]]]:
-    """Return the passes of a chain as each group of targets needs them, with their names; none where all need one."""
-    alike: dict[object, list[str]] = {}
-    for name in targets:
-        alike.setdefault(registry.find_target(name).numerics.formats, []).append(name)
-    groups = [([entry.suited_to(names[0]) for entry in chain], tuple(names)) for names in alike.values()]
-    if any(passes != groups[0][0] for passes, _ in groups):
-        return groups
-    return [(groups[0][0] if groups else list(chain), ())]
-
-
-def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:
-    """Return each precision pass behind the passes that prepare for it.
-
-    Raises:
-        UsageError: A pass prepares for none.
-    """
-    chains: list[list[Pass]] = [[]]
-    for entry in passes:
-        if entry.stage is Stage.PRECISION:
-            chains[-1].append(entry)
-            if not entry.prepares:
-                chains.append([])
-    if chains[-1]:
-        names = ", ".join(entry.name for entry in chains[-1])
-        raise UsageError(f"{names}: no precision pass follows.", hint="Put QuantizeStatic behind, or leave it out.")
-    return chains[:-1]
-
-
-def _integers(variants: Sequence[Variant], entry: Pass) -> list[Variant]:
-    """Return the last static INT8 variants, one for all targets or one a group of them, for a pass to go on from.
-
-    Raises:
-        UsageError: There is none.
-    """
-    found: dict[tuple[str, ...], Variant] = {}
-    for variant in variants:
-        plan = variant.program.quantization
-        if plan is not None and plan.mode == "static" and plan.half is None:
-            found[variant.targets] = variant
-    if found:
-        return list(found.values())
-    raise UsageError(
-        f"{entry.name}(mixed=True) goes on from static INT8, and none is before it.", hint="Put QuantizeStatic before."
-    )
 
 
 def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Samples | None:

@@ -18,8 +18,9 @@ from optimize.job import Job
 from optimize.measure import quality
 from optimize.measure.agreement import Agreement
 from optimize.opening import open_program
+from optimize.pipeline import transform
 from optimize.recipe import Recipe, parse, read
-from optimize.workflow import run_job, transform
+from optimize.workflow import run_job
 
 ROOT = Path(__file__).parents[1]
 

@@ -58,9 +58,9 @@ def profile(model: str, **given: Any) -> None:
 def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Profile, str]:
     """Return the profile and what to call the model."""
     from optimize.errors import UsageError
+    from optimize.pipeline import transform
     from optimize.profile.artifacts import profile_file, runtime_of
     from optimize.profile.profiling import profile_program, require_times
-    from optimize.workflow import transform
 
     own = runtime_of(model)
     target = given["target"] or own or "eager"

@@ -11,7 +11,7 @@ from optimize.errors import UsageError
 from optimize.regular import require_model
 
 if TYPE_CHECKING:
-    from optimize.job import Variant
+    from optimize.pipeline import Variant
     from optimize.program import Program
 
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @options.passes("--fuse", is_flag=True, help="With --text: the graph after the passes.")
 def show(model: str, **given: Any) -> None:
     """Print the graph of MODEL before and after the passes of --fuse, side by side, and what they save."""
+    from optimize.pipeline import transform
     from optimize.report.files import check_ending
-    from optimize.workflow import transform
 
     if given["text"] and click.get_current_context().meta["json_file"]:
         raise UsageError("--text prints the graph, --json what the passes made of it.", hint="Leave one out.")

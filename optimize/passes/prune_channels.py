@@ -153,13 +153,15 @@ class PruneChannels(Pass):
         data, free = self.calibration, [group for group in found.groups if group not in stay]
         made_up = isinstance(data, Samples) and data.synthetic
         batches = None if data is None or made_up or not free else FlatBatches(program, data)
-        readers, half = find_readers(program, found, batches) if batches else ([], [])
+        folds = batches.folds(SAMPLES) if batches else ([], [])
+        is_weighed = self.of != "channels"
+        readers, half = find_readers(program, found, folds, halved=is_weighed) if batches else ([], [])
         orders: dict[Group, Order] = {
             group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
             for group, end in ((group, most(group, share)) for group in free)
         }
-        if batches and self.of != "channels":
-            orders = weigh(program, orders, half, batches.held_out(TRIED_ON, SAMPLES))
+        if batches and is_weighed:
+            orders = weigh(program, orders, half, batches.spread(folds[1], TRIED_ON))
         return Survey(data, tuple(orders.get(group, ()) for group in found.groups), tuple(readers))
 
     def _stay(self, found: Dependencies) -> dict[Group, str]:

@@ -66,7 +66,9 @@ class Budget:
         if measure == "params":
             self._parts = _parameters(program, found)
         else:
-            self._parts = _products(program, found, _seconds(program, times or {}) if measure == "time" else None)
+            calls = costs.program_costs(program).calls
+            macs = {name: cost.macs for name, cost in calls.items() if cost.macs}
+            self._parts = _products(program, found, _seconds(program, macs, times or {}) if measure == "time" else macs)
         self.total = sum(part.size for part in self._parts)
 
     def left(self, removed: Set[int]) -> float:
@@ -121,22 +123,21 @@ def _parameters(program: Program, found: Dependencies) -> list[_Part]:
     return [_Part(value.numel(), _labelled(weight.axes)) for value, weight in zip(values, found.weights, strict=True)]
 
 
-def _seconds(program: Program, times: Mapping[str, float]) -> dict[str, float]:
+def _seconds(program: Program, macs: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each call by its name: those of its layer, at the layers' rate where it is none of them."""
-    paths, calls = ops.layer_paths(program.graph), costs.program_costs(program).calls
-    known = {name: times[path] for name, path in paths.items() if path in times and name in calls}
-    rate = sum(known.values()) / max(sum(calls[name].macs for name in known), 1)
-    return {name: known.get(name, cost.macs * rate) for name, cost in calls.items() if cost.macs}
+    paths = ops.layer_paths(program.graph).items()
+    known = {name: times[path] for name, path in paths if path in times and name in macs}
+    rate = sum(known.values()) / max(sum(macs[name] for name in known), 1)
+    return {name: known.get(name, count * rate) for name, count in macs.items()}
 
 
-def _products(program: Program, found: Dependencies, seconds: Mapping[str, float] | None) -> list[_Part]:
+def _products(program: Program, found: Dependencies, costs_of: Mapping[str, float]) -> list[_Part]:
     """Return what each call costs (multiply-accumulates, or seconds): it goes with its weight, or with its operands."""
-    sizes_of = seconds or {name: cost.macs for name, cost in costs.program_costs(program).calls.items()}
     paths = {path: weight.axes for weight in found.weights for path in weight.paths}
     values = {path: graph.attribute(program.graph_module, path) for path in paths}
     parts = []
     for node in program.graph.nodes:
-        size = sizes_of.get(node.name, 0)
+        size = costs_of.get(node.name, 0)
         if graph.is_call(node, *_PRODUCTS):
             parts += _summed(node, found, size)
         elif size:

@@ -29,7 +29,7 @@ from optimize.pruning.cut import overwrite
 from optimize.pruning.damping import Columns, choose_damping
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.importance import Order
-from optimize.quantization.batches import FlatBatches
+from optimize.quantization.batches import Flat
 from optimize.quantization.calibrate import observe
 from optimize.quantization.weights import WeightRounding
 
@@ -65,22 +65,12 @@ class Consumer:
     shifted: tuple[fx.Node, int] | None
 
     @classmethod
-    def of(
-        cls, layer: fx.Node, channels: tuple[int, ...], weight: torch.Tensor, halves: list[Columns]
-    ) -> tuple[Consumer, Consumer]:
-        """Return the reader as all of the data has it that was seen, in one half or both, and as the first half has."""
-        rows, shifted = weight.double().flatten(1), _shifted(layer)
-        columns = repeat(channels, rows.shape[1] // len(channels))
-        numbers = {channel: number for number, channel in enumerate(dict.fromkeys(channels))}
-        gone = torch.tensor([numbers[channel] % 2 == 1 for channel in columns])
-        damping = choose_damping(halves, rows, gone, shifted=shifted is not None)
-
-        def made(seen: Columns) -> Consumer:
-            spread = seen.damped(damping, shifted=shifted is not None)
-            power = float(((rows @ spread) * rows).sum())
-            return cls(layer, columns, rows, seen.mean, spread, max(power, 1e-30), shifted)
-
-        return made(reduce(Columns.joined, halves)), made(halves[0])
+    def of(cls, layer: fx.Node, channels: Sequence[int], rows: torch.Tensor, seen: Columns, damping: float) -> Consumer:
+        """Return the reader of columns of these channels, as some of the data has it."""
+        shifted = _shifted(layer)
+        spread = seen.damped(damping, shifted=shifted is not None)
+        power = float(((rows @ spread) * rows).sum())
+        return cls(layer, tuple(channels), rows, seen.mean, spread, max(power, 1e-30), shifted)
 
     def places(self, wanted: Sequence[int]) -> torch.Tensor | None:
         """Return the columns of each channel, ``[len(wanted), n]``; None where it reads none of them, or unevenly."""
@@ -107,15 +97,23 @@ class Survey:
     readers: tuple[Consumer, ...]
 
 
-def find_readers(program: Program, found: Dependencies, batches: FlatBatches) -> tuple[list[Consumer], list[Consumer]]:
-    """Look at what layers multiply their weights with, on the first samples.
-
-    Returns:
-        The layers, as all of those samples have them; and as the first fold has alone, so that they can be tried on
-        the other.
+def find_readers(
+    program: Program, found: Dependencies, folds: Sequence[Sequence[Flat]], *, halved: bool = False
+) -> tuple[list[Consumer], list[Consumer]]:
+    """Look at what layers multiply their weights with.
 
     Layers of several groups, with very long rows or with a weight that others read too are left out, and what is beyond
     the memory that covariances may take.
+
+    Args:
+        program: The program.
+        found: Its dependencies.
+        folds: Batches of one half of the data and of the other, which may be empty.
+        halved: Whether the first half's are wanted too.
+
+    Returns:
+        The layers, as all of the data has them; and as the first half has alone, so that they can be tried on the
+        other.
 
     Raises:
         Refused: There are no samples, or none of finite numbers.
@@ -127,7 +125,7 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
         if axis is not None and ops.groups(layer) == 1:
             axes[layer] = axis
     halves: list[tuple[WeightRounding, int]] = []
-    for part in filter(None, batches.folds(SAMPLES)):
+    for part in filter(None, folds):
         half = WeightRounding(program, axes, SAMPLES, _MOST_NUMBERS)
         halves.append((half, observe(program, part, half.see)))
     seen: dict[fx.Node, tuple[torch.Tensor, list[Columns]]] = {}
@@ -139,8 +137,18 @@ def find_readers(program: Program, found: Dependencies, batches: FlatBatches) ->
             "The calibration data has no samples, or none of finite numbers.",
             hint="Give at least one batch; 100 to 500 samples are usual.",
         )
-    made = [Consumer.of(layer, axes[layer], *seen.pop(layer)) for layer in list(seen)]
-    return [whole for whole, _ in made], [half for _, half in made]
+    readers, half_readers = list[Consumer](), list[Consumer]()
+    for layer in list(seen):
+        weight, parts = seen.pop(layer)
+        rows = weight.double().flatten(1)
+        columns = repeat(axes[layer], rows.shape[1] // len(axes[layer]))
+        others = set(list(dict.fromkeys(columns))[1::2])
+        gone = torch.tensor([channel in others for channel in columns])
+        damping = choose_damping(parts, rows, gone, shifted=_shifted(layer) is not None)
+        readers.append(Consumer.of(layer, columns, rows, reduce(Columns.joined, parts), damping))
+        if halved:
+            half_readers.append(Consumer.of(layer, columns, rows, parts[0], damping))
+    return readers, half_readers
 
 
 def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:

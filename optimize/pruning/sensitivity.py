@@ -17,6 +17,7 @@ from optimize.pruning.cut import cut
 from optimize.pruning.groups import Group, dependencies
 from optimize.pruning.importance import Order
 from optimize.quantization.batches import Flat
+from optimize.quantization.sensitivity import powers
 
 #: Samples that a cut is tried on, and the share of a group's order that is tried.
 TRIED_ON, _TRIED = 32, 0.25
@@ -33,38 +34,27 @@ def weigh(
         readers: The layers that make up for them, as other data has them than what the program is tried on.
         batches: What it is tried on; where there are none, the orders stay as they are.
     """
-    if not batches:
-        return dict(orders)
+    found = dict(orders)
     with torch.inference_mode():
         wanted = [program.run(batch) for batch in batches]
-        found: dict[Group, Order] = {}
-        for group, order in orders.items():
+        none = torch.zeros(len(program.outputs), dtype=torch.float64)
+        signal = sum(map(powers, wanted), none).clamp_min(1e-30)
+        for group, order in orders.items() if batches else ():
             count = max(1, int(_TRIED * len(order)))
             tried = rank(group, readers, count) or order[:count]
             lost = sum(loss for _, loss in tried)
-            noise = _noise(program, readers, {channel for channel, _ in tried}, batches, wanted) if tried else 0.0
-            scale = noise / lost if lost > 0 else 1.0
-            found[group] = [(channel, scale * loss) for channel, loss in order]
+            if lost > 0:
+                thin = _without(program, readers, {channel for channel, _ in tried})
+                noise = sum(map(powers, wanted, map(thin.run, batches)), none)
+                share = float(torch.nan_to_num((noise / signal).sum(), nan=torch.inf))
+                found[group] = [(channel, loss * share / lost) for channel, loss in order]
     return found
 
 
-def _noise(
-    program: Program,
-    readers: Sequence[Consumer],
-    removed: Set[int],
-    batches: Sequence[Flat],
-    wanted: Sequence[Sequence[torch.Tensor]],
-) -> float:
-    """Return the power of what the outputs lose over their own, summed over the outputs."""
+def _without(program: Program, readers: Sequence[Consumer], removed: Set[int]) -> Program:
+    """Return the program without some channels, made up for; it runs, and its shapes are not known."""
     thin = program.clone()
     compensate(thin, readers, removed)
     cut(thin, dependencies(thin), removed)
     thin.graph_module.recompile()
-    powers = torch.zeros(2, len(program.outputs), dtype=torch.float64)
-    for batch, before in zip(batches, wanted, strict=True):
-        for place, (one, other) in enumerate(zip(before, thin.run(batch), strict=True)):
-            if one.is_floating_point():
-                powers[0, place] += (other - one).double().square().sum()
-                powers[1, place] += one.double().square().sum()
-    share = (powers[0] / powers[1].clamp_min(1e-30)).sum()
-    return float(torch.nan_to_num(share, nan=torch.inf))
+    return thin

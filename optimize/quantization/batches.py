@@ -82,7 +82,7 @@ class FlatBatches:
     def singles(self, samples: int) -> Iterator[Flat]:
         """Yield that many samples one by one; whole batches where the program's batch is fixed."""
         for flat in self.first(samples):
-            yield from [flat] if self.program.batch is None else self._cut([flat], 1)
+            yield from self._apart(flat)
 
     def halves(self, values: int, least: int, most: int) -> tuple[list[Flat], list[Flat]]:
         """Return batches of every other sample, and of the others: as many as hold so many values, within bounds."""
@@ -92,20 +92,19 @@ class FlatBatches:
 
     def folds(self, samples: int) -> tuple[list[Flat], list[Flat]]:
         """Return batches of the first and third quarter of so many samples, and of the others: neighbours are alike."""
-        one, two = self._folded(samples)
-        return self._joined(one), self._joined(two)
-
-    def held_out(self, samples: int, of: int) -> list[Flat]:
-        """Return batches of so many samples from all over the second of those folds."""
-        _, two = self._folded(of)
-        return self._joined(two[:: max(1, -(-len(two) // samples))])
-
-    def _folded(self, samples: int) -> tuple[list[Flat], list[Flat]]:
         singles = list(self.singles(samples))
         parts: tuple[list[Flat], list[Flat]] = ([], [])
         for place, single in enumerate(singles):
             parts[4 * place // len(singles) % 2].append(single)
-        return parts
+        return self._joined(parts[0]), self._joined(parts[1])
+
+    def spread(self, flats: Sequence[Flat], samples: int) -> list[Flat]:
+        """Return batches of so many samples from all over some batches."""
+        singles = [single for flat in flats for single in self._apart(flat)]
+        return self._joined(singles[:: max(1, -(-len(singles) // samples))])
+
+    def _apart(self, flat: Flat) -> list[Flat]:
+        return [flat] if self.program.batch is None else self._cut([flat], 1)
 
     def _joined(self, singles: list[Flat]) -> list[Flat]:
         return singles if self.program.batch is None else list(self._together(singles))

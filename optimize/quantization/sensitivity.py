@@ -82,10 +82,10 @@ def layer_errors(
     with torch.inference_mode():
         for chunk in _chunks(batches, samples, fixed=program.batch is None):
             wanted = reference.outputs(chunk)
-            signal += _powers(wanted)
+            signal += powers(wanted)
             for index, (layer, partly) in enumerate(alone):
                 found = partly.outputs_after(layer, reference, chunk)
-                noise[index] += _powers([want - got for want, got in zip(wanted, found, strict=True)])
+                noise[index] += powers(wanted, less=found)
             seen += len(chunk[0])
             if progress:
                 progress(min(1.0, seen / samples))
@@ -94,6 +94,15 @@ def layer_errors(
         LayerError(layer.name, paths[layer.name], graph.op_name(layer), power)
         for layer, power in zip(layers, relative, strict=True)
     )
+
+
+def powers(values: Sequence[torch.Tensor], less: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
+    """Return the sum of squares of each floating-point value, less another if given; 0 of the rest, float64 ``[n]``."""
+    squares = [0.0] * len(values)
+    for place, (value, other) in enumerate(zip(values, less or [torch.zeros(())] * len(values), strict=True)):
+        if value.is_floating_point():
+            squares[place] = float((value - other).double().square().sum())
+    return torch.tensor(squares, dtype=torch.float64)
 
 
 class _Partly(Simulation):
@@ -155,9 +164,3 @@ def _chunks(
                 return
             yield [value[start : start + size] for value in batch]
             seen += size
-
-
-def _powers(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares of each floating-point value, 0 of others, float64 ``[outputs]``."""
-    squares = [float(value.double().square().sum()) if value.is_floating_point() else 0.0 for value in values]
-    return torch.tensor(squares, dtype=torch.float64)

@@ -30,8 +30,9 @@ from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
     from optimize.datasets import Datasets
-    from optimize.job import Export, Job, Variant
+    from optimize.job import Export, Job
     from optimize.load.opening import CapturedModel
+    from optimize.pipeline import Variant
     from optimize.recipe import Recipe
 
 #: Ratios closer to 1 than this lie within what differs between restarts of one process.

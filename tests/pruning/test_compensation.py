@@ -78,7 +78,7 @@ def test_weights_are_those_of_least_squares() -> None:
     program, data = made()
     changed = program.clone()
     found = dependencies(changed)
-    readers, _ = find_readers(changed, found, FlatBatches(changed, [data]))
+    readers, _ = find_readers(changed, found, FlatBatches(changed, [data]).folds(512))
     gone = set(found.groups[0].channels[1:3])
     assert compensate(changed, readers, gone) == 1
     cut(changed, found, gone)
@@ -99,7 +99,7 @@ def test_weights_are_those_of_least_squares() -> None:
 def test_the_next_to_go_is_the_one_that_costs_least_when_tried() -> None:
     program, data = made()
     found = dependencies(program)
-    readers, _ = find_readers(program, found, FlatBatches(program, [data]))
+    readers, _ = find_readers(program, found, FlatBatches(program, [data]).folds(512))
     group = found.groups[0]
     order = rank(group, readers, 7)
     assert order is not None

@@ -75,8 +75,9 @@ def test_a_group_weighs_what_its_cut_loses_on_other_data() -> None:
     torch.manual_seed(0)
     program = capture(TwoRoads().eval(), (torch.randn(2, 8),))
     found, batches = dependencies(program), FlatBatches(program, [torch.randn(256, 8)])
-    readers, half = find_readers(program, found, batches)
-    held_out = batches.held_out(TRIED_ON, 256)
+    folds = batches.folds(256)
+    readers, half = find_readers(program, found, folds, halved=True)
+    held_out = batches.spread(folds[1], TRIED_ON)
     assert sum(len(batch[0]) for batch in held_out) == TRIED_ON
     orders = {group: rank(group, readers, 16) or [] for group in found.groups if not group.why_fixed}
     for group, order in weigh(program, orders, half, held_out).items():
