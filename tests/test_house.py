@@ -67,7 +67,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 58_600, 382, 413
+MOST_LINES, MOST_FILES, MOST_CLASSES = 58_720, 382, 413
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -11,48 +11,23 @@ from torch.utils import _pytree as pytree
 
 from optimize.errors import TargetUnavailable
 from optimize.load import ModelSource, load_confined, load_trusted
-from optimize.targets.arrays import to_array, to_tensor
+from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact
 from optimize.targets.torch_runner import TorchRunner
 
 
 class ModuleRunner(TorchRunner):
-    """Calls a module that may return any structure; copies to and from its device belong to a run.
-
-    Attributes:
-        providers: The device it runs on.
-    """
+    """Calls a module that may return any structure, and always says what it runs on."""
 
     def __init__(self, artifact: Artifact, module: Callable[..., Any], device: str) -> None:
-        super().__init__(artifact, module)
-        self.device = torch.device(device)
-        self.providers = (device if device == "cpu" else f"{device} ({torch.cuda.get_device_name(self.device)})",)
+        super().__init__(artifact, module, device=device)
+        self.providers = self.providers or (device,)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""
         with torch.inference_mode():
             leaves = pytree.tree_leaves(self.module(*self._tensors(inputs)))
         return [to_array(leaf) for leaf in leaves]
-
-    def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
-        """Return the seconds between events on the GPU around each run, inputs already there; one wait at the end.
-
-        A CPU has no events: nothing is returned.
-        """
-        if self.device.type != "cuda":
-            return []
-        with torch.inference_mode():
-            tensors = self._tensors(inputs)
-            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
-            for start, end in events:
-                start.record()
-                self.module(*tensors)
-                end.record()
-            torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) / 1e3 for start, end in events]
-
-    def _tensors(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        return [to_tensor(array).to(self.device) for array in inputs]
 
 
 def open_module(artifact: Artifact, loading: Mapping[str, Any], threads: int) -> ModuleRunner:

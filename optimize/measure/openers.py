@@ -107,8 +107,14 @@ class Opening:
         return Subject(path.name, "exported program, operator by operator", artifact)
 
     def write_program(self, program: Program, stem: str, source: Path) -> Artifact:
-        """Write a program to be run operator by operator; its size and hash are those of the file it came from."""
-        artifact = find_target("eager").export(program, self.folder / f"{stem}.eager.pt2")
+        """Write a program to be run operator by operator; its size and hash are those of the file it came from.
+
+        Raises:
+            TargetUnavailable: It is to run on a GPU, and there is none.
+        """
+        artifact = find_target("eager" if self.device == "cpu" else "cuda").export(
+            program, self.folder / f"{stem}.eager.pt2"
+        )
         if not source.is_file():
             return artifact
         return replace(artifact, size_bytes=source.stat().st_size, sha256=file_digest(source))

@@ -22,7 +22,11 @@ from optimize.sandbox.system_calls import filter_calls
 #: Devices that a runtime opens for writing, of which none keeps anything, and those that it reads; terminals are none.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 _READ_DEVICES = ("/dev/random", "/dev/urandom", "/dev/shm", "/dev/cpu")  # noqa: S108
-_GPU_DEVICES = ("nvidia*", "nvidia-caps", "dri", "kfd")
+_GPU_DEVICES = ("nvidia*", "nvidia-caps", "dri", "kfd", "dxg")
+#: What of /proc is the whole system's: the superuser writes there without any capability. The list is Docker's.
+_SYSTEM_WIDE = ("acpi", "bus", "fs", "irq", "scsi", "sys", "sysrq-trigger")
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION, _CAPABILITIES = 24, 0x20080522, 64
 #: CAP_DAC_READ_SEARCH: files that only the superuser may read can be opened as they were.
@@ -59,6 +63,8 @@ def confine_files(folder: Path) -> None:
             rules.allow(str(found), rules=reading)
         rules.allow(str(folder), rules=_plain_files(landlock.FSAccess))
         _allow_devices(rules)
+        if has_gpu_device():
+            rules.allow("/proc/self/task", rules=_contents(landlock.FSAccess))
         rules.apply()
         _write_protected = True
 
@@ -69,6 +75,7 @@ def confine_command(folders: Iterable[Path]) -> None:
     """
     with contextlib.suppress(OSError):  # where there is none, nothing else is ended for it either
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    names_threads = has_gpu_device() and _protect_system()
     _drop_capabilities()
     with _reported("writing files"):
         import landlock
@@ -79,8 +86,10 @@ def confine_command(folders: Iterable[Path]) -> None:
         for folder in folders:
             rules.allow(str(folder), rules=rules.restrict_rules & ~special)
         _allow_devices(rules)
+        if names_threads:
+            rules.allow("/proc", rules=_contents(access))
         rules.apply()
-    missing_layers.extend(filter_calls(starts_processes=True))
+    missing_layers.extend(filter_calls(starts_processes=True, uses_gpu=has_gpu_device()))
 
 
 def confine(limits: ChildLimits) -> list[str]:
@@ -90,7 +99,7 @@ def confine(limits: ChildLimits) -> list[str]:
         What is missing of this and of `confine_files`, nothing where all of it holds.
     """
     global _confined
-    missing_layers.extend([*_limit(limits), *filter_calls()])
+    missing_layers.extend([*_limit(limits), *filter_calls(uses_gpu=has_gpu_device())])
     _confined = True
     return list(missing_layers)
 
@@ -103,6 +112,15 @@ def can_confine() -> bool:
         return landlock.landlock_abi_version() > 0 and hasattr(os, "pidfd_open")
     except Exception:  # no package, or no Linux that has it
         return False
+
+
+def has_gpu_device() -> bool:
+    """Say whether there is a GPU of NVIDIA's, whose driver wants more than a confined process has (``cuInit``: 304).
+
+    It names its threads, which is writing ``/proc/PID/task/TID/comm``: of other processes than this one's, no rule can
+    name it but one for all of /proc. What it asks of the kernel stands in ``system_calls``.
+    """
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg"))
 
 
 def adopt_orphans() -> None:
@@ -118,6 +136,28 @@ def end_with_parent() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _protect_system() -> bool:
+    """Make the settings of the whole system in /proc read-only for this process and its children, as containers do.
+
+    Returns:
+        Whether they are: nobody but the superuser may write them, and he needs the right to mount for it.
+    """
+    if os.geteuid() != 0:
+        return True
+    libc = ctypes.CDLL(None, use_errno=True)
+    writable = [place for place in map(Path("/proc").joinpath, _SYSTEM_WIDE) if _is_writable(place)]
+    if writable and not (libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)):
+        for place in (str(place).encode() for place in writable):
+            libc.mount(place, place, None, _MS_BIND, None)
+            libc.mount(None, place, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY, None)
+    ctypes.set_errno(0)
+    return not any(map(_is_writable, writable))
+
+
+def _is_writable(place: Path) -> bool:
+    return place.exists() and not os.statvfs(place).f_flag & os.ST_RDONLY
 
 
 def _allow_devices(rules: Any) -> None:
@@ -147,8 +187,12 @@ def _writing(access: type) -> int:
 
 def _plain_files(access: type) -> int:
     """Return the rights that writing plain files takes: no folders, links, pipes, sockets or devices are made."""
-    found = access.WRITE_FILE | access.REMOVE_FILE | access.MAKE_REG  # type: ignore[attr-defined]
-    return found | (access.all() & access.TRUNCATE)  # type: ignore[attr-defined]
+    return _contents(access) | access.REMOVE_FILE | access.MAKE_REG  # type: ignore[attr-defined]
+
+
+def _contents(access: type) -> int:
+    """Return the rights that writing files which are there takes."""
+    return access.WRITE_FILE | (access.all() & access.TRUNCATE)  # type: ignore[attr-defined]
 
 
 def _drop_capabilities() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 
 #: Calls that end with EPERM. What only reads, computes, allocates or starts a thread is left.
 _DENIED = """
@@ -26,6 +27,9 @@ _DENIED = """
 _PRETENDED = frozenset(["chmod", "fchmod", "fchmodat", "fchmodat2"])
 #: Those among them that whoever starts processes needs, pipes to them and limits for them.
 _STARTING = frozenset(["socketpair", "execve", "execveat", "fork", "vfork", "setsid", "setpgid", "setrlimit"])
+#: Those among them that cuInit of NVIDIA's driver fails without: it listens at a name of its own, which nobody can be
+#: answered at (accept, connect and sending stay denied), and older ones (570) keep memory behind a descriptor.
+_DRIVING = frozenset(["socket", "bind", "listen", "memfd_create"])
 #: The same by number, as all machines have numbered them since 2019: libraries do not know the names of new calls.
 #: fchmodat2, lsm_set_self_attr, and all from setxattrat on, those that nobody has thought of yet included.
 _NUMBERS = (452, 460, *range(463, 700))
@@ -45,11 +49,12 @@ _LOW_16 = 0xFFFF
 _PR_SET_PDEATHSIG = 1
 
 
-def filter_calls(*, starts_processes: bool = False) -> list[str]:
+def filter_calls(*, starts_processes: bool = False, uses_gpu: bool = False) -> list[str]:
     """Deny them for good; return what is missing for that, nothing where it holds.
 
     Args:
         starts_processes: Let this process start others, send them signals, and bind them to processors.
+        uses_gpu: Let it do what NVIDIA's driver cannot do without.
     """
     try:
         import pyseccomp
@@ -58,10 +63,14 @@ def filter_calls(*, starts_processes: bool = False) -> list[str]:
         rules.set_attr(pyseccomp.Attr.CTL_TSYNC, 1)
         denied = pyseccomp.ERRNO(errno.EPERM)
         for call in (*_DENIED.split(), *_NUMBERS):
+            if uses_gpu and call in _DRIVING:
+                continue
             if not starts_processes:
                 _deny(rules, denied, call)
             elif call not in _STARTING:
                 _deny(rules, pyseccomp.ERRNO(0) if call in _PRETENDED else denied, call)
+        if uses_gpu:
+            _deny(rules, denied, "socket", pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX))
         _deny_with_arguments(pyseccomp, rules, denied)
         (_guard_parent if starts_processes else _deny_processes)(pyseccomp, rules, denied)
         rules.load()

@@ -13,25 +13,54 @@ from optimize.targets.base import Artifact, Runner
 
 
 class TorchRunner(Runner):
-    """Runs a loaded module in this process, without gradients.
+    """Runs a loaded module in this process, without gradients; copies to and from its device belong to a run.
+
+    Attributes:
+        providers: The GPU it runs on; nothing is said of a CPU.
 
     Args:
         artifact: What was loaded.
         module: Takes flat tensors; returns a tensor or a flat tuple of them.
         threads: Threads of torch's operators, for the whole process; None leaves them as they are.
+        device: Where the module lies, ``cpu`` or ``cuda``.
     """
 
     shared = True
+    providers: tuple[str, ...] = ()
 
-    def __init__(self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None, device: str = "cpu"
+    ) -> None:
         super().__init__(artifact)
-        self.module = module
+        self.module, self.device = module, torch.device(device)
+        if device == "cuda":
+            self.providers = (f"cuda ({torch.cuda.get_device_name(self.device)})",)
         if threads is not None:
             torch.set_num_threads(threads)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""
         with torch.inference_mode():
-            result = self.module(*map(to_tensor, inputs))
+            result = self.module(*self._tensors(inputs))
         outputs = (result,) if isinstance(result, torch.Tensor) else result
         return [to_array(output) for output in outputs]
+
+    def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
+        """Return the seconds between events on the GPU around each run, inputs already there; one wait at the end.
+
+        A CPU has no events: nothing is returned.
+        """
+        if self.device.type != "cuda":
+            return []
+        with torch.inference_mode():
+            tensors = self._tensors(inputs)
+            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
+            for start, end in events:
+                start.record()
+                self.module(*tensors)
+                end.record()
+            torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+    def _tensors(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        return [to_tensor(array).to(self.device) for array in inputs]

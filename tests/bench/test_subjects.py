@@ -14,6 +14,7 @@ from optimize.errors import Refused, UsageError
 from optimize.measure.openers import Opening
 from optimize.measure.subjects import MODULE, Subject, agreed_inputs
 from optimize.targets.base import Artifact, TensorSpec
+from optimize.targets.tensorrt import packages
 
 
 class Doubling(torch.nn.Module):
@@ -40,7 +41,8 @@ def opening(tmp_path: Path) -> Opening:
     return Opening(tmp_path)
 
 
-def test_every_form_is_told_apart(folder: Path, opening: Opening) -> None:
+def test_every_form_is_told_apart(folder: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "has_gpu", lambda: False)
     names = ["net.onnx", "net.ts", "net.pt2", "net.pt", "net.engine"]
     subjects = opening.open_all([str(folder / name) for name in names])
     assert [subject.artifact.target for subject in subjects] == ["onnx", "torchscript", "eager", MODULE, "tensorrt"]

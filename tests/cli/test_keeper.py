@@ -2,9 +2,12 @@
 
 import os
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,8 +23,10 @@ COMMAND = """
 import os, pathlib, signal, subprocess, sys, time
 from optimize import keeping
 from optimize.cli import keeper, main
+from optimize.sandbox import confine
 go_on, code = keeper._go_on, sys.stdin.read()
 keeper._PATIENCE_S = 1.0
+confine.has_gpu_device = {"yes": lambda: True, "no": lambda: False}.get(os.environ.get("GPU"), confine.has_gpu_device)
 def broken(*given):
     go_on(*given)
     exec(code, {**globals(), "ask": keeping.current()._ask, "outputs": keeping.current().outputs})
@@ -53,7 +58,10 @@ attempt("take over", lambda: os.link("net.pt", os.environ["TMPDIR"] + "/taken"))
 attempt("let another write", lambda: shell("echo x > made"))
 attempt("read its keeper", lambda: open(f"/proc/{os.getppid()}/mem", "r+b"))
 attempt("reach the network", lambda: socket.socket())
-attempt("reach a service", lambda: socket.socket(socket.AF_UNIX))
+attempt("reach the network by itself", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+attempt("reach a service", lambda: socket.socket(socket.AF_UNIX).connect(os.environ["SERVICE"]))
+attempt("set the system up", lambda: open("/proc/sys/kernel/core_pattern", "r+b"))
+attempt("set its keeper up", lambda: shell("echo x > /proc/$$/cwd/made"))
 attempt("write its own", lambda: open(os.environ["TMPDIR"] + "/own", "w"))
 attempt("let another write there", lambda: shell("echo x > $TMPDIR/other"))
 attempt("end its keeper", lambda: os.kill(os.getppid(), signal.SIGSTOP))
@@ -62,6 +70,12 @@ attempt("be root elsewhere", lambda: shell("unshare -Ur true"))
 attempt("make older", lambda: os.utime("net.pt", (0, 0)))
 os.chmod("net.pt", 0)
 """
+
+
+def _mounts() -> bool:
+    """Say whether this process may mount: what the superuser of a container often may not."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 21 & 1)  # CAP_SYS_ADMIN
 
 
 def _arguments(command: click.Command) -> int:
@@ -111,10 +125,39 @@ def test_a_process_with_threads_says_that_it_is_not(tmp_path: Path) -> None:
     assert "has threads already, so that it cannot be confined" in done.stderr
 
 
-def test_nothing_of_the_user_is_written_and_nobody_reached(tmp_path: Path) -> None:
-    done = broken(tmp_path, TRIES)
+@pytest.mark.parametrize("gpu", ["no", "yes"])
+def test_nothing_of_the_user_is_written_and_nobody_reached(
+    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU", gpu)
+    name = f"{tempfile.mkdtemp(prefix='s-')}/s"  # short: a name of a socket has at most 107 letters
+    monkeypatch.setenv("SERVICE", name)
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(name)
+        service.listen()
+        done = broken(tmp_path, TRIES)
+    shutil.rmtree(Path(name).parent)
     assert done.stdout.splitlines() == ["did write its own", "did let another write there"], done.stderr
     assert (tmp_path / "net.pt").stat().st_mode & 0o777 and os.listdir(tmp_path) == ["net.pt"]
+
+
+#: What NVIDIA's driver does when it is opened, in this process and in one that it starts.
+DRIVER = """
+DRIVE = (
+    "import os, socket; os.memfd_create('m'); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    "s.bind(chr(0) + f'optimize-{os.getpid()}'); s.listen(); "
+    "open(f'/proc/self/task/{os.getpid()}/comm', 'w').write('driver'); print('drove', flush=True)"
+)
+exec(DRIVE)
+subprocess.run([sys.executable, "-c", DRIVE])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not _mounts(), reason="the superuser, without the right to mount")
+def test_a_gpu_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU", "yes")
+    done = broken(tmp_path, DRIVER)
+    assert done.stdout.splitlines() == ["drove", "drove"], done.stderr
 
 
 def test_results_are_those_of_the_command_line_alone(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def _on_terminal(request: int) -> None:
             raise
 
 
-def escape(folder: Path, tell: Tell, outside: str, victim: int, terminal: str) -> dict[str, str]:
+def escape(folder: Path, tell: Tell, outside: str, victim: int, terminal: str, service: str) -> dict[str, str]:
     """Try everything that must not be possible."""
     there = Path(outside)
     actions: dict[str, Callable[[], Any]] = {
@@ -54,7 +54,7 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int, terminal: str) -
         "owner": lambda: os.chown(there / "kept", 1, 1),
         "attribute": lambda: os.setxattr(there / "kept", "user.a", b"b"),
         "network": lambda: socket.socket(),
-        "unix socket": lambda: socket.socket(socket.AF_UNIX),
+        "unix socket": lambda: socket.socket(socket.AF_UNIX).connect(service),
         "run": lambda: subprocess.run(["/bin/true"], check=True),
         "fork": os.fork,
         "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),

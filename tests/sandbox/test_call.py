@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from optimize.errors import Defect, Refused, UsageError
 from optimize.sandbox import ChildLimits, call
+from optimize.sandbox.confine import has_gpu_device
 
 LIMITS = ChildLimits(2 << 30, 60.0, 120.0, 1 << 20)
 TASKS = "tests.sandbox.tasks"
@@ -28,16 +30,22 @@ def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
     before = (outside / "kept").stat()
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     ends = os.openpty()
+    service = socket.socket(socket.AF_UNIX)
+    service.bind(name := f"\0optimize-{os.getpid()}")
+    service.listen()
+    permitted = {"hidden memory"} if has_gpu_device() else set()  # NVIDIA's driver
     try:
-        answer = ask("escape", inside, outside=str(outside), victim=victim.pid, terminal=os.ttyname(ends[1]))
+        beside = {"victim": victim.pid, "terminal": os.ttyname(ends[1]), "service": name}
+        answer = ask("escape", inside, outside=str(outside), **beside)
         if not _has_landlock():
             pytest.skip("this kernel has no Landlock")
         assert answer.missing == ()
-        assert {name: end for name, end in answer.value.items() if end.startswith("done")} == {}
+        assert {name for name, end in answer.value.items() if end.startswith("done")} == permitted
         assert victim.poll() is None
     finally:
         victim.kill()
         victim.wait()
+        service.close()
         for end in ends:
             os.close(end)
     after = (outside / "kept").stat()

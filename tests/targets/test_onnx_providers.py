@@ -14,6 +14,7 @@ import optimize
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import find_target, targets
 from optimize.targets import onnx as onnx_target
+from optimize.targets.onnx import runner as onnx_runner
 from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER
 
 ON_PROVIDERS = ("onnx-cuda", "onnx-tensorrt", "onnx-openvino")
@@ -31,8 +32,9 @@ def falling_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """An ONNX Runtime that names every provider and, its libraries missing, uses the CPU: as onnxruntime-gpu does."""
     asked: list[Any] = []
 
-    def session(model: str, options: Any, providers: Any) -> Any:
+    def session(model: str, options: Any, providers: Any, enable_fallback: int) -> Any:
         asked.append(providers)
+        assert enable_fallback == 0  # not in the middle of runs either
         return onnxruntime.InferenceSession(model, options, providers=[CPU_NAME])
 
     names = [entry.name for entry in (TENSORRT_PROVIDER, CUDA, OPENVINO_PROVIDER, CPU)]
@@ -40,9 +42,11 @@ def falling_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         InferenceSession=session,
         SessionOptions=onnxruntime.SessionOptions,
         get_available_providers=lambda: names,
+        set_default_logger_severity=lambda severity: None,
+        preload_dlls=lambda: print("Failed to load libcublas"),
         __version__=onnxruntime.__version__,
     )
-    monkeypatch.setattr("optimize.targets.onnx.runner.import_runtime", lambda: fake)
+    monkeypatch.setattr(onnx_runner, "import_runtime", lambda: fake)
     monkeypatch.setattr(onnx_target, "_versions", lambda: dict.fromkeys(CPU.packages, "1"))
     return asked
 
@@ -96,11 +100,29 @@ def test_a_fall_back_to_the_cpu_is_recorded_and_warned_of(
     target = find_target(name)
     artifact = optimize.export(program, name, tmp_path / f"net{target.suffix}")
     assert [entry for entry, _ in falling_back[0]] == chain
-    assert artifact.providers == (CPU_NAME,) and artifact.notes == (f"It runs on {CPU_NAME}.",)
+    why = ["Failed to load libcublas"] if find_target(name).device == "cuda" else []
+    assert artifact.providers == (CPU_NAME,) and artifact.notes == (f"It runs on {CPU_NAME}.", *why)
     (warning,) = target.warnings(artifact)
     assert warning.startswith(f"{name} float32 ran on {CPU_NAME}, not on {chain[0]}")
     x = torch.rand(3, 8)
     assert torch.allclose(artifact.load(threads=1)(x), program(x), atol=1e-6)
+
+
+def test_what_a_provider_says_is_kept_where_it_cannot_be_opened(
+    program: optimize.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, falling_back: list[Any]
+) -> None:
+    fake = onnx_runner.import_runtime()
+    opened = fake.InferenceSession
+
+    def session(model: str, options: Any, providers: Any, enable_fallback: int) -> Any:
+        if len(providers) > 1:
+            raise RuntimeError("cuda_call.cc:154 CudaCall(...) CUDA failure 304: OS call failed ; GPU=-1 ; line=355")
+        return opened(model, options, providers, enable_fallback)
+
+    monkeypatch.setattr(fake, "InferenceSession", session)
+    artifact = optimize.export(program, "onnx-cuda", tmp_path / "net.onnx")
+    assert artifact.providers == (CPU_NAME,)
+    assert artifact.notes[1].endswith("net.onnx' on CUDA: CUDA failure 304: OS call failed")
 
 
 def test_int8_is_placed_as_the_provider_wants_it(tmp_path: Path, falling_back: list[Any]) -> None:

@@ -97,4 +97,6 @@ def test_the_gpu_answers_like_the_program(name: str, tmp_path: Path) -> None:
     runner = target.export(subject, tmp_path / f"net{target.suffix}").load()
     for batch in (1, 5):
         x = torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(batch))
-        torch.testing.assert_close(runner(x), subject(x), rtol=0, atol=2e-2)
+        found = runner(x)
+        assert found.dtype is (torch.float16 if name == "cuda-autocast" else torch.float32)
+        torch.testing.assert_close(found.float(), subject(x), rtol=0, atol=2e-2)

@@ -183,9 +183,10 @@ class _OtherWay(Eager):
         from optimize.targets.torch_runner import TorchRunner
 
         self.require()
-        runner = super().load(artifact, threads=threads)
-        assert isinstance(runner, TorchRunner)
-        runner.module, runner.shared = self.way.prepare(runner.module), False  # type: ignore[arg-type]
+        eager = super().load(artifact, threads=threads)
+        assert isinstance(eager, TorchRunner)
+        runner = TorchRunner(artifact, self.way.prepare(eager.module), device=self.device)  # type: ignore[arg-type]
+        runner.shared = False
         return runner
 
 

@@ -262,8 +262,8 @@ $feeds
             return told
         return (
             *told,
-            f"{self.name} {artifact.precision} ran on {artifact.providers[0]}, not on {self.provider.name}: its "
-            "libraries could not be loaded (see ONNX Runtime's list of what the provider requires).",
+            f"{self.name} {artifact.precision} ran on {artifact.providers[0]}, not on {self.provider.name}: that could "
+            "not be opened (its notes say why, as far as ONNX Runtime did; that lists what the provider requires).",
         )
 
 
@@ -390,9 +390,9 @@ def _seen_running(artifact: Artifact, placed: Coverage | None, provider: Provide
     if provider is not CPU:
         from optimize.targets.onnx.runner import OnnxRunner
 
-        providers = OnnxRunner(artifact, provider=provider).providers
-        notes = (*artifact.notes, f"It runs on {', '.join(providers)}.")
-        return replace(artifact, coverage=placed, providers=providers, notes=notes)
+        runner = OnnxRunner(artifact, provider=provider)
+        told = f"It runs on {', '.join(runner.providers)}.", *([runner.refusal] if runner.refusal else [])
+        return replace(artifact, coverage=placed, providers=runner.providers, notes=(*artifact.notes, *told))
     coverage, found = _verified(artifact, placed)
     return replace(artifact, coverage=coverage, notes=(*artifact.notes, *found), providers=(provider.name,))
 

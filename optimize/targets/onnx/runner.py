@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from optimize.targets.onnx.providers import CPU, Provider
 from optimize.targets.onnx_graph.external import weights_path
 
 INSTALL = "pip install onnxruntime"
+#: ONNX Runtime's number of what it must log.
+_FATAL = 4
 #: ONNX's number of bfloat16.
 _BFLOAT16 = 16
 #: Runs a session on arrays by input name.
@@ -29,6 +34,7 @@ class OnnxRunner(Runner):
 
     Attributes:
         providers: The execution providers the session really uses, the preferred one first.
+        refusal: Why the provider that was asked for runs nothing; empty where it runs, or where nobody said why.
     """
 
     shared = True
@@ -39,7 +45,7 @@ class OnnxRunner(Runner):
         Args:
             artifact: An artifact of a target that ONNX Runtime runs.
             threads: Threads inside one operator; None leaves it to ONNX Runtime. Operators run one after another.
-            provider: What executes it; what it does not take, or all where its libraries are missing, runs on CPU.
+            provider: What executes it; what it does not take, or all where it cannot be opened, runs on CPU.
 
         Raises:
             TargetUnavailable: ONNX Runtime is not installed, or has no kernel for an operator of the file.
@@ -47,7 +53,7 @@ class OnnxRunner(Runner):
         super().__init__(artifact)
         runtime = import_runtime()
         options = session_options(runtime, threads=threads)
-        self.session = open_session(runtime, str(artifact.path), options, provider)
+        self.session, self.refusal = _opened(runtime, str(artifact.path), options, provider)
         self.providers: tuple[str, ...] = tuple(self.session.get_providers())
         self._names = [entry.name for entry in self.session.get_inputs()]
         self._run = run_of(self.session)
@@ -91,18 +97,55 @@ def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provi
         Refused: ONNX Runtime cannot open it.
     """
     try:
-        return runtime.InferenceSession(model, options, providers=provider.chain)
+        # A session that goes on elsewhere when a run fails would be timed, and judged, as what it is not.
+        return runtime.InferenceSession(model, options, providers=provider.chain, enable_fallback=0)
     except Exception as error:
         text = str(error)
         if "NOT_IMPLEMENTED" not in text and type(error).__name__ != "NotImplemented":
             file = f"'{model}'" if isinstance(model, str) else "the file operator by operator"
-            line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-            raise Refused(f"ONNX Runtime cannot open {file}: {line}") from error
+            on = "" if provider is CPU else f" on {provider.title}"
+            raise Refused(f"ONNX Runtime cannot open {file}{on}: {_told(error)}") from error
         reason = text.split("NOT_IMPLEMENTED : ")[-1].strip()
         raise TargetUnavailable(
             f"ONNX Runtime {runtime.__version__} on {provider.title} cannot run the file: {reason}",
             hint="It has few bfloat16 kernels: take float32, --int8 or --mixed float16 for it, or --to openvino.",
         ) from error
+
+
+def _told(error: Exception) -> str:
+    """Return what an error of ONNX Runtime says; of a call of CUDA that failed, without the C++ around it.
+
+    >>> _told(RuntimeError("cuda_call.cc:154 bool onnxruntime::CudaCall CUDA failure 304: not supported ; GPU=-1 ;"))
+    'CUDA failure 304: not supported'
+    """
+    call = re.search(r"CUDA failure \d+: [^;]*", str(error))
+    lines = [call[0]] if call else str(error).splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+
+
+def _opened(runtime: Any, path: str, options: Any, provider: Provider) -> tuple[Any, str]:
+    """Return a session, and why it runs on CPU where the provider that was asked for could not be opened."""
+    missing = _find_libraries(runtime) if provider.device == "cuda" else ""
+    try:
+        session = open_session(runtime, path, options, provider)
+    except Refused as error:
+        if provider is CPU:
+            raise
+        return open_session(runtime, path, options), error.what
+    return session, "" if session.get_providers()[0] == provider.name else missing
+
+
+def _find_libraries(runtime: Any) -> str:
+    """Load CUDA's libraries from where pip puts them too, as those of torch; return what is said of missing ones.
+
+    What ONNX Runtime 1.21 and later print of them (``preload_dlls``), it would log again.
+    """
+    said = io.StringIO()
+    if hasattr(runtime, "preload_dlls"):
+        runtime.set_default_logger_severity(_FATAL)
+        with contextlib.redirect_stdout(said):
+            runtime.preload_dlls()
+    return " ".join(said.getvalue().splitlines())
 
 
 def open_unfused(model: bytes, folder: Path) -> Any:
