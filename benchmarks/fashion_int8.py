@@ -12,7 +12,6 @@ points.
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,9 @@ from models.data import DEFAULT_ROOT
 from models.mobilenetv3 import mobilenetv3_tiny
 from models.repvgg import fashion_repvgg
 from models.resnet import resnet_tiny
-from models.train import accuracy, augmented_batches, load_split, save, train_epoch, warmup_cosine
+from models.train import Pictures, accuracy, load_split, save
 from models.vit import vit_tiny
+from optimize.training import Labels, Training
 
 CHECKPOINT = Path(__file__).parents[1] / "models" / "fashion_repvgg.pt"
 #: Targets, with the ending of their files.
@@ -51,16 +51,18 @@ def trained(name: str, epochs: int, weights: Path | None) -> nn.Module:
     if known and known.exists():
         net.load_state_dict(torch.load(known, weights_only=True))
         return net.eval()
-    images, labels = load_split("train", DEFAULT_ROOT)
-    generator, steps = torch.Generator().manual_seed(0), math.ceil(len(images) / BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), 2e-3, weight_decay=0.05)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: warmup_cosine(at, epochs * steps, steps // 2))
-    for _ in range(epochs):
-        train_epoch(net, augmented_batches(images, labels, BATCH, generator), optimizer, scheduler, 0.1)
+    Training(
+        Pictures(*load_split("train", DEFAULT_ROOT), BATCH),
+        (Labels(smoothing=0.1),),
+        epochs=epochs,
+        warm_up=0.5 / epochs,
+        optimizer=lambda weights: torch.optim.AdamW(weights, 2e-3, weight_decay=0.05),
+        precision="bfloat16",
+    )(net)
     if known:
         known.parent.mkdir(parents=True, exist_ok=True)
         save(net, known)
-    return net.eval()
+    return net
 
 
 class Deployed(nn.Module):

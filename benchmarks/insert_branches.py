@@ -14,7 +14,6 @@ seeds it varies by some tenths of a point, so a difference of one row is not a r
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,18 +21,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
 from models.resnet import ResNet
-from models.train import accuracy, augmented_batches, load_split, warmup_cosine
+from models.train import Pictures, accuracy, load_split
 from optimize.branches import insert_branches
 from optimize.branches.kinds import KINDS
 from optimize.errors import UsageError
 from optimize.passes.merging import merge_branches
+from optimize.training import Training
 
-BATCH, LEARNING_RATE, WEIGHT_DECAY = 128, 0.1, 5e-4
+BATCH, LEARNING_RATE = 128, 0.1
 Samples = tuple[Tensor, Tensor]
 
 
@@ -88,21 +87,8 @@ class Row:
 
 def fit(net: nn.Module, samples: Samples, epochs: int, seed: int) -> float:
     """Train in place with SGD and a cosine schedule; return the seconds it took."""
-    start_s, step = time.perf_counter(), 0
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.SGD(net.parameters(), LEARNING_RATE, 0.9, weight_decay=WEIGHT_DECAY, nesterov=True)
-    steps_per_epoch = math.ceil(len(samples[0]) / BATCH)
-    net.train()
-    for _ in range(epochs):
-        for x, y in augmented_batches(*samples, BATCH, generator):
-            rate = LEARNING_RATE * warmup_cosine(step, epochs * steps_per_epoch, steps_per_epoch // 4)
-            optimizer.param_groups[0]["lr"] = rate
-            loss = functional.cross_entropy(net(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-    net.eval()
+    start_s = time.perf_counter()
+    Training(Pictures(*samples, BATCH, seed), epochs=epochs, rate=LEARNING_RATE, warm_up=0.25 / epochs)(net)
     return time.perf_counter() - start_s
 
 

@@ -23,8 +23,9 @@ import optimize
 from benchmarks.flags import fused
 from models.data import DEFAULT_ROOT
 from models.repvgg import fashion_repvgg
-from models.train import augmented_batches, load_split, warmup_cosine
+from models.train import Pictures, load_split
 from optimize.errors import UsageError
+from optimize.training.loop import rate_at
 
 MODELS = Path(__file__).parents[1] / "models"
 BATCH, RATE = 64, 0.002
@@ -53,19 +54,17 @@ class Distillation:
 
     def __init__(self, teacher: optimize.Program, budget_s: float) -> None:
         self.teacher, self.budget_s = teacher, budget_s
-        self.images, self.labels = load_split("train", DEFAULT_ROOT)
+        self.pictures = Pictures(*load_split("train", DEFAULT_ROOT), BATCH)
         self.seen, self.spent_s = 0, 0.0
 
     def __call__(self, module: nn.Module) -> None:
         """Train the module's parameters by gradient descent with momentum, the rate a half cosine over the budget."""
         optimizer = torch.optim.SGD(module.parameters(), RATE, momentum=0.9)
-        generator = torch.Generator().manual_seed(0)
         start_s, self.seen, self.spent_s = time.process_time(), 0, 0.0
         while self.spent_s < self.budget_s:
-            for x, _ in augmented_batches(self.images, self.labels, BATCH, generator):
-                optimizer.param_groups[0]["lr"] = RATE * warmup_cosine(
-                    round(1000 * self.spent_s / self.budget_s), 1000, 50
-                )
+            for x, _ in self.pictures:
+                share = rate_at(round(1000 * self.spent_s / self.budget_s), 1000, 0.05)
+                optimizer.param_groups[0]["lr"] = RATE * share
                 self._step(module, optimizer, x)
                 self.seen, self.spent_s = self.seen + len(x), time.process_time() - start_s
                 if self.spent_s >= self.budget_s:

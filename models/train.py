@@ -5,10 +5,11 @@ The number of epochs is fixed and the last one is kept: the test split is only r
 """
 
 import argparse
+import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional
 from models.data import DEFAULT_ROOT, Split, fashion_mnist
 from models.repvgg import fashion_repvgg
 from optimize.errors import UsageError
+from optimize.training import Labels, Training
 
 
 def load_split(split: Split, root: Path) -> tuple[Tensor, Tensor]:
@@ -58,19 +60,6 @@ def augment(images: Tensor, generator: torch.Generator, shift: int = 2) -> Tenso
     return padded[torch.arange(count)[:, None, None], 0, rows[:, :, None], columns[:, None, :]][:, None]
 
 
-def warmup_cosine(step: int, steps: int, warmup: int) -> float:
-    """Returns the factor on the learning rate: linear from near 0 to 1 in `warmup` steps, then a half cosine to 0.
-
-    Args:
-        step: Index of the step, from 0.
-        steps: Number of steps of the whole training.
-        warmup: Number of steps of the linear rise.
-    """
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
-
-
 @torch.inference_mode()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -> float:
     """Measures the float32 top-1 accuracy, in [0, 1]; leaves the model in evaluation mode.
@@ -86,54 +75,31 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500)
     return (predictions == labels).float().mean().item()
 
 
-def augmented_batches(
-    images: Tensor, labels: Tensor, batch: int, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields every sample once, in random order and augmented, as channels-last batches.
+class Pictures:
+    """Batches of labelled images that can be gone through again: shuffled, augmented and channels last.
 
     Args:
         images: Images `[N, 1, H, W]`.
         labels: Labels `[N]`.
         batch: Number of samples a batch; the last one may be smaller.
-        generator: Source of order and augmentation.
+        seed: Of order and augmentation, which are others each time.
     """
-    for chosen in torch.randperm(len(images), generator=generator).split(batch):
-        x = augment(images[chosen], generator)
-        yield x.contiguous(memory_format=torch.channels_last), labels[chosen]
 
+    def __init__(self, images: Tensor, labels: Tensor, batch: int, seed: int = 0) -> None:
+        self.images, self.labels, self.batch = images, labels, batch
+        self.generator = torch.Generator().manual_seed(seed)
 
-def train_epoch(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
-    label_smoothing: float,
-) -> float:
-    """Trains on every batch in bfloat16 autocast and returns the mean loss a sample.
+    def __len__(self) -> int:
+        return math.ceil(len(self.images) / self.batch)
 
-    Args:
-        model: The network, updated in place.
-        batches: Pairs of images and labels.
-        optimizer: Updates the parameters of `model`.
-        scheduler: Stepped once a batch.
-        label_smoothing: Share of the target spread evenly over all classes.
-    """
-    model.train()
-    total, samples = 0.0, 0
-    for x, y in batches:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = functional.cross_entropy(model(x), y, label_smoothing=label_smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        total += loss.item() * len(y)
-        samples += len(y)
-    return total / samples
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in torch.randperm(len(self.images), generator=self.generator).split(self.batch):
+            x = augment(self.images[chosen], self.generator)
+            yield x.contiguous(memory_format=torch.channels_last), self.labels[chosen]
 
 
 def train(options: argparse.Namespace) -> nn.Module:
-    """Trains the network and prints the loss and the test accuracy of each epoch.
+    """Trains the network and prints the test accuracy of each epoch, which decides nothing.
 
     Weight decay covers every parameter, the BN scales too: scales that grow freely make the branches of a RepVGG
     block cancel each other, which INT8 cannot follow (Chu, Li, Zhang, "Make RepVGG Greater Again: A
@@ -149,23 +115,27 @@ def train(options: argparse.Namespace) -> nn.Module:
         UsageError: A data file is missing or damaged.
     """
     torch.manual_seed(options.seed)
-    generator = torch.Generator().manual_seed(options.seed)
-    images, labels = load_split("train", options.data)
-    test = load_split("test", options.data)
-    model = fashion_repvgg().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(
-        model.parameters(), options.lr, momentum=0.9, weight_decay=options.weight_decay, nesterov=True
+    pictures = Pictures(*load_split("train", options.data), options.batch, options.seed)
+    test, begun, epochs = load_split("test", options.data), time.perf_counter(), itertools.count(1)
+
+    def tell(model: nn.Module) -> float:
+        epoch = next(epochs)
+        print(f"epoch {epoch:2d}  test {accuracy(model, *test):.4f}  {time.perf_counter() - begun:.0f} s", flush=True)
+        return epoch  # the last is kept, whatever it reaches
+
+    training = Training(
+        pictures,
+        (Labels(smoothing=options.label_smoothing),),
+        epochs=options.epochs,
+        warm_up=1 / options.epochs,
+        optimizer=lambda weights: torch.optim.SGD(
+            weights, options.lr, momentum=0.9, weight_decay=options.weight_decay, nesterov=True
+        ),
+        precision="bfloat16",
+        judge=tell,
     )
-    steps_per_epoch = math.ceil(len(images) / options.batch)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_cosine(step, options.epochs * steps_per_epoch, steps_per_epoch)
-    )
-    for epoch in range(1, options.epochs + 1):
-        start_s = time.perf_counter()
-        batches = augmented_batches(images, labels, options.batch, generator)
-        loss = train_epoch(model, batches, optimizer, scheduler, options.label_smoothing)
-        epoch_s = time.perf_counter() - start_s
-        print(f"epoch {epoch:2d}  loss {loss:.4f}  test {accuracy(model, *test):.4f}  {epoch_s:.0f} s", flush=True)
+    model: nn.Module = fashion_repvgg().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    training(model)
     return model
 
 

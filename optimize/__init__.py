@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from optimize.passes.merging import merge_branches as merge_branches
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
+    from optimize.training import Training as Training
     from optimize.workflow import export as export
     from optimize.workflow import optimize as optimize
 
@@ -87,6 +88,7 @@ _HOMES = {
     "merge_branches": "optimize.passes.merging",
     "narrow": "optimize.load.narrowing",
     "Program": "optimize.program",
+    "Training": "optimize.training",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",
     "export": "optimize.workflow",

@@ -23,6 +23,7 @@ ROOMS = {
     "load": ("load",),
     "data": ("data",),
     "mathematics": ("algebra", "pruning", "branches", "quantization", "precision"),
+    "training": ("training",),
     "passes": ("passes", "pipeline"),
     "registry": ("registry",),
     "base": (
@@ -53,6 +54,7 @@ ARROWS = {
     "load": (*_PROGRAM, "registry"),  # a target reads its own files
     "data": _SAFE,  # texts are encoded by somebody else's rules
     "mathematics": ("ground", "graph", "data"),
+    "training": ("ground",),
     "passes": ("ground", "graph", "data", "mathematics", "registry"),
     "registry": ("ground", "passes", "base"),  # the types of what it holds; it imports none before it is asked
     "base": ("ground", "graph", "mathematics", "registry"),
@@ -67,7 +69,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 58_720, 382, 413
+MOST_LINES, MOST_FILES, MOST_CLASSES = 59_290, 385, 425
 
 
 def _modules() -> dict[str, ast.Module]:

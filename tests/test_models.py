@@ -14,7 +14,7 @@ from models import REFERENCES, randomize_batch_norm
 from models.data import balanced_sample, fashion_mnist, read_idx, write_samples
 from models.diverse_branch import BNAndPad
 from models.repvgg import fashion_repvgg
-from models.train import accuracy, augment, command_line, load_split, save, train, warmup_cosine
+from models.train import accuracy, augment, command_line, load_split, save, train
 from optimize.errors import UsageError
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -208,14 +208,6 @@ def test_augment_only_shifts_and_mirrors() -> None:
     assert torch.equal(y.flatten(1).sum(1), torch.ones(2000))
     assert set(rows.tolist()) == {8, 9, 10, 11, 12}
     assert set(columns.tolist()) == {3, 4, 5, 6, 7, 20, 21, 22, 23, 24}
-
-
-def test_warmup_cosine_rises_then_falls_to_zero() -> None:
-    factors = [warmup_cosine(step, steps=100, warmup=10) for step in range(101)]
-    assert factors[:11] == sorted(factors[:11])
-    assert factors[10:] == sorted(factors[10:], reverse=True)
-    assert factors[9] == factors[10] == 1
-    assert factors[100] == pytest.approx(0)
 
 
 def test_training_is_repeatable_and_its_checkpoint_loads(data_folder: Path, tmp_path: Path) -> None:

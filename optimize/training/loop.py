@@ -1,0 +1,374 @@
+"""A training loop on Hugging Face Accelerate: one device, several, or several machines, by how the program is started.
+
+``python train.py`` trains on one device, ``torchrun --nproc-per-node 2 train.py`` on two with the same batches: each
+gets its part of them, and gradients are averaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import operator
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import swa_utils
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, IterableDataset
+
+from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.progress import Progress, silent
+from optimize.training.losses import Labels, Lesson, Loss
+
+_PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+#: A checkpoint, the one before it while they change places, and one that is being written.
+_LAST, _BEFORE, _NEXT = "last", "before", "next"
+
+
+@dataclass(frozen=True)
+class History:
+    """What became of a training.
+
+    Attributes:
+        losses: Mean loss of each epoch.
+        scores: What ``judge`` said after each; empty without it.
+    """
+
+    losses: tuple[float, ...]
+    scores: tuple[float, ...] = ()
+
+    @property
+    def best(self) -> int:
+        """The epoch, from 0, whose weights the module has: that of the highest score, the last without scores."""
+        return max(range(len(self.scores)), key=self.scores.__getitem__, default=len(self.losses) - 1)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training loop: called with a module, it trains its parameters in place and leaves it in evaluation mode.
+
+    It is what ``QuantizeAware(train=...)`` takes, and trains what ``narrow`` and ``insert_branches`` return.
+
+    Attributes:
+        data: A ``DataLoader``, or batches that can be gone through again: pairs of inputs (a tensor, a tuple or a
+            dictionary) and labels, or inputs alone where no loss reads labels.
+        losses: What is made small, summed.
+        teacher: What losses compare with; the module itself for what it was before it was trained.
+        epochs: How often all data is seen.
+        rate: The highest learning rate: it rises linearly, and falls as a half cosine to 0.
+        warm_up: Share of the steps that it rises in.
+        optimizer: Makes one from parameters, its rates the highest in place of ``rate``; SGD with Nesterov momentum
+            of 0.9 and weight decay of 5e-4 if None.
+        accumulate: Batches whose gradients make one step.
+        precision: What products are computed in; the weights stay as they are.
+        clip: Longest gradient; None leaves them.
+        average: Decay of the moving average of the weights that the module gets at the end; None for the last weights.
+        judge: Says how good a module is, larger is better, after each epoch; the module gets the best epoch's weights.
+        patience: Epochs without a better score after which it stops; None for all of them.
+        folder: Where a checkpoint is kept after each epoch; a training that was cut off goes on from it.
+        seed: Of the order of a ``DataLoader`` that shuffles, and of dropout.
+        progress: Told which share is done.
+
+    Example:
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch._C.Generator object at ...>
+        >>> net, batches = nn.Linear(4, 3), [(torch.randn(8, 4), torch.randint(3, (8,)))]
+        >>> history = Training(batches, epochs=20, rate=0.5)(net)
+        >>> history.losses[-1] < history.losses[0]
+        True
+    """
+
+    data: Iterable[Any]
+    losses: Sequence[Loss] = (Labels(),)
+    teacher: nn.Module | None = None
+    epochs: int = 1
+    rate: float = 0.05
+    warm_up: float = 0.05
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
+    accumulate: int = 1
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    clip: float | None = None
+    average: float | None = None
+    judge: Callable[[nn.Module], float] | None = None
+    patience: int | None = None
+    folder: Path | None = None
+    seed: int = 0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be.
+
+        Raises:
+            UsageError: A number is out of its range.
+        """
+        bounds = {"epochs": (1, math.inf), "accumulate": (1, math.inf), "warm_up": (0, 1), "average": (0, 1)}
+        for name, (low, high) in bounds.items():
+            if (value := getattr(self, name)) is not None and not low <= value <= high:
+                raise UsageError(f"{name}={value} is not from {low} to {high:g}.")
+        if self.precision not in _PRECISIONS:
+            raise UsageError(f"precision='{self.precision}' is none of {', '.join(_PRECISIONS)}.")
+        if self.patience is not None and self.judge is None:
+            raise UsageError("patience waits for a better score, and nothing judges.", hint="Give judge as well.")
+
+    def __call__(self, module: nn.Module) -> History:
+        """Train a module.
+
+        Raises:
+            UsageError: There is no batch, or a loss lacks what it compares.
+            TargetUnavailable: Accelerate is not installed.
+            Refused: A loss is not finite, or the folder holds the checkpoint of another training.
+        """
+        return _Trainer(self, module).run()
+
+
+@dataclass
+class _Seen:
+    """What a checkpoint holds beside weights and optimizer."""
+
+    settings: str
+    losses: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as a checkpoint keeps it."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from it.
+
+        Raises:
+            Refused: It is another training's.
+        """
+        if state["settings"] != self.settings:
+            hint = "Give another folder, or remove it to start anew."
+            raise Refused(f"The checkpoint is of {state['settings']}, this training of {self.settings}.", hint=hint)
+        vars(self).update(state)
+
+
+class _Trainer:
+    """One call of a training."""
+
+    def __init__(self, asked: Training, module: nn.Module) -> None:
+        accelerate = _import_accelerate()
+        self.asked, self.module = asked, module
+        self.home = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+        accelerate.state.AcceleratorState._reset_state()  # a second training may have another precision
+        self.accelerator = accelerate.Accelerator(
+            mixed_precision=_PRECISIONS[asked.precision],
+            gradient_accumulation_steps=asked.accumulate,
+            dataloader_config=accelerate.utils.DataLoaderConfiguration(
+                split_batches=True, use_seedable_sampler=True, data_seed=asked.seed
+            ),
+        )
+        teacher = copy.deepcopy(asked.teacher) if asked.teacher is module else asked.teacher
+        self.teacher = None if teacher is None else teacher.to(self.accelerator.device).eval()
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        optimizer = asked.optimizer(weights) if asked.optimizer else _sgd(weights, asked.rate)
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.student, self.optimizer = self.accelerator.prepare(module, optimizer)
+        # Its own casts would stay in the module, which is judged, and captured afterwards, in float.
+        self.accelerator.unwrap_model(self.student, keep_fp32_wrapper=False)
+        self.batches = self._placed(asked.data)
+        self.averaged = None if asked.average is None else swa_utils.AveragedModel(
+            module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(asked.average), use_buffers=True
+        )  # fmt: skip
+        self.steps_of_epoch = math.ceil(_length(asked.data) / asked.accumulate)
+        self.seen = _Seen(f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}")
+        kept = [self.seen, *([] if self.averaged is None else [self.averaged])]
+        self.accelerator.register_for_checkpointing(*kept)
+
+    def run(self) -> History:
+        self._resume()
+        for epoch in range(len(self.seen.losses), self.asked.epochs):
+            if self._is_over():
+                break
+            self.seen.losses.append(self._epoch(epoch))
+            self._judge()
+            self._keep()
+        result = self.averaged.module if self.averaged is not None else self.module
+        self.module.load_state_dict(self.seen.best or result.state_dict())
+        self.accelerator.wait_for_everyone()
+        self.module.to(self.home).eval()
+        return History(tuple(self.seen.losses), tuple(self.seen.scores))
+
+    def _epoch(self, epoch: int) -> float:
+        """Go through the data once; return the mean loss."""
+        torch.manual_seed(self.asked.seed + epoch)  # of dropout: a training that is resumed goes on alike
+        self.batches.set_epoch(epoch)
+        self.module.train()
+        step, total, count = epoch * self.steps_of_epoch, torch.zeros((), device=self.accelerator.device), 0
+        for batch in self.batches:
+            with self.accelerator.accumulate(self.student):
+                self._set_rate(step)
+                loss = self._loss(batch)
+                self.accelerator.backward(loss)
+                if self.asked.clip is not None and self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.student.parameters(), self.asked.clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if self.accelerator.sync_gradients:
+                step += 1
+                if self.averaged is not None:
+                    self.averaged.update_parameters(self.module)
+                (self.asked.progress or silent)("train", step / (self.steps_of_epoch * self.asked.epochs))
+            total, count = total + loss.detach(), count + 1
+        mean = float(self.accelerator.reduce(total / max(count, 1), "mean"))
+        if not math.isfinite(mean):
+            raise Refused(f"The loss of epoch {epoch + 1} is {mean}.", hint="Lower the rate, or give clip=1.0.")
+        return mean
+
+    def _loss(self, batch: Any) -> Tensor:
+        """Return the sum of the losses on a batch."""
+        inputs, labels = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
+        layers = {own: others for loss in self.asked.losses for own, others in loss.layers.items()}
+        with _watched(self.module, layers) as inner, self.accelerator.autocast():
+            outputs = _first(_called(self.student, inputs))
+        taught, shown = None, dict[str, Tensor]()
+        if self.teacher is not None:
+            with torch.no_grad(), _watched(self.teacher, layers.values()) as shown, self.accelerator.autocast():
+                taught = _first(_called(self.teacher, inputs)).float()
+        lesson = Lesson(outputs.float(), labels, taught, inner, shown)
+        return torch.stack([loss(lesson) for loss in self.asked.losses]).sum()
+
+    def _set_rate(self, step: int) -> None:
+        share = rate_at(step, self.steps_of_epoch * self.asked.epochs, self.asked.warm_up)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * share
+
+    def _judge(self) -> None:
+        """Judge what the module would be now; keep the weights where they are the best so far."""
+        if self.asked.judge is None:
+            return
+        subject = self.averaged.module if self.averaged is not None else self.module
+        with torch.inference_mode():
+            (score,) = _broadcast([float(self.asked.judge(subject.eval()))])
+        if not self.seen.scores or score > max(self.seen.scores):
+            self.seen.best = {name: value.detach().cpu().clone() for name, value in subject.state_dict().items()}
+        self.seen.scores.append(score)
+
+    def _is_over(self) -> bool:
+        scores, patience = self.seen.scores, self.asked.patience
+        return patience is not None and len(scores) - 1 - History((), tuple(scores)).best >= patience
+
+    def _keep(self) -> None:
+        """Write a checkpoint; whenever the program is ended, a whole one lies in the folder."""
+        folder = self.asked.folder
+        if folder is None:
+            return
+        if self.accelerator.is_main_process:
+            shutil.rmtree(folder / _NEXT, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.save_state(str(folder / _NEXT))
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            shutil.rmtree(folder / _BEFORE, ignore_errors=True)
+            if (folder / _LAST).exists():
+                os.replace(folder / _LAST, folder / _BEFORE)
+            os.replace(folder / _NEXT, folder / _LAST)
+            shutil.rmtree(folder / _BEFORE, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        places = [] if self.asked.folder is None else [self.asked.folder / _LAST, self.asked.folder / _BEFORE]
+        found = next((place for place in places if place.is_dir()), None)
+        if found is not None:
+            self.accelerator.load_state(str(found))
+
+    def _placed(self, data: Iterable[Any]) -> Any:
+        """Return the batches of this process, on its device."""
+        if isinstance(data, DataLoader):
+            return self.accelerator.prepare(data)
+        if self.accelerator.num_processes > 1:
+            raise UsageError("Only a DataLoader can be shared out to several processes.")
+        return self.accelerator.prepare(DataLoader(_Stream(data), collate_fn=operator.itemgetter(0)))
+
+
+class _Stream(IterableDataset[Any]):
+    """Batches that somebody made, as torch's loader takes them."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def rate_at(step: int, steps: int, warm_up: float) -> float:
+    """Return the share of the highest rate: a linear rise, then a half cosine to 0 (arXiv 1608.03983).
+
+    Args:
+        step: From 0.
+        steps: Of the whole training.
+        warm_up: Share of them that it rises in.
+
+    >>> [round(rate_at(step, 12, 0.25), 2) for step in (0, 2, 3, 6, 11)]
+    [0.33, 1.0, 1.0, 0.75, 0.03]
+    """
+    rising = round(warm_up * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
+
+
+@contextlib.contextmanager
+def _watched(module: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """Yield a dictionary that gets what modules return, by their names.
+
+    Raises:
+        UsageError: There is no module of that name.
+    """
+    found, hooks, known = dict[str, Tensor](), [], dict(module.named_modules())
+    for name in names:
+        if name not in known:
+            raise UsageError(f"'{name}' is no module of {type(module).__name__}.")
+        hooks.append(known[name].register_forward_hook(lambda _, __, out, name=name: found.update({name: _first(out)})))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _called(module: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
+
+
+def _first(value: Any) -> Tensor:
+    """Return the first tensor of a structure."""
+    found: Tensor = next(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return found
+
+
+def _length(batches: Iterable[Any]) -> int:
+    found = len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
+    if not found:
+        raise UsageError("There is no batch to train on.")
+    return found
+
+
+def _sgd(weights: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+
+
+def _broadcast(values: list[float]) -> list[float]:
+    """Return what the first process has: all stop together."""
+    found: list[float] = _import_accelerate().utils.broadcast_object_list(values)
+    return found
+
+
+def _import_accelerate() -> Any:
+    try:
+        import accelerate
+    except ImportError as error:
+        raise TargetUnavailable("Accelerate is not installed.", hint="pip install accelerate") from error
+    return accelerate

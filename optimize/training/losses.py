@@ -1,0 +1,193 @@
+"""What a network is taught by: labels, and what a teacher makes of the same samples.
+
+Widths of student and teacher may differ, as after pruning, for all but ``Features``: none has weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from optimize.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What student and teacher made of one batch.
+
+    Attributes:
+        outputs: What the student returned, the first tensor of it ``[N, ...]``.
+        labels: What the data says ``[N, ...]``; None where it holds inputs alone.
+        taught: What the teacher returned, like ``outputs``; None without one.
+        inner: Outputs of the student's modules, by name.
+        shown: Outputs of the teacher's modules, by name.
+    """
+
+    outputs: Tensor
+    labels: Any = None
+    taught: Tensor | None = None
+    inner: Mapping[str, Tensor] = field(default_factory=dict)
+    shown: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def answer(self) -> Tensor:
+        """Return the teacher's outputs.
+
+        Raises:
+            UsageError: There is no teacher.
+        """
+        if self.taught is None:
+            raise UsageError("A loss compares with a teacher, and none was given.", hint="Training(teacher=...).")
+        return self.taught
+
+
+class Loss(Protocol):
+    """A loss of a batch; the sum of all is made small.
+
+    Attributes:
+        layers: Modules of the student whose outputs it reads, each with the teacher's that it is compared with.
+    """
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """As above."""
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return a number, differentiable by the student's outputs."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Cross-entropy with labels.
+
+    Attributes:
+        weight: In the sum of losses.
+        smoothing: Share of the target that all classes get evenly.
+    """
+
+    weight: float = 1.0
+    smoothing: float = 0.0
+    layers: Mapping[str, str] = field(default_factory=dict, init=False)
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return the mean over samples, for logits ``[N, classes, ...]`` and labels ``[N, ...]``.
+
+        Raises:
+            UsageError: The data holds no labels.
+        """
+        if lesson.labels is None:
+            raise UsageError("The data holds no labels.", hint="Give pairs of inputs and labels, or leave Labels out.")
+        return self.weight * functional.cross_entropy(lesson.outputs, lesson.labels, label_smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The teacher's distribution over classes, both softened (G. Hinton et al., 2015, arXiv 1503.02531).
+
+    ``T^2 * KL(softmax(t/T) || softmax(s/T))``, the mean over samples: gradients keep their size whatever ``T``.
+
+    Attributes:
+        weight: In the sum of losses.
+        temperature: ``T``.
+    """
+
+    weight: float = 1.0
+    temperature: float = 4.0
+    layers: Mapping[str, str] = field(default_factory=dict, init=False)
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return the loss for logits ``[N, classes, ...]``."""
+        student, teacher = (
+            functional.log_softmax(logits / self.temperature, 1) for logits in (lesson.outputs, lesson.answer())
+        )
+        apart = functional.kl_div(student, teacher, reduction="sum", log_target=True)
+        return self.weight * self.temperature**2 * apart / (student.numel() / student.shape[1])
+
+
+@dataclass(frozen=True)
+class Features:
+    """Mean squared difference of inner values of equal shapes, over the teacher's mean square.
+
+    Attributes:
+        layers: Modules of the student, each with the teacher's.
+        weight: In the sum of losses.
+    """
+
+    layers: Mapping[str, str]
+    weight: float = 1.0
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return the mean over the layers.
+
+        Raises:
+            UsageError: Shapes differ.
+        """
+        found = []
+        for own, others in self.layers.items():
+            value, wanted = lesson.inner[own], lesson.shown[others]
+            if value.shape != wanted.shape:
+                shapes = f"{list(value.shape)} and {list(wanted.shape)}"
+                hint = "Similarity and Attention compare layers of any width."
+                raise UsageError(f"'{own}' and the teacher's '{others}' have shapes {shapes}.", hint=hint)
+            found.append((value - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12))
+        return self.weight * torch.stack(found).mean()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where a layer is active: the mean square over channels at each place (S. Zagoruyko, N. Komodakis, 2017,
+    arXiv 1612.03928), maps of length 1.
+
+    Attributes:
+        layers: Modules of the student, each with the teacher's of the same places ``[N, channels, ...]``.
+        weight: In the sum of losses.
+    """
+
+    layers: Mapping[str, str]
+    weight: float = 1.0
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return the mean squared distance of the maps, over samples and layers.
+
+        Raises:
+            UsageError: A layer has no places, but channels alone.
+        """
+        pairs = [(lesson.inner[own], lesson.shown[others]) for own, others in self.layers.items()]
+        apart = [_map(value) - _map(wanted) for value, wanted in pairs]
+        return self.weight * torch.stack([difference.square().sum(1).mean() for difference in apart]).mean()
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Which samples of a batch a layer finds alike (F. Tung, G. Mori, 2019, arXiv 1907.09682).
+
+    Attributes:
+        layers: Modules of the student, each with the teacher's ``[N, ...]``.
+        weight: In the sum of losses.
+    """
+
+    layers: Mapping[str, str]
+    weight: float = 1.0
+
+    def __call__(self, lesson: Lesson) -> Tensor:
+        """Return the mean squared difference of the rows' cosines with each other, over layers."""
+        pairs = [(lesson.inner[own], lesson.shown[others]) for own, others in self.layers.items()]
+        apart = [_alike(value) - _alike(wanted) for value, wanted in pairs]
+        return self.weight * torch.stack([difference.square().mean() for difference in apart]).mean()
+
+
+def _map(value: Tensor) -> Tensor:
+    """Return ``[N, places]`` of unit length."""
+    if value.dim() < 3:
+        raise UsageError(f"Values of shape {list(value.shape)} have no places.", hint="Similarity compares them.")
+    return functional.normalize(value.float().square().mean(1).flatten(1), dim=1)
+
+
+def _alike(value: Tensor) -> Tensor:
+    """Return ``[N, N]``, rows of unit length."""
+    flat = value.float().flatten(1)
+    return functional.normalize(flat @ flat.T, dim=1)

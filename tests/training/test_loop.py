@@ -1,0 +1,239 @@
+"""The training loop: what it computes, that it stops and goes on, on one process and on two."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import optimize
+from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.training import Attention, Features, Labels, Logits, Similarity, Training
+from optimize.training.loop import rate_at
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@pytest.fixture
+def batches() -> Batches:
+    torch.manual_seed(0)
+    return [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def plain(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, 0.1)
+
+
+def parts(data: Batches) -> DataLoader[Any]:
+    x, y = (torch.cat(column) for column in zip(*data, strict=True))
+    return DataLoader(TensorDataset(x, y), batch_size=len(data[0][0]))
+
+
+def test_steps_are_those_of_a_loop_by_hand(batches: Batches) -> None:
+    module, by_hand = net(), net()
+    history = Training(batches, epochs=2, optimizer=plain, warm_up=0.0)(module)
+    optimizer, step, sums = torch.optim.SGD(by_hand.parameters(), 0.1), 0, []
+    for _ in range(2):
+        losses = []
+        for x, y in batches:
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 + torch.cos(torch.tensor(torch.pi * step / 8)).item())
+            loss = nn.functional.cross_entropy(by_hand(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+            step += 1
+        sums.append(sum(losses) / 4)
+    assert not module.training and history.losses == pytest.approx(sums, rel=1e-6)
+    for found, wanted in zip(module.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_the_rate_rises_then_falls_to_zero() -> None:
+    shares = [rate_at(step, 100, 0.1) for step in range(101)]
+    assert shares[:11] == sorted(shares[:11]) and shares[10:] == sorted(shares[10:], reverse=True)
+    assert shares[9] == shares[10] == 1 and shares[100] == pytest.approx(0) and rate_at(0, 1, 0.05) == 1
+
+
+def test_accumulated_batches_are_one_large_one(batches: Batches) -> None:
+    large = [tuple(map(torch.cat, zip(*batches[at : at + 2], strict=True))) for at in (0, 2)]
+    apart, together = net(), net()
+    Training(batches, optimizer=plain, accumulate=2)(apart)
+    Training(large, optimizer=plain)(together)
+    for found, wanted in zip(apart.parameters(), together.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_left_over_is_a_step_too(batches: Batches) -> None:
+    steps = []
+    told = Training(batches[:3], optimizer=plain, accumulate=2, progress=lambda phase, share: steps.append(share))
+    told(net())
+    assert steps == [0.5, 1.0]
+
+
+def test_the_average_is_a_moving_one(batches: Batches) -> None:
+    module, weights = net(), []
+
+    class Kept(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            weights.append(self.param_groups[0]["params"][0].detach().clone())
+
+    start = next(module.parameters()).detach().clone()
+    Training(batches, optimizer=lambda given: Kept(given, 0.1), average=0.75)(module)
+    wanted = weights[0]  # the first is taken as it is
+    for value in weights[1:]:
+        wanted = 0.75 * wanted + 0.25 * value
+    torch.testing.assert_close(next(module.parameters()), wanted)
+    assert not torch.equal(start, wanted)
+
+
+def test_the_best_epoch_is_kept_and_patience_ends(batches: Batches) -> None:
+    scores, states = iter([1.0, 3.0, 2.0, 2.5, 9.0]), []
+
+    def judge(module: nn.Module) -> float:
+        assert not module.training
+        states.append({name: value.clone() for name, value in module.state_dict().items()})
+        return next(scores)
+
+    module = net()
+    history = Training(batches, epochs=5, judge=judge, patience=2)(module)
+    assert history.scores == (1.0, 3.0, 2.0, 2.5) and history.best == 1 and len(history.losses) == 4
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_a_network_learns_from_what_it_was(batches: Batches) -> None:
+    module, before = net(), net()
+    unlabelled = [x for x, _ in batches]
+    with torch.no_grad():
+        module[0].weight.mul_(0.5)
+    losses = (Logits(), Features({"1": "1"}), Similarity({"2": "2"}))
+    history = Training(unlabelled, losses, before, epochs=30, rate=0.1)(module)
+    assert history.losses[-1] < 0.5 * history.losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), net().parameters(), strict=True))
+    itself = net()
+    assert Training(unlabelled, (Logits(),), itself)(itself).losses[0] < 1e-3  # of itself it can learn nothing
+
+
+def test_half_precision_trains_float_weights(batches: Batches) -> None:
+    module = net()
+    history = Training(batches, epochs=20, rate=0.5, precision="bfloat16")(module)
+    assert history.losses[-1] < history.losses[0]
+    assert {value.dtype for value in module.parameters()} == {torch.float32}
+    fresh, x = net(), batches[0][0]
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(module(x), fresh(x))  # nothing of the casts is left in it
+
+
+def test_inputs_may_be_several_and_named() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.line(left + right)}
+
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    named = Training([({"left": x, "right": x}, y)])(torch.nn.Sequential(Sum())[0]).losses
+    assert len(named) == 1 and len(Training([((x, x), y)])(Sum()).losses) == 1
+
+
+def test_pruned_and_quantized_networks_are_trained_by_it(batches: Batches) -> None:
+    module = net()
+    program = optimize.capture(module, (batches[0][0],))
+    pruned = optimize.Pipeline([optimize.PruneChannels(0.5, round_to=1)]).run(program).program
+    thin = optimize.narrow(module, pruned)
+    history = Training(batches, (Labels(), Logits(temperature=2.0)), module, epochs=10, rate=0.2)(thin)
+    assert thin[0].out_features == 4 and history.losses[-1] < history.losses[0]
+    again = optimize.capture(thin, (batches[0][0],))
+    train = Training([x for x, _ in batches], (Logits(),), thin, epochs=2, rate=0.01)
+    aware, _ = optimize.QuantizeAware(train, calibration=[batches[0][0]]).apply(again)
+    assert aware.quantization is not None
+    found, wanted = aware(batches[0][0]), thin(batches[0][0])
+    assert float((found - wanted).norm() / wanted.norm()) < 0.5
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"epochs": 0}, "epochs=0 is not from 1"),
+        ({"warm_up": 1.5}, "warm_up=1.5 is not from 0 to 1"),
+        ({"precision": "int8"}, "precision='int8' is none of"),
+        ({"patience": 2}, "nothing judges"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(change: dict[str, Any], match: str, batches: Batches) -> None:
+    with pytest.raises(UsageError, match=match):
+        Training(batches, **change)
+
+
+@pytest.mark.parametrize(
+    "data, losses, match",
+    [
+        ([], (Labels(),), "no batch"),
+        ([torch.randn(8, 4)], (Labels(),), "no labels"),
+        ([torch.randn(8, 4)], (Features({"9": "1"}),), "'9' is no module of Sequential"),
+        (
+            [(torch.full((8, 4), float("nan")), torch.zeros(8, dtype=torch.int64))],
+            (Labels(),),
+            "loss of epoch 1 is nan",
+        ),
+        ([torch.randn(8, 4)], (Attention({"0": "0"}),), r"Values of shape \[8, 8\] have no places"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence(data: Any, losses: Any, match: str) -> None:
+    with pytest.raises(OptimizeError, match=match):
+        Training(data, losses, net())(net())
+
+
+def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> None:
+    Training(batches, folder=tmp_path)(net())
+    assert [place.name for place in tmp_path.iterdir()] == ["last"]
+    with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
+        Training(batches, epochs=2, folder=tmp_path)(net())
+
+
+def ran(*words: object) -> int:
+    return subprocess.run([sys.executable, "-m", *map(str, words)], timeout=200, capture_output=True).returncode
+
+
+def left(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(folder / "weights.pt")
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a training in one process without a stop leaves."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert ran("tests.training.work", folder, 99) == 0
+    return left(folder)
+
+
+def test_a_killed_training_goes_on_to_the_same_weights(whole: dict[str, Any], tmp_path: Path) -> None:
+    assert ran("tests.training.work", tmp_path, 2) == -signal.SIGKILL and not (tmp_path / "weights.pt").exists()
+    (tmp_path / "kept" / "last").rename(tmp_path / "kept" / "before")  # as if it had been killed between two renames
+    assert ran("tests.training.work", tmp_path, 99) == 0
+    found = left(tmp_path)
+    assert found["losses"] == whole["losses"]
+    assert all(torch.equal(found["state"][name], value) for name, value in whole["state"].items())
+
+
+def test_two_processes_train_as_one(whole: dict[str, Any], tmp_path: Path) -> None:
+    assert ran("torch.distributed.run", "--nproc-per-node", 2, "-m", "tests.training.work", tmp_path, 99) == 0
+    found = left(tmp_path)
+    assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    for name, value in whole["state"].items():
+        torch.testing.assert_close(found["state"][name], value, rtol=1e-4, atol=1e-6)
