@@ -121,7 +121,7 @@ class Training:
         """Train a module.
 
         Raises:
-            UsageError: There is no batch, or a loss lacks what it compares.
+            UsageError: There is no batch, nothing that learns, or a loss lacks what it compares.
             TargetUnavailable: Accelerate is not installed.
             Refused: A loss is not finite, or the folder holds the checkpoint of another training.
         """
@@ -171,6 +171,9 @@ class _Trainer:
         teacher = copy.deepcopy(asked.teacher) if asked.teacher is module else asked.teacher
         self.teacher = None if teacher is None else teacher.to(self.accelerator.device).eval()
         weights = [weight for weight in module.parameters() if weight.requires_grad]
+        if not weights:
+            hint = "A captured graph is not trained: narrow() gives a module of your own the widths of a pruned one."
+            raise UsageError(f"{type(module).__name__} has no parameter that learns.", hint=hint)
         optimizer = asked.optimizer(weights) if asked.optimizer else _sgd(weights, asked.rate)
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.student, self.optimizer = self.accelerator.prepare(module, optimizer)
@@ -284,9 +287,12 @@ class _Trainer:
 
     def _placed(self, data: Iterable[Any]) -> Any:
         """Return the batches of this process, on its device."""
+        sharing = self.accelerator.num_processes
         if isinstance(data, DataLoader):
+            if (data.batch_size or sharing) % sharing:
+                raise UsageError(f"Batches of {data.batch_size} cannot be shared out to {sharing} processes.")
             return self.accelerator.prepare(data)
-        if self.accelerator.num_processes > 1:
+        if sharing > 1:
             raise UsageError("Only a DataLoader can be shared out to several processes.")
         return self.accelerator.prepare(DataLoader(_Stream(data), collate_fn=operator.itemgetter(0)))
 

@@ -198,6 +198,13 @@ def test_what_goes_wrong_is_a_sentence(data: Any, losses: Any, match: str) -> No
         Training(data, losses, net())(net())
 
 
+def test_what_does_not_learn_is_said(batches: Batches) -> None:
+    program = optimize.capture(net(), (batches[0][0],))
+    with pytest.raises(UsageError, match="Program has no parameter that learns") as caught:
+        Training(batches)(program.graph_module)
+    assert "narrow()" in caught.value.hint
+
+
 def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> None:
     Training(batches, folder=tmp_path)(net())
     assert [place.name for place in tmp_path.iterdir()] == ["last"]
