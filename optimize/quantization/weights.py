@@ -31,6 +31,9 @@ class WeightRounding:
             whose covariance those before them leave no room.
         samples: How many are looked at.
         numbers: How many all covariances may have.
+
+    Attributes:
+        crowded: Layers that are left because their covariances found no room.
     """
 
     def __init__(
@@ -39,15 +42,18 @@ class WeightRounding:
         self._module, self._most = program.graph_module, samples
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
+        self.crowded: list[fx.Node] = []
         for layer in layers:
             weight = graph.constant(self._module, graph.argument(layer, "weight"))
             if weight is None or not can_round(layer, weight) or not is_own(layer):
                 continue
             asked = ops.groups(layer) * weight[0].numel() ** 2
-            if asked <= numbers:
-                numbers -= asked
-                self._weights[layer] = weight
-                self._readers.setdefault(graph.argument(layer, "input"), []).append(layer)
+            if asked > numbers:
+                self.crowded.append(layer)
+                continue
+            numbers -= asked
+            self._weights[layer] = weight
+            self._readers.setdefault(graph.argument(layer, "input"), []).append(layer)
         self._moments = {layer: InputMoments.of(layer, weight) for layer, weight in self._weights.items()}
         self._samples: dict[fx.Node, int] = {}
 

@@ -1,5 +1,6 @@
 """The pass: one plan for any batching, all calibrators, what it says, and the answers of the file."""
 
+import functools
 import math
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from optimize.errors import Refused, UsageError
 from optimize.progress import heard_by
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.simulation import simulated_db
+from optimize.quantization.weights import WeightRounding
 
 DATA = torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
@@ -64,6 +66,15 @@ def test_rewrites_say_what_rounding_spared() -> None:
     _, outcome = optimize.QuantizeStatic(calibration=[DATA], bits=4).apply(program)
     assert all(rewrite.what.endswith("% of its rounding error spared") for rewrite in outcome.rewrites)
     assert all("to int4" in rewrite.what for rewrite in outcome.rewrites)
+
+
+def test_layers_whose_covariances_have_no_room_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = functools.partial(WeightRounding, numbers=27**2)
+    monkeypatch.setattr("optimize.passes.quantize_static.WeightRounding", little)
+    _, outcome = optimize.QuantizeStatic(calibration=[DATA]).apply(captured())
+    (note,) = outcome.notes
+    assert note.startswith("9 layers have weights rounded to the nearest") and "blocks.0.first.conv" in note
+    assert sum("spared" in rewrite.what for rewrite in outcome.rewrites) == 1
 
 
 def test_the_program_that_was_given_keeps_its_weights() -> None:
