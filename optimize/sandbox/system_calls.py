@@ -40,8 +40,8 @@ _LOW_32 = 0xFFFFFFFF
 #: Commands of fcntl that let the kernel send signals to others: F_SETOWN, F_SETSIG, F_SETOWN_EX.
 _SIGNALLING = (8, 10, 15)
 #: Requests of ioctl that change the flags of a file: FS_IOC_SETFLAGS in both sizes, FS_IOC_FSSETXATTR. The kernel looks
-#: at 32 bits of them.
-_REQUESTS = (0x40086602, 0x40046602, 0x401C5820)
+#: at 32 bits of them. And those of sockets that let it send signals to others, as F_SETOWN: FIOSETOWN, SIOCSPGRP.
+_REQUESTS = (0x40086602, 0x40046602, 0x401C5820, 0x8901, 0x8902)
 #: Requests about a terminal, of every size and direction, but for those that ask what it is (TCGETS, TIOCGWINSZ) and
 #: what is about any descriptor (FIONREAD, FIONBIO, FIONCLEX, FIOCLEX).
 _TERMINAL = tuple(0x5400 + number for number in range(256) if number not in (0x01, 0x13, 0x1B, 0x21, 0x50, 0x51))
