@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -22,6 +21,7 @@ _NOT_A_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Letters of a file's name that its temporary name repeats; with the random part it stays within 255 bytes.
 _REPEATED = 40
+_PIECE_BYTES = 1 << 20
 
 
 @contextmanager
@@ -85,18 +85,24 @@ def check_apart(path: Path, others: Iterable[str | Path]) -> None:
                 raise UsageError(f"'{path}' is named twice: what it holds would be lost.", hint="Choose another name.")
 
 
-def copy(source: IO[bytes], path: Path, *, append: bool) -> None:
-    """Let a file hold what another one holds, or that too.
+def copy(source: IO[bytes], path: Path, *, append: bool, most_bytes: int) -> None:
+    """Let a file hold what another one holds, or that too; of one that grows meanwhile, no more than so many bytes.
 
     Raises:
         Refused: The file cannot be written.
     """
     if append:
         with refusing(path), path.open("ab") as end:
-            shutil.copyfileobj(source, end)
+            _copy(source, end, most_bytes)
     else:
         with whole(path) as temporary, temporary.open("wb") as file:
-            shutil.copyfileobj(source, file)
+            _copy(source, file, most_bytes)
+
+
+def _copy(source: IO[bytes], file: IO[bytes], left: int) -> None:
+    while piece := source.read(min(left, _PIECE_BYTES)):
+        file.write(piece)
+        left -= len(piece)
 
 
 def append_text(path: Path, text: str) -> None:

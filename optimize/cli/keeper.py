@@ -187,7 +187,7 @@ class _Desk:
 
     def _copy(self, source: str, path: Path, *, append: bool) -> None:
         with left_in(self._work, os.path.basename(source), most_bytes=_TEXT_BYTES) as file:
-            files.copy(file, path, append=append)
+            files.copy(file, path, append=append, most_bytes=_TEXT_BYTES)
 
 
 def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int:

@@ -1,5 +1,6 @@
 """A command on somebody else's file: what a model that has broken into the process that runs it can do from there."""
 
+import json
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
@@ -285,6 +287,24 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
     assert len(os.listdir(tmp_path)) == 2  # the hidden folder of a dead run ...
     broken(tmp_path, "", "run", "net.pt", "--to", "onnx", "--out", "out")
     assert os.listdir(tmp_path) == ["net.pt"]  # ... goes with the next
+
+
+def test_what_grows_while_it_is_copied_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_TEXT_BYTES", 3000)
+    opened = keeper.left_in
+
+    def growing(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[bytes]:
+        file = opened(folder, name, most_bytes=most_bytes)
+        os.truncate(folder / name, 1 << 20)
+        return file
+
+    monkeypatch.setattr(keeper, "left_in", growing)
+    desk = keeper._Desk(tmp_path, {"write": [tmp_path / "page.html"], "append": [tmp_path / "summary"]}, {})
+    for do, name in (("write", "page.html"), ("append", "summary")):
+        (tmp_path / "text").write_bytes(b"told")
+        request = {"do": do, "path": str(tmp_path / name), "source": "text"}
+        assert desk.answer(json.dumps(request).encode()) == {}
+        assert (tmp_path / name).stat().st_size == 3000
 
 
 def test_a_step_summary_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
