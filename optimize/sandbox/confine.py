@@ -146,6 +146,10 @@ def _protect_system() -> bool:
     """
     if os.geteuid() != 0:
         return True
+    device = os.stat("/proc").st_dev
+    mounted = f" {os.major(device)}:{os.minor(device)} / ".encode()
+    if Path("/proc/self/mountinfo").read_bytes().count(mounted) > 1:  # for another name of /proc its rule holds too
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     writable = [place for place in map(Path("/proc").joinpath, _SYSTEM_WIDE) if _is_writable(place)]
     if writable and not (libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)):

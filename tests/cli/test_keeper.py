@@ -166,6 +166,19 @@ def test_a_gpu_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.stdout.splitlines() == ["drove", "drove"], done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not _mounts(), reason="nobody who may mount")
+def test_another_name_of_the_system_s_settings_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    (tmp_path / "proc").mkdir()
+    bound = 'mount --make-rprivate / && mount --bind /proc proc && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", bound, "sh", sys.executable, "-c", COMMAND, "show", "net.pt"]
+    code = "open('proc/sys/kernel/core_pattern', 'r+b')"
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
+    environment = {**os.environ, **threads, "GPU": "yes"}
+    done = subprocess.run(words, input=code, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert "not permitted" in done.stderr or "Permission denied" in done.stderr
+
+
 def test_results_are_those_of_the_command_line_alone(tmp_path: Path) -> None:
     code = """
 pathlib.Path(os.environ["TMPDIR"], "text").write_text("told")
