@@ -1,4 +1,4 @@
-"""What ``optimize sensitivity`` does: quantize, take each layer's error, and time each layer in float and in INT8."""
+"""What ``optimize sensitivity`` does: what INT8 costs and saves in each layer, what cutting costs in each group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optimize.costs import program_costs
 from optimize.datasets import Datasets, open_datasets
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 from optimize.job import Job
 from optimize.measure import environment
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
@@ -16,10 +16,12 @@ from optimize.opening import open_program
 from optimize.pipeline import Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
+from optimize.pruning.sensitivity import SHARES, TRIED_ON, curves
+from optimize.quantization.batches import FlatBatches
 from optimize.quantization.sensitivity import SAMPLES, LayerError, layer_errors
 from optimize.ranking import rank, shares
 from optimize.registry import find_target
-from optimize.report.sensitivity import LayerSensitivity, Sensitivity
+from optimize.report.sensitivity import LayerSensitivity, PruningSensitivity, Sensitivity
 from optimize.search import calibration, one_sample
 from optimize.workflow import calibration_data
 
@@ -56,6 +58,37 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
         threads=job.recipe.threads,
         environment=environment.current(),
         layers=tuple(_layers(quantized[-1].program, errors, times)),
+    )
+
+
+def analyse_pruning(job: Job, progress: Progress = silent) -> PruningSensitivity:
+    """Return what the answers lose when a share of any one group's channels goes, and the layers behind make up for it.
+
+    Args:
+        job: Its passes come first. One half of its calibration data ranks and makes up, the other judges, or the
+            labelled data where it names some.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: There is no calibration data.
+        OptimizeError: The model or the data cannot be opened.
+    """
+    if job.recipe.calib is None:
+        raise UsageError("What channels are worth is asked of data.", hint="Give --calib, some hundred samples.")
+    model = open_program(job, progress)
+    datasets = open_datasets(job.recipe, model.program)
+    (variant,) = transform(model.program, job.passes(), (), progress)
+    program, data, evaluation = variant.program, datasets.calibration, datasets.evaluation
+    assert data is not None
+    judged = () if evaluation is None else tuple(FlatBatches(program, evaluation).first(TRIED_ON))
+    return PruningSensitivity(
+        command=job.command,
+        files=(str(job.source),),
+        source=model.source,
+        data=(evaluation or data).name,
+        environment=environment.current(),
+        shares=SHARES,
+        groups=tuple(curves(program, FlatBatches(program, data), judged, lambda share: progress("cut", share))),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -141,6 +142,7 @@ def test_decibels_may_be_written_either_way() -> None:
         (["net.pt", "--int8", "--to", "onnx", "--max-drop", "lots"], "max_drop"),
         (["sensitivity", "net.pt", "--to", "pt2"], "cannot be measured on the target 'pt2'"),
         (["sensitivity", "net.pt", "--to", "nowhere"], "nowhere"),
+        (["sensitivity", "net.pt", "--prune"], "asked of data"),
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(
@@ -163,3 +165,19 @@ def test_the_command_writes_a_table_json_and_a_page(tmp_path: Path) -> None:
     assert page.count('<path class="bar"') == 8 and "http" not in page.replace("http-equiv", "")
     record = (tmp_path / "s" / "sensitivity.json").read_text()
     assert '"layer": "fragile"' in record
+    assert (tmp_path / "s" / "sensitivity.csv").read_text().startswith("layer,op,")
+
+
+def test_the_command_tells_what_channels_are_worth(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(32, 3, 12, 12)).astype(np.float32))
+    words = [
+        "sensitivity",
+        "tests.quantization.test_sensitivity:fragile",
+        "--prune",
+        "--calib",
+        str(tmp_path / "x.npy"),
+    ]
+    found = CliRunner().invoke(cli, [*words, "--input-shape", "3,12,12", "--out", str(tmp_path / "s"), "--quiet"])
+    assert found.exception is None, found.output
+    assert "can be cut" in found.output and "−50 %" in found.output and "What stays whole, and why" in found.output
+    assert (tmp_path / "s" / "sensitivity.csv").read_text().startswith("group,channels,share,noise,sqnr_db\n")

@@ -1,4 +1,4 @@
-"""``optimize sensitivity``: what the INT8 of each layer costs and saves."""
+"""``optimize sensitivity``: what the INT8 of each layer costs and saves, or what cutting each group costs."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ from optimize.report import SENSITIVITY
     type=options.Destination(SENSITIVITY),
     default=Path("sensitivity"),
     show_default=True,
-    help="Folder for sensitivity.json and sensitivity.html.",
+    help="Folder for sensitivity.json, .csv and .html.",
 )
 @options.named_model
 @options.pictures
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
+@options.passes("--prune", is_flag=True, help="What cutting channels of each group costs, in place of INT8; no times.")
 @options.threads
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
     from optimize.job import Job
     from optimize.recipe import parse
-    from optimize.report.sensitivity import tell_sensitivity
-    from optimize.sensitivity import analyse
+    from optimize.report.sensitivity import PruningSensitivity, tell_pruning, tell_sensitivity
+    from optimize.sensitivity import analyse, analyse_pruning
 
     fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
-        "passes": [*fusing, {"name": "QuantizeStatic", "options": {"spare": 0}}],
+        "passes": [*fusing, *([] if given["prune"] else [{"name": "QuantizeStatic", "options": {"spare": 0}}])],
         "targets": [given["target"]],
         "threads": given["threads"],
         **data,
@@ -63,5 +64,6 @@ def sensitivity(model: str, **given: Any) -> None:
         command=options.command_line(),
     )
     with options.phases() as phases:
-        found = analyse(job, phases.update)
-    options.tell(tell_sensitivity(found), lambda: found, "Sensitivity")
+        found = (analyse_pruning if given["prune"] else analyse)(job, phases.update)
+    document = tell_pruning(found) if isinstance(found, PruningSensitivity) else tell_sensitivity(found)
+    options.tell(document, lambda: found, "Sensitivity")

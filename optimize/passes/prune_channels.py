@@ -131,7 +131,7 @@ class PruneChannels(Pass):
         for group, going in self._going(program, found, orders).items():
             before = len(group.channels)
             if going:
-                rewrites.append(Rewrite(_where(group), f"{before} -> {before - len(going)} channels"))
+                rewrites.append(Rewrite(group.where, f"{before} -> {before - len(going)} channels"))
                 removed.update(going)
             else:
                 skips.append(_skip(group, self._why_none(group)))
@@ -216,12 +216,8 @@ class PruneChannels(Pass):
         return tuple(notes)
 
 
-def _where(group: Group) -> str:
-    return ", ".join(dict.fromkeys(graph.origin(layer) for layer in group.layers))
-
-
 def _skip(group: Group, reason: str) -> Skip:
-    return Skip(_where(group), graph.op_name(group.layers[0]), reason)
+    return Skip(group.where, graph.op_name(group.layers[0]), reason)
 
 
 def _unfollowed(program: Program, followed: set[fx.Node]) -> list[Skip]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from optimize import graph
 from optimize.program import Program
 from optimize.pruning.channels import Axes, Axis
 from optimize.pruning.rules import Flow, Weight, label
@@ -26,6 +27,11 @@ class Group:
     channels: tuple[int, ...]
     layers: tuple[fx.Node, ...]
     why_fixed: str
+
+    @property
+    def where(self) -> str:
+        """The modules of its layers."""
+        return ", ".join(dict.fromkeys(graph.origin(layer) for layer in self.layers))
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,48 @@ is silent on a few pictures may speak on others: one half of the data ranks and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import torch
 
 from optimize.program import Program
-from optimize.pruning.compensation import Consumer, compensate, rank
+from optimize.pruning.budget import most
+from optimize.pruning.compensation import SAMPLES, Consumer, compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.groups import Group, dependencies
-from optimize.pruning.importance import Order
-from optimize.quantization.batches import Flat
+from optimize.pruning.importance import Order, rank_by_weights, round_down
+from optimize.quantization.batches import Flat, FlatBatches
 from optimize.quantization.sensitivity import powers
 
 #: Samples that a cut is tried on, and the share of a group's order that is tried.
 TRIED_ON, _TRIED = 32, 0.25
+#: Shares of a group's channels that its curve is taken at.
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+class Trial:
+    """Cuts a program in several ways, and compares the answers.
+
+    Args:
+        program: The program.
+        readers: The layers that make up for what goes, as other data has them than what is tried on.
+        batches: What it is tried on.
+    """
+
+    def __init__(self, program: Program, readers: Sequence[Consumer], batches: Sequence[Flat]) -> None:
+        self._program, self._readers, self._batches = program, readers, batches
+        self._none = torch.zeros(len(program.outputs), dtype=torch.float64)
+        with torch.inference_mode():
+            self._wanted = [program.run(batch) for batch in batches]
+            self._signal = sum(map(powers, self._wanted), self._none).clamp_min(1e-30)
+
+    def noise(self, removed: Set[int]) -> float:
+        """Return the power of the difference over that of the answers, summed over outputs, without some channels."""
+        with torch.inference_mode():
+            thin = _without(self._program, self._readers, removed)
+            noise = sum(map(powers, self._wanted, map(thin.run, self._batches)), self._none)
+        return float(torch.nan_to_num((noise / self._signal).sum(), nan=torch.inf))
 
 
 def weigh(
@@ -34,21 +62,63 @@ def weigh(
         readers: The layers that make up for them, as other data has them than what the program is tried on.
         batches: What it is tried on; where there are none, the orders stay as they are.
     """
-    found = dict(orders)
-    with torch.inference_mode():
-        wanted = [program.run(batch) for batch in batches]
-        none = torch.zeros(len(program.outputs), dtype=torch.float64)
-        signal = sum(map(powers, wanted), none).clamp_min(1e-30)
-        for group, order in orders.items() if batches else ():
-            count = max(1, int(_TRIED * len(order)))
-            tried = rank(group, readers, count) or order[:count]
-            lost = sum(loss for _, loss in tried)
-            if lost > 0:
-                thin = _without(program, readers, {channel for channel, _ in tried})
-                noise = sum(map(powers, wanted, map(thin.run, batches)), none)
-                share = float(torch.nan_to_num((noise / signal).sum(), nan=torch.inf))
-                found[group] = [(channel, loss * share / lost) for channel, loss in order]
+    found, trial = dict(orders), Trial(program, readers, batches)
+    for group, order in orders.items() if batches else ():
+        count = max(1, int(_TRIED * len(order)))
+        tried = rank(group, readers, count) or order[:count]
+        lost = sum(loss for _, loss in tried)
+        if lost > 0:
+            share = trial.noise({channel for channel, _ in tried})
+            found[group] = [(channel, loss * share / lost) for channel, loss in order]
     return found
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What the answers lose when channels of one group go.
+
+    Attributes:
+        group: The modules of its layers.
+        channels: Of it.
+        noise: Power of the difference over that of the answers, for each of ``SHARES``.
+        why_fixed: Why nothing of it can go; empty where it can.
+    """
+
+    group: str
+    channels: int
+    noise: tuple[float, ...] = ()
+    why_fixed: str = ""
+
+
+def curves(
+    program: Program, data: FlatBatches, judged: Sequence[Flat] = (), progress: Callable[[float], None] | None = None
+) -> list[Curve]:
+    """Return what each group's channels are worth; the program is left as it is.
+
+    Args:
+        program: The program.
+        data: Half of it says which channels go first and what makes up for them; the other judges.
+        judged: What judges in its place.
+        progress: Told which share is done.
+
+    Raises:
+        Refused: The data has no samples, or none of finite numbers.
+    """
+    found, folds = dependencies(program), data.folds(SAMPLES)
+    readers, _ = find_readers(program, found, folds[:1])
+    trial, results = Trial(program, readers, judged or data.spread(folds[1] or folds[0], TRIED_ON)), []
+    for place, group in enumerate(found.groups):
+        name, count = group.where, len(group.channels)
+        if group.why_fixed:
+            results.append(Curve(name, count, why_fixed=group.why_fixed))
+            continue
+        end = most(group, max(SHARES))
+        order = rank(group, readers, end) or rank_by_weights(program, found, group, end)
+        ways = [[channel for channel, _ in order[: most(group, share)]] for share in SHARES]
+        results.append(Curve(name, count, tuple(trial.noise(set(round_down(found, group, way, 1))) for way in ways)))
+        if progress:
+            progress((place + 1) / len(found.groups))
+    return results
 
 
 def _without(program: Program, readers: Sequence[Consumer], removed: Set[int]) -> Program:

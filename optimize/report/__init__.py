@@ -8,6 +8,6 @@ RECIPE = "recipe.yaml"
 ADVICE = ("advice.json", "advice.html")
 BENCH = ("bench.json", "bench.md", "bench.html")
 PROFILE = ("profile.json", "roofline.svg", "profile.html")
-SENSITIVITY = ("sensitivity.json", "sensitivity.html")
+SENSITIVITY = ("sensitivity.json", "sensitivity.csv", "sensitivity.html")
 #: Where GitHub shows Markdown of a step.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

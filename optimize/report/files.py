@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,10 +16,12 @@ from optimize.texts import read_json
 from optimize.transaction import staging
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from optimize.report.document import Document
 
+#: What a spreadsheet takes for a formula begins with one of these.
+_COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 _Read = TypeVar("_Read", bound=StrictRecord)
 
 
@@ -66,11 +70,24 @@ def _rendered(ending: str, document: Document, record: BaseModel) -> str:
 
     if ending == ".json":
         return record.model_dump_json(indent=1) + "\n"
+    if ending == ".csv":
+        return _comma_separated(record.table())  # type: ignore[attr-defined]
     if ending == ".md":
         return markdown.render(document)
     if ending == ".svg" and document.picture is not None:
         return html.render_picture(document.picture, document.heading or document.title)
     return html.render(document)
+
+
+def _comma_separated(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows as CSV, the names of the first on top; no text begins like what a spreadsheet computes."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        texts = {name: value for name, value in row.items() if isinstance(value, str) and value.startswith(_COMPUTED)}
+        writer.writerow({**row, **{name: f"'{value}" for name, value in texts.items()}})
+    return text.getvalue()
 
 
 def read(path: Path) -> Report:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimize import wording as form
+from optimize.pruning.sensitivity import Curve
 from optimize.records import LayerCost
-from optimize.report.charts import bars
-from optimize.report.document import Cell, Chart, Charts, Document, Grid, GridLine, Text
+from optimize.report.charts import Axis, Mark, Plot, bars, linear_axis
+from optimize.report.document import Cell, Chart, Charts, Document, Facts, Grid, GridLine, Text
 from optimize.report.model import SavedRecord
 
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
@@ -18,6 +20,10 @@ NOTE = (
     "SQNR of the outputs with that layer alone in INT8, simulated; the times are measured, runs of both files "
     "interleaved. Conversions around a layer and what follows it up to the next layer count to it. Sorted by error "
     "removed per microsecond lost, the order in which --max-drop gives layers back to float."
+)
+PRUNING_NOTE = (
+    "SQNR of the answers when that share of one group's channels goes, those first which the layers behind lose least "
+    "of, and these make up for them by least squares on other samples. All other groups stay whole."
 )
 #: Equal answers need no bar: levels above this stand at it.
 _CEILING_DB = 100.0
@@ -54,6 +60,83 @@ class Sensitivity(SavedRecord):
     data: str
     threads: int
     layers: tuple[LayerSensitivity, ...]
+
+    def table(self) -> list[dict[str, object]]:
+        """Return a row a layer, as ``sensitivity.csv`` has it."""
+        return [{**vars(layer), "saved_s": layer.saved_s} for layer in self.layers]
+
+
+class PruningSensitivity(SavedRecord):
+    """What ``sensitivity.json`` holds where channels were cut.
+
+    Attributes:
+        source: The model.
+        data: Where the samples came from that cuts were judged on.
+        shares: Of a group's channels that went.
+        groups: Every group, in execution order.
+    """
+
+    source: str
+    data: str
+    shares: tuple[float, ...]
+    groups: tuple[Curve, ...]
+
+    def table(self) -> list[dict[str, object]]:
+        """Return a row a group and share, as ``sensitivity.csv`` has it."""
+        head = ("group", "channels", "share", "noise", "sqnr_db")
+        return [
+            dict(zip(head, (group.group, group.channels, share, noise, level_db(noise)), strict=True))
+            for group in self.groups
+            for share, noise in zip(self.shares, group.noise, strict=False)
+        ]
+
+
+def tell_pruning(found: PruningSensitivity) -> Document:
+    """Return every group, and its curve."""
+    names = [f"−{100 * share:.0f} %" for share in found.shares]
+    free = [group for group in found.groups if not group.why_fixed]
+    fixed = tuple((group.group, group.why_fixed) for group in found.groups if group.why_fixed)
+    chart = [Charts((Chart(_curves(free, found.shares), "What the answers keep"),))] if free else []
+    lines = tuple(map(_group, free))
+    return Document(
+        f"Sensitivity of {found.source} to cut channels",
+        f"{form.plural(len(free), 'group')} can be cut; answers on {found.data}",
+        (
+            *chart,
+            Grid(("Group", "Channels", *names), lines, first_to_go=tuple(names[::2]), title="Group by group"),
+            Text(PRUNING_NOTE, "dim"),
+            *([Facts(fixed, title="What stays whole, and why")] if fixed else []),
+        ),
+        footer=f"{found.command} · {found.created}",
+    )
+
+
+def _group(group: Curve) -> GridLine:
+    levels = (Cell(form.decibels(level_db(noise))) for noise in group.noise)
+    return GridLine((Cell(group.group, tone="name"), Cell(str(group.channels)), *levels))
+
+
+def level_db(noise: float) -> float:
+    """Return decibels of the answers over their noise, at most 200.
+
+    >>> level_db(0.01), level_db(0.0)
+    (20.0, 200.0)
+    """
+    return -10 * math.log10(max(noise, 1e-20))
+
+
+def _curves(groups: Sequence[Curve], shares: Sequence[float]) -> Plot:
+    """Return a line a group: the share of its channels that goes across, decibels upwards."""
+    lines = [
+        [(share, min(level_db(noise), _CEILING_DB)) for share, noise in zip(shares, group.noise, strict=True)]
+        for group in groups
+    ]
+    marks = [Mark("curve", tuple(line), hue, title=groups[hue].group) for hue, line in enumerate(lines)]
+    levels = [level for line in lines for _, level in line]
+    ticks = tuple((share, f"{100 * share:.0f} %") for share in shares)
+    upwards = linear_axis(min(0.0, *levels), max(1.0, *levels), title="SQNR, dB")
+    across = Axis(min(shares), max(shares), ticks, "channels that go →")
+    return Plot("What the answers keep when channels of one group go", across, upwards, tuple(marks))
 
 
 def tell_sensitivity(found: Sensitivity) -> Document:

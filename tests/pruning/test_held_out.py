@@ -12,7 +12,7 @@ from optimize.pruning.compensation import compensate, find_readers, rank
 from optimize.pruning.cut import cut
 from optimize.pruning.damping import Columns, choose_damping
 from optimize.pruning.groups import dependencies
-from optimize.pruning.sensitivity import TRIED_ON, weigh
+from optimize.pruning.sensitivity import SHARES, TRIED_ON, curves, weigh
 from optimize.quantization.batches import FlatBatches
 
 torch.set_num_threads(1)
@@ -101,3 +101,19 @@ def test_one_sample_is_no_halves() -> None:
     program = capture(TwoRoads().eval(), (torch.randn(2, 8),))
     thin, outcome = PruneChannels(0.4, of="params", calibration=[torch.randn(1, 8)]).apply(program)
     assert outcome.rewrites and thin.run([torch.randn(3, 8)])[0].isfinite().all()
+
+
+def test_a_curve_rises_and_leaves_the_program_whole() -> None:
+    torch.manual_seed(0)
+    program, data = capture(TwoRoads().eval(), (torch.randn(2, 8),)), torch.randn(400, 8)
+    before = program.run([data])[0].clone()
+    found = {curve.group: curve for curve in curves(program, FlatBatches(program, [data]))}
+    assert torch.equal(program.run([data])[0], before)
+    loud, quiet, ends = found["loud.0"], found["quiet.0"], found["loud.2, quiet.2"]
+    assert loud.channels == 32 and len(loud.noise) == len(SHARES) and loud.noise == tuple(sorted(loud.noise))
+    assert 0.05 < loud.noise[-1] < 1 and all(
+        few < many / 100 for few, many in zip(quiet.noise, loud.noise, strict=True)
+    )
+    assert ends.why_fixed and not ends.noise
+    other = {curve.group: curve for curve in curves(program, FlatBatches(program, [data]), [(data[:8],)])}
+    assert other["loud.0"].noise != loud.noise

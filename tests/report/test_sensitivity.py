@@ -1,15 +1,24 @@
 """The table, the page and the plot of a sensitivity analysis."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
 
 from optimize.measure.environment import Environment
+from optimize.pruning.sensitivity import Curve
 from optimize.report import SENSITIVITY, charts, html
 from optimize.report.charts import Drawn, Plot
 from optimize.report.files import save
-from optimize.report.sensitivity import LayerSensitivity, Sensitivity, layer_bars, tell_sensitivity
+from optimize.report.sensitivity import (
+    LayerSensitivity,
+    PruningSensitivity,
+    Sensitivity,
+    layer_bars,
+    tell_pruning,
+    tell_sensitivity,
+)
 from tests.report.conftest import HOSTILE
 from tests.report.test_charts import corners
 from tests.report.test_golden import on_console
@@ -90,3 +99,37 @@ def ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
 def test_one_layer_without_a_time_is_drawn_too() -> None:
     errors, times = drawn([30.0], [None])
     assert len(errors.shapes) == 1 + 1 and len(times.shapes) == 1
+
+
+@pytest.fixture
+def cut() -> PruningSensitivity:
+    groups = (
+        Curve("=stem", 16, (1e-4, 1e-3)),
+        Curve(HOSTILE, 32, (0.0, 0.5)),
+        Curve("head", 10, why_fixed="its channels are outputs"),
+    )
+    machine = Environment(cpu="A CPU", cores=2, memory_bytes=None, system="Linux", python="3.11")
+    head = {"command": "optimize sensitivity --prune", "source": "net.pt", "data": "data.npz", "environment": machine}
+    return PruningSensitivity(shares=(0.25, 0.5), groups=groups, **head)  # type: ignore[arg-type]
+
+
+def test_groups_have_their_decibels_and_what_stays_whole_its_reason(cut: PruningSensitivity) -> None:
+    lines = on_console(tell_pruning(cut), 120).splitlines()
+    (stem,) = (line for line in lines if "=stem" in line)
+    assert stem.split() == ["=stem", "16", "40.0", "dB", "30.0", "dB"]
+    assert any("head" in line and "its channels are outputs" in line for line in lines)
+    page = html.render(tell_pruning(cut))
+    assert HOSTILE not in page and page.count('<path class="curve"') == 2 * 2  # wide and narrow
+    none = cut.model_copy(update={"groups": cut.groups[2:]})
+    assert "0 groups can be cut" in on_console(tell_pruning(none), 120)
+
+
+def test_a_table_has_a_row_a_figure_and_nothing_to_compute(cut: PruningSensitivity, tmp_path: Path) -> None:
+    save(tmp_path, tell_pruning(cut), cut, SENSITIVITY)
+    rows = list(csv.DictReader((tmp_path / "sensitivity.csv").open(encoding="utf-8")))
+    assert [(row["group"], row["share"], float(row["sqnr_db"])) for row in rows[:2]] == [
+        ("'=stem", "0.25", pytest.approx(40)),
+        ("'=stem", "0.5", pytest.approx(30)),
+    ]
+    assert len(rows) == 4 and not any(row["group"].startswith(("=", "+", "-", "@")) for row in rows)
+    assert PruningSensitivity.model_validate_json((tmp_path / "sensitivity.json").read_text()) == cut
