@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -165,7 +166,7 @@ class _Desk:
         self, work: Path, written: Mapping[str, Sequence[Path]], transactions: Mapping[Path, Transaction]
     ) -> None:
         self.transactions = transactions
-        self._work, self._written = work, written
+        self._work, self._written, self._left = work, written, {"write": math.inf, "append": _TEXT_BYTES}
 
     def answer(self, line: bytes) -> dict[str, str]:
         """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""
@@ -176,7 +177,7 @@ class _Desk:
                 self.transactions[Path(path)].take()
                 self.transactions[Path(path)].commit()
             elif Path(path) in self._written.get(do, ()):
-                self._copy(source, Path(path), append=do == "append")
+                self._copy(source, Path(path), do)
             else:
                 raise Refused(f"'{path}' was not named on the command line, so it is not written.")
         except OptimizeError as error:
@@ -185,9 +186,14 @@ class _Desk:
             return as_fields(files.refusal(error, Path(path)))
         return {}
 
-    def _copy(self, source: str, path: Path, *, append: bool) -> None:
-        with left_in(self._work, os.path.basename(source), most_bytes=_TEXT_BYTES) as file:
-            files.copy(file, path, append=append, most_bytes=_TEXT_BYTES)
+    def _copy(self, source: str, path: Path, do: str) -> None:
+        """Write or append a text; all that is appended in one run is bounded, too."""
+        most = int(min(_TEXT_BYTES, self._left[do]))
+        with left_in(self._work, os.path.basename(source), most_bytes=most) as file:
+            try:
+                files.copy(file, path, append=do == "append", most_bytes=most)
+            finally:
+                self._left[do] -= file.tell()
 
 
 def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int:

@@ -318,6 +318,9 @@ def test_what_grows_while_it_is_copied_has_an_end(tmp_path: Path, monkeypatch: p
         request = {"do": do, "path": str(tmp_path / name), "source": "text"}
         assert desk.answer(json.dumps(request).encode()) == {}
         assert (tmp_path / name).stat().st_size == 3000
+    (tmp_path / "text").write_bytes(b"more")
+    assert "error" in desk.answer(json.dumps(request).encode())  # all that is added has one end
+    assert (tmp_path / "summary").stat().st_size == 3000
 
 
 def test_a_step_summary_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
