@@ -60,7 +60,7 @@ class Training:
         data: A ``DataLoader``, or batches that can be gone through again: pairs of inputs (a tensor, a tuple or a
             dictionary) and labels, or inputs alone where no loss reads labels.
         losses: What is made small, summed.
-        teacher: What losses compare with; the module itself for what it was before it was trained.
+        teacher: What losses compare with, in evaluation mode; the module itself for what it was before.
         epochs: How often all data is seen.
         rate: The highest learning rate: it rises linearly, and falls as a half cosine to 0.
         warm_up: Share of the steps that it rises in.
@@ -159,9 +159,10 @@ class _Trainer:
     def __init__(self, asked: Training, module: nn.Module) -> None:
         accelerate = _import_accelerate()
         self.asked, self.module = asked, module
-        self.home = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+        self.homes = {each: _device(each) for each in (module, asked.teacher) if each is not None}
         accelerate.state.AcceleratorState._reset_state()  # a second training may have another precision
         self.accelerator = accelerate.Accelerator(
+            cpu=not torch.accelerator.is_available(),  # unasked, it takes two processes on CPUs for strangers
             mixed_precision=_PRECISIONS[asked.precision],
             gradient_accumulation_steps=asked.accumulate,
             dataloader_config=accelerate.utils.DataLoaderConfiguration(
@@ -199,7 +200,8 @@ class _Trainer:
         result = self.averaged.module if self.averaged is not None else self.module
         self.module.load_state_dict(self.seen.best or result.state_dict())
         self.accelerator.wait_for_everyone()
-        self.module.to(self.home).eval()
+        for each, home in self.homes.items():
+            each.to(home).eval()
         return History(tuple(self.seen.losses), tuple(self.seen.scores))
 
     def _epoch(self, epoch: int) -> float:
@@ -231,12 +233,16 @@ class _Trainer:
     def _loss(self, batch: Any) -> Tensor:
         """Return the sum of the losses on a batch."""
         inputs, labels = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
-        layers = {own: others for loss in self.asked.losses for own, others in loss.layers.items()}
-        with _watched(self.module, layers) as inner, self.accelerator.autocast():
+        pairs = [pair for loss in self.asked.losses for pair in loss.layers.items()]
+        with _watched(self.module, {own for own, _ in pairs}) as inner, self.accelerator.autocast():
             outputs = _first(_called(self.student, inputs))
         taught, shown = None, dict[str, Tensor]()
         if self.teacher is not None:
-            with torch.no_grad(), _watched(self.teacher, layers.values()) as shown, self.accelerator.autocast():
+            with (
+                torch.no_grad(),
+                _watched(self.teacher, {other for _, other in pairs}) as shown,
+                self.accelerator.autocast(),
+            ):
                 taught = _first(_called(self.teacher, inputs)).float()
         lesson = Lesson(outputs.float(), labels, taught, inner, shown)
         return torch.stack([loss(lesson) for loss in self.asked.losses]).sum()
@@ -251,7 +257,7 @@ class _Trainer:
         if self.asked.judge is None:
             return
         subject = self.averaged.module if self.averaged is not None else self.module
-        with torch.inference_mode():
+        with torch.no_grad():
             (score,) = _broadcast([float(self.asked.judge(subject.eval()))])
         if not self.seen.scores or score > max(self.seen.scores):
             self.seen.best = {name: value.detach().cpu().clone() for name, value in subject.state_dict().items()}
@@ -341,6 +347,10 @@ def _watched(module: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tens
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((weight.device for weight in module.parameters()), torch.device("cpu"))
 
 
 def _called(module: nn.Module, inputs: Any) -> Any:

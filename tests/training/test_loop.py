@@ -118,7 +118,7 @@ def test_a_network_learns_from_what_it_was(batches: Batches) -> None:
     unlabelled = [x for x, _ in batches]
     with torch.no_grad():
         module[0].weight.mul_(0.5)
-    losses = (Logits(), Features({"1": "1"}), Similarity({"2": "2"}))
+    losses = (Logits(), Features({"1": "1"}), Similarity({"2": "2"}), Similarity({"2": "0"}, 0.01))
     history = Training(unlabelled, losses, before, epochs=30, rate=0.1)(module)
     assert history.losses[-1] < 0.5 * history.losses[0]
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), net().parameters(), strict=True))
@@ -241,6 +241,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(whole: dict[str, Any], tm
 def test_two_processes_train_as_one(whole: dict[str, Any], tmp_path: Path) -> None:
     assert ran("torch.distributed.run", "--nproc-per-node", 2, "-m", "tests.training.work", tmp_path, 99) == 0
     found = left(tmp_path)
+    assert (found["together"], whole["together"]) == (2, 1)
     assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     for name, value in whole["state"].items():
         torch.testing.assert_close(found["state"][name], value, rtol=1e-4, atol=1e-6)

@@ -36,8 +36,10 @@ def main(folder: Path, killed_after: int) -> None:
         data, losses, teacher, epochs=4, rate=0.1, average=0.5, judge=judge, folder=folder / "kept", seed=3
     )
     history = training(student)
+    together = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if int(os.environ.get("RANK", "0")) == 0:
-        torch.save({"state": student.state_dict(), "losses": history.losses}, folder / "weights.pt")
+        left = {"state": student.state_dict(), "losses": history.losses, "together": together}
+        torch.save(left, folder / "weights.pt")
 
 
 if __name__ == "__main__":
