@@ -51,7 +51,7 @@ def test_steps_are_those_of_a_loop_by_hand(batches: Batches) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             step += 1
         sums.append(sum(losses) / 4)
     assert not module.training and history.losses == pytest.approx(sums, rel=1e-6)
@@ -239,7 +239,10 @@ def test_a_killed_training_goes_on_to_the_same_weights(whole: dict[str, Any], tm
 
 
 def test_two_processes_train_as_one(whole: dict[str, Any], tmp_path: Path) -> None:
-    assert ran("torch.distributed.run", "--nproc-per-node", 2, "-m", "tests.training.work", tmp_path, 99) == 0
+    assert (
+        ran("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "tests.training.work", tmp_path, 99)
+        == 0
+    )
     found = left(tmp_path)
     assert (found["together"], whole["together"]) == (2, 1)
     assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
