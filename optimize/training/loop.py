@@ -234,16 +234,16 @@ class _Trainer:
         """Return the sum of the losses on a batch."""
         inputs, labels = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
         pairs = [pair for loss in self.asked.losses for pair in loss.layers.items()]
-        with _watched(self.module, {own for own, _ in pairs}) as inner, self.accelerator.autocast():
-            outputs = _first(_called(self.student, inputs))
+        with _watch(self.module, {own for own, _ in pairs}) as inner, self.accelerator.autocast():
+            outputs = _first(_call(self.student, inputs))
         taught, shown = None, dict[str, Tensor]()
         if self.teacher is not None:
             with (
                 torch.no_grad(),
-                _watched(self.teacher, {other for _, other in pairs}) as shown,
+                _watch(self.teacher, {other for _, other in pairs}) as shown,
                 self.accelerator.autocast(),
             ):
-                taught = _first(_called(self.teacher, inputs)).float()
+                taught = _first(_call(self.teacher, inputs)).float()
         lesson = Lesson(outputs.float(), labels, taught, inner, shown)
         return torch.stack([loss(lesson) for loss in self.asked.losses]).sum()
 
@@ -278,8 +278,8 @@ class _Trainer:
         self.accelerator.save_state(str(folder / _NEXT))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            shutil.rmtree(folder / _BEFORE, ignore_errors=True)
-            if (folder / _LAST).exists():
+            if (folder / _LAST).exists():  # else the one before is all there is
+                shutil.rmtree(folder / _BEFORE, ignore_errors=True)
                 os.replace(folder / _LAST, folder / _BEFORE)
             os.replace(folder / _NEXT, folder / _LAST)
             shutil.rmtree(folder / _BEFORE, ignore_errors=True)
@@ -331,7 +331,7 @@ def rate_at(step: int, steps: int, warm_up: float) -> float:
 
 
 @contextlib.contextmanager
-def _watched(module: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def _watch(module: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Yield a dictionary that gets what modules return, by their names.
 
     Raises:
@@ -353,7 +353,7 @@ def _device(module: nn.Module) -> torch.device:
     return next((weight.device for weight in module.parameters()), torch.device("cpu"))
 
 
-def _called(module: nn.Module, inputs: Any) -> Any:
+def _call(module: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import optimize
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.training import Attention, Features, Labels, Logits, Similarity, Training
-from optimize.training.loop import rate_at
+from optimize.training.loop import _Trainer, rate_at
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -210,6 +210,21 @@ def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> No
     assert [place.name for place in tmp_path.iterdir()] == ["last"]
     with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
         Training(batches, epochs=2, folder=tmp_path)(net())
+
+
+def test_the_only_checkpoint_is_there_until_the_next_is(batches: Batches, tmp_path: Path, monkeypatch: Any) -> None:
+    Training(batches, epochs=3, folder=tmp_path, judge=lambda _: 0.0)(net())
+    (tmp_path / "last").rename(tmp_path / "before")  # as if the process had been killed between two renames
+    trainer, replaced = _Trainer(Training(batches, epochs=3, folder=tmp_path, judge=lambda _: 0.0), net()), []
+
+    def replace(source: Path, target: Path) -> None:
+        assert (tmp_path / "before").is_dir() or (tmp_path / "last").is_dir()
+        replaced.append((source.name, target.name))
+        source.rename(target)
+
+    monkeypatch.setattr("optimize.training.loop.os.replace", replace)
+    trainer._keep()
+    assert replaced == [("next", "last")] and [place.name for place in tmp_path.iterdir()] == ["last"]
 
 
 def ran(*words: object) -> int:
