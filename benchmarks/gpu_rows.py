@@ -23,11 +23,12 @@ import numpy as np
 import torch
 
 import optimize
+from benchmarks.best_target import sqnr_db
 from benchmarks.flags import fused
+from benchmarks.int8_onnx import Case
 from benchmarks.tensorrt_builds import network
 from models import REFERENCES
 from optimize.errors import OptimizeError
-from optimize.measure.agreement import AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.latency import MeasureResult, measure
 from optimize.passes.cast_half import CastFP16
@@ -63,15 +64,10 @@ def samples_of(name: str, number: int) -> torch.Tensor:
 
 def decibels(session: Session, net: torch.nn.Module, samples: torch.Tensor) -> float | str:
     """Return how near the answers are to the network's on the CPU, or why there are none."""
-    meter = AgreementMeter()
     try:
-        for x in samples.split(1):
-            with torch.no_grad():
-                meter.update([net(x).numpy()], session.outputs([x.numpy()]))
+        return sqnr_db(session, Case(net, net, samples, samples))
     except (WorkerFailed, OptimizeError) as failure:
         return str(failure)
-    result = meter.result()
-    return float("nan") if result is None else result.sqnr_db
 
 
 def cells(timed: Sequence[MeasureResult], place: int) -> Iterator[str]:

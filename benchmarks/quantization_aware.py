@@ -54,15 +54,16 @@ class Distillation:
 
     def __init__(self, teacher: optimize.Program, budget_s: float) -> None:
         self.teacher, self.budget_s = teacher, budget_s
-        self.pictures = Pictures(*load_split("train", DEFAULT_ROOT), BATCH)
+        self.data = load_split("train", DEFAULT_ROOT)
         self.seen, self.spent_s = 0, 0.0
 
     def __call__(self, module: nn.Module) -> None:
         """Train the module's parameters by gradient descent with momentum, the rate a half cosine over the budget."""
         optimizer = torch.optim.SGD(module.parameters(), RATE, momentum=0.9)
+        pictures = Pictures(*self.data, BATCH)
         start_s, self.seen, self.spent_s = time.process_time(), 0, 0.0
         while self.spent_s < self.budget_s:
-            for x, _ in self.pictures:
+            for x, _ in pictures:
                 share = rate_at(round(1000 * self.spent_s / self.budget_s), 1000, 0.05)
                 optimizer.param_groups[0]["lr"] = RATE * share
                 self._step(module, optimizer, x)

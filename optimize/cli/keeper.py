@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import shutil
@@ -166,7 +165,7 @@ class _Desk:
         self, work: Path, written: Mapping[str, Sequence[Path]], transactions: Mapping[Path, Transaction]
     ) -> None:
         self.transactions = transactions
-        self._work, self._written, self._left = work, written, {"write": math.inf, "append": _TEXT_BYTES}
+        self._work, self._written, self._left = work, written, _TEXT_BYTES
 
     def answer(self, line: bytes) -> dict[str, str]:
         """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""
@@ -177,7 +176,7 @@ class _Desk:
                 self.transactions[Path(path)].take()
                 self.transactions[Path(path)].commit()
             elif Path(path) in self._written.get(do, ()):
-                self._copy(source, Path(path), do)
+                self._copy(source, Path(path), append=do == "append")
             else:
                 raise Refused(f"'{path}' was not named on the command line, so it is not written.")
         except OptimizeError as error:
@@ -186,14 +185,14 @@ class _Desk:
             return as_fields(files.refusal(error, Path(path)))
         return {}
 
-    def _copy(self, source: str, path: Path, do: str) -> None:
+    def _copy(self, source: str, path: Path, *, append: bool) -> None:
         """Write or append a text; all that is appended in one run is bounded, too."""
-        most = int(min(_TEXT_BYTES, self._left[do]))
+        most = self._left if append else _TEXT_BYTES
         with left_in(self._work, os.path.basename(source), most_bytes=most) as file:
             try:
-                files.copy(file, path, append=do == "append", most_bytes=most)
+                files.copy(file, path, append=append, most_bytes=most)
             finally:
-                self._left[do] -= file.tell()
+                self._left -= file.tell() if append else 0
 
 
 def _serve(child: int, asked: IO[bytes], answers: IO[bytes], desk: _Desk) -> int:

@@ -118,12 +118,7 @@ def find_readers(
     Raises:
         Refused: There are no samples, or none of finite numbers.
     """
-    axes = {}
-    for layer in graph.calls(program.graph, *ops.CONVOLUTIONS[:2], aten.linear.default):
-        source = graph.argument(layer, "input")
-        axis = found.axes[source][ops.channel_axis(layer, source)]
-        if axis is not None and ops.groups(layer) == 1:
-            axes[layer] = axis
+    axes = _read_channels(program, found)
     halves: list[tuple[WeightRounding, int]] = []
     for part in filter(None, folds):
         half = WeightRounding(program, axes, SAMPLES, _MOST_NUMBERS)
@@ -149,6 +144,17 @@ def find_readers(
         if halved:
             half_readers.append(Consumer.of(layer, columns, rows, parts[0], damping))
     return readers, half_readers
+
+
+def _read_channels(program: Program, found: Dependencies) -> dict[fx.Node, tuple[int, ...]]:
+    """Return the channels that each layer of one group reads."""
+    axes = {}
+    for layer in graph.calls(program.graph, *ops.CONVOLUTIONS[:2], aten.linear.default):
+        source = graph.argument(layer, "input")
+        axis = found.axes[source][ops.channel_axis(layer, source)]
+        if axis is not None and ops.groups(layer) == 1:
+            axes[layer] = axis
+    return axes
 
 
 def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int, float]] | None:

@@ -82,7 +82,7 @@ class FlatBatches:
     def singles(self, samples: int) -> Iterator[Flat]:
         """Yield that many samples one by one; whole batches where the program's batch is fixed."""
         for flat in self.first(samples):
-            yield from self._apart(flat)
+            yield from self._split(flat)
 
     def halves(self, values: int, least: int, most: int) -> tuple[list[Flat], list[Flat]]:
         """Return batches of every other sample, and of the others: as many as hold so many values, within bounds."""
@@ -100,10 +100,10 @@ class FlatBatches:
 
     def spread(self, flats: Sequence[Flat], samples: int) -> list[Flat]:
         """Return batches of so many samples from all over some batches."""
-        singles = [single for flat in flats for single in self._apart(flat)]
+        singles = [single for flat in flats for single in self._split(flat)]
         return self._joined(singles[:: max(1, -(-len(singles) // samples))])
 
-    def _apart(self, flat: Flat) -> list[Flat]:
+    def _split(self, flat: Flat) -> list[Flat]:
         return [flat] if self.program.batch is None else self._cut([flat], 1)
 
     def _joined(self, singles: list[Flat]) -> list[Flat]:

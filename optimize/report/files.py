@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from optimize.errors import UsageError
 from optimize.files import check, write_text
-from optimize.report.model import Report, StrictRecord
+from optimize.report.model import Report, SavedTable, StrictRecord
 from optimize.texts import read_json
 from optimize.transaction import staging
 
@@ -70,8 +70,8 @@ def _rendered(ending: str, document: Document, record: BaseModel) -> str:
 
     if ending == ".json":
         return record.model_dump_json(indent=1) + "\n"
-    if ending == ".csv":
-        return _comma_separated(record.table())  # type: ignore[attr-defined]
+    if ending == ".csv" and isinstance(record, SavedTable):
+        return _comma_separated(record.table())
     if ending == ".md":
         return markdown.render(document)
     if ending == ".svg" and document.picture is not None:

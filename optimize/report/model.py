@@ -273,6 +273,14 @@ class SavedRecord(StrictRecord):
     environment: Environment
 
 
+class SavedTable(SavedRecord):
+    """A record that is a table: it goes into a ``.csv`` beside the ``.json``, too."""
+
+    def table(self) -> list[dict[str, object]]:
+        """Return the rows, all with the same names."""
+        raise NotImplementedError
+
+
 class ModelFindings(SavedRecord, Generic[_Found]):
     """What a command found of one model, or of what is installed.
 

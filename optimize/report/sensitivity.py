@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimize import wording as form
+from optimize.distances import ratio_db
 from optimize.pruning.sensitivity import Curve
 from optimize.records import LayerCost
 from optimize.report.charts import Axis, Mark, Plot, bars, linear_axis
 from optimize.report.document import Cell, Chart, Charts, Document, Facts, Grid, GridLine, Text
-from optimize.report.model import SavedRecord
+from optimize.report.model import SavedTable
 
 COLUMNS = ("Layer", "Operator", "SQNR alone", "Of the error", "Float", "INT8", "Saved", "Error per µs")
 #: Columns a narrow terminal does without.
@@ -44,7 +44,7 @@ class LayerSensitivity(LayerCost):
     rank: int
 
 
-class Sensitivity(SavedRecord):
+class Sensitivity(SavedTable):
     """What ``sensitivity.json`` holds.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sensitivity(SavedRecord):
         return [{**vars(layer), "saved_s": layer.saved_s} for layer in self.layers]
 
 
-class PruningSensitivity(SavedRecord):
+class PruningSensitivity(SavedTable):
     """What ``sensitivity.json`` holds where channels were cut.
 
     Attributes:
@@ -85,7 +85,7 @@ class PruningSensitivity(SavedRecord):
         """Return a row a group and share, as ``sensitivity.csv`` has it."""
         head = ("group", "channels", "share", "noise", "sqnr_db")
         return [
-            dict(zip(head, (group.group, group.channels, share, noise, level_db(noise)), strict=True))
+            dict(zip(head, (group.group, group.channels, share, noise, ratio_db(1.0, noise)), strict=True))
             for group in self.groups
             for share, noise in zip(self.shares, group.noise, strict=False)
         ]
@@ -112,23 +112,14 @@ def tell_pruning(found: PruningSensitivity) -> Document:
 
 
 def _group(group: Curve) -> GridLine:
-    levels = (Cell(form.decibels(level_db(noise))) for noise in group.noise)
+    levels = (Cell(form.decibels(ratio_db(1.0, noise))) for noise in group.noise)
     return GridLine((Cell(group.group, tone="name"), Cell(str(group.channels)), *levels))
-
-
-def level_db(noise: float) -> float:
-    """Return decibels of the answers over their noise, at most 200.
-
-    >>> level_db(0.01), level_db(0.0)
-    (20.0, 200.0)
-    """
-    return -10 * math.log10(max(noise, 1e-20))
 
 
 def _curves(groups: Sequence[Curve], shares: Sequence[float]) -> Plot:
     """Return a line a group: the share of its channels that goes across, decibels upwards."""
     lines = [
-        [(share, min(level_db(noise), _CEILING_DB)) for share, noise in zip(shares, group.noise, strict=True)]
+        [(share, min(ratio_db(1.0, noise), _CEILING_DB)) for share, noise in zip(shares, group.noise, strict=True)]
         for group in groups
     ]
     marks = [Mark("curve", tuple(line), hue, title=groups[hue].group) for hue, line in enumerate(lines)]

@@ -53,7 +53,7 @@ class OnnxRunner(Runner):
         super().__init__(artifact)
         runtime = import_runtime()
         options = session_options(runtime, threads=threads)
-        self.session, self.refusal = _opened(runtime, str(artifact.path), options, provider)
+        self.session, self.refusal = _open_on(runtime, str(artifact.path), options, provider)
         self.providers: tuple[str, ...] = tuple(self.session.get_providers())
         self._names = [entry.name for entry in self.session.get_inputs()]
         self._run = run_of(self.session)
@@ -104,7 +104,7 @@ def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provi
         if "NOT_IMPLEMENTED" not in text and type(error).__name__ != "NotImplemented":
             file = f"'{model}'" if isinstance(model, str) else "the file operator by operator"
             on = "" if provider is CPU else f" on {provider.title}"
-            raise Refused(f"ONNX Runtime cannot open {file}{on}: {_told(error)}") from error
+            raise Refused(f"ONNX Runtime cannot open {file}{on}: {_shorten(error)}") from error
         reason = text.split("NOT_IMPLEMENTED : ")[-1].strip()
         raise TargetUnavailable(
             f"ONNX Runtime {runtime.__version__} on {provider.title} cannot run the file: {reason}",
@@ -112,10 +112,10 @@ def open_session(runtime: Any, model: str | bytes, options: Any, provider: Provi
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     """Return what an error of ONNX Runtime says; of a call of CUDA that failed, without the C++ around it.
 
-    >>> _told(RuntimeError("cuda_call.cc:154 bool onnxruntime::CudaCall CUDA failure 304: not supported ; GPU=-1 ;"))
+    >>> _shorten(RuntimeError("cuda_call.cc:154 bool onnxruntime::CudaCall CUDA failure 304: not supported ; GPU=-1 ;"))
     'CUDA failure 304: not supported'
     """
     call = re.search(r"CUDA failure \d+: [^;]*", str(error))
@@ -123,7 +123,7 @@ def _told(error: Exception) -> str:
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
 
-def _opened(runtime: Any, path: str, options: Any, provider: Provider) -> tuple[Any, str]:
+def _open_on(runtime: Any, path: str, options: Any, provider: Provider) -> tuple[Any, str]:
     """Return a session, and why it runs on CPU where the provider that was asked for could not be opened."""
     missing = _find_libraries(runtime) if provider.device == "cuda" else ""
     try:
