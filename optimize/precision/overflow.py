@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.precision.emulation import Emulation, Values
 
 #: What calibration data reaches, other data may exceed by this factor.
@@ -69,7 +70,8 @@ def _reason(call: fx.Node, wanted: Values, got: Values, limit: float, *, lost: b
     squares = _largest_square(call, wanted)
     if squares > limit:
         return f"the squares inside it reach {squares:.3g}, beyond {limit:.3g}"
-    return None
+    sums = _largest_sum(call, wanted)
+    return f"the sums inside it reach {sums:.3g}, beyond {limit:.3g}" if sums > limit else None
 
 
 def _sources(call: fx.Node, values: Values) -> list[fx.Node]:
@@ -84,6 +86,19 @@ def _largest_square(call: fx.Node, values: Values) -> float:
     value = values[call.all_input_nodes[0]]
     centre = 0.0 if name in _CENTRED_NOT else float(value.mean())
     return _magnitude(value - centre) ** 2
+
+
+def _largest_sum(call: fx.Node, values: Values) -> float:
+    """Return the largest sum that an average divides, which ONNX Runtime's GPU kernels keep in half; 0 for others."""
+    if not graph.is_call(call, *ops.AVERAGES, *ops.AVERAGE_POOLS):
+        return 0.0
+    source, mean = values[call.all_input_nodes[0]], values[call]
+    if call.target in ops.AVERAGE_POOLS:
+        window = graph.argument(call, "kernel_size")
+        count = math.prod(window if len(window) > 1 else window * ops.SPATIAL_AXES[call.target])
+    else:
+        count = source.numel() // max(mean.numel(), 1)
+    return _magnitude(mean) * count
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

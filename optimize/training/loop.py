@@ -70,7 +70,8 @@ class Training:
         precision: What products are computed in; the weights stay as they are.
         clip: Longest gradient; None leaves them.
         average: Decay of the moving average of the weights that the module gets at the end; None for the last weights.
-        judge: Says how good a module is, larger is better, after each epoch; the module gets the best epoch's weights.
+        judge: Says how good a module is, larger is better, after each epoch, on the device it is trained on; the module
+            gets the best epoch's weights.
         patience: Epochs without a better score after which it stops; None for all of them.
         folder: Where a checkpoint is kept after each epoch; a training that was cut off goes on from it.
         seed: Of the order of a ``DataLoader`` that shuffles, and of dropout.
