@@ -181,7 +181,14 @@ def _is_impure(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    return _writes(node) or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _writes(node: fx.Node) -> bool:
+    """Say whether a node does more than give a value: an input, the output, or a call that writes to its inputs."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    return node.op in ("placeholder", "output")
 
 
 def place(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
@@ -306,8 +313,11 @@ def remove_attribute(module: torch.nn.Module, path: str) -> None:
 
 
 def remove_unused(module: fx.GraphModule) -> None:
-    """Erase calls nobody reads, then every parameter, buffer and submodule the graph no longer names."""
-    module.graph.eliminate_dead_code()
+    """Erase calls nobody reads, then every parameter, buffer and submodule the graph no longer names.
+
+    Torch by itself spares calls that could draw random numbers, attention among them.
+    """
+    module.graph.eliminate_dead_code(is_impure_node=_writes)
     used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     for path, _ in tensors:
