@@ -65,6 +65,9 @@ if TYPE_CHECKING:
         QuantizeWeights as QuantizeWeights,
     )
     from optimize.passes import (
+        ReduceDepth as ReduceDepth,
+    )
+    from optimize.passes import (
         Reparameterize as Reparameterize,
     )
     from optimize.passes import (
@@ -107,6 +110,7 @@ _HOMES = {
             "PairChannels",
             "PruneChannels",
             "PruneWeights",
+            "ReduceDepth",
             "Script",
         ),
         "optimize.passes",

@@ -19,7 +19,7 @@ from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.measure.layer_times import layer_times
 from optimize.ops import layer_paths
-from optimize.passes import PruneChannels
+from optimize.passes import PruneChannels, ReduceDepth
 from optimize.passes.base import Pass
 from optimize.pipeline import Pipeline, Variant, transform
 from optimize.program import Program
@@ -28,6 +28,8 @@ from optimize.recipe import PassEntry
 from optimize.search import one_sample
 from optimize.targets.base import Artifact, Target
 
+#: What makes a program smaller, by a share.
+Cut = PruneChannels | ReduceDepth
 #: Seconds in which a trial is timed beside the uncut file.
 _BUDGET_S = 8.0
 _MOST_TRIALS = 8
@@ -73,7 +75,7 @@ class Pace:
     threads: int = 1
     progress: Progress = silent
 
-    def keep(self, cut: PruneChannels) -> tuple[PruneChannels, str]:
+    def keep(self, cut: Cut) -> tuple[Cut, str]:
         """Return the pass that cuts as much as it takes, and what the file took, as a sentence.
 
         Args:
@@ -93,12 +95,12 @@ class Pace:
             plain, last = variants[0], variants[-1]
             whole = self._written(last, Path(name) / "whole")
             float_file = whole if last is plain else self._written(plain, Path(name) / "float")
-            cut = replace(cut, calibration=cut.survey(self.program))
+            cut = replace(cut, calibration=cut.survey(self.program))  # type: ignore[arg-type]
             if cut.of == "time":
                 cut = self._timed(cut, (plain.program, float_file), (last.program, whole))
             return self._search(cut, whole, Path(name))
 
-    def _search(self, cut: PruneChannels, whole: Artifact, folder: Path) -> tuple[PruneChannels, str]:
+    def _search(self, cut: Cut, whole: Artifact, folder: Path) -> tuple[Cut, str]:
         """Try shares between two that are known to be too small and enough, where a line between them says."""
         number, is_share = bounds.read_pace(self.asked)
         whole_s = None if is_share else self._seconds(whole)
@@ -124,7 +126,7 @@ class Pace:
             share = _between(below, above, _AIM * wanted) if above else _beyond(below, _AIM * wanted, most)
         return replace(cut, ratio=round(above.share, 4)), self._told(cut, above)
 
-    def _try(self, cut: PruneChannels, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
+    def _try(self, cut: Cut, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
         """Time the file with a share cut; one of a known size is the file that was timed."""
         last = self._variants(replace(cut, ratio=round(cut.ratio, 4)))[-1]
         size = last.program.stats().parameters
@@ -144,9 +146,7 @@ class Pace:
             raise Refused(f"The uncut file could not be timed: {timing.failure}.")
         return timing.latency.median_s
 
-    def _timed(
-        self, cut: PruneChannels, plain: tuple[Program, Artifact], last: tuple[Program, Artifact]
-    ) -> PruneChannels:
+    def _timed(self, cut: Cut, plain: tuple[Program, Artifact], last: tuple[Program, Artifact]) -> Cut:
         """Return the pass with the layers' times in the file; by multiply-accumulates where no runtime tells them."""
         if not self.target.times_layers:
             return replace(cut, of="macs")
@@ -154,7 +154,7 @@ class Pace:
         paths = layer_paths(last[0].graph)
         return replace(cut, times={paths[name]: float(f"{time.int8_s:.3g}") for name, time in times.items()})
 
-    def _variants(self, *cut: PruneChannels) -> Sequence[Variant]:
+    def _variants(self, *cut: Cut) -> Sequence[Variant]:
         """Return what the passes make of the program, the file's variant last."""
         return transform(self.program, [*cut, *self.rest], [self.target.name])
 
@@ -162,7 +162,7 @@ class Pace:
         folder.mkdir()
         return self.target.export(variant.program, folder / f"trial{self.target.suffix}")
 
-    def _told(self, cut: PruneChannels, trial: _Trial) -> str:
+    def _told(self, cut: Cut, trial: _Trial) -> str:
         """Say what a file took."""
         between = form.interval(trial.took, trial.low, trial.high)
         doubt = " The machine was too busy to tell it nearer." if trial.high - trial.low > _WIDE * trial.took else ""
@@ -173,21 +173,21 @@ class Pace:
 
 def keep_pace(
     job: Job, asked: str, program: Program, passes: Sequence[Pass], tell: Progress
-) -> tuple[Job, list[Pass], tuple[str, ...]]:
+) -> tuple[Job, list[Pass], dict[str, tuple[str, ...]]]:
     """Find how much is cut so that a run takes no longer than asked.
 
     Returns:
-        The job that cuts that much, its passes, and what to say of it.
+        The job that cuts that much, its passes, and what to say of the pass that does.
 
     Raises:
         UsageError: No pass cuts anything.
         Refused: It is not reached.
     """
-    found = next(((place, entry) for place, entry in enumerate(passes) if isinstance(entry, PruneChannels)), None)
+    found = next(((place, entry) for place, entry in enumerate(passes) if isinstance(entry, Cut)), None)
     if found is None:
         raise UsageError(
             f"--latency {asked} says how much is cut, and no pass prunes.",
-            hint="Add PruneChannels(0.9, of='time'): it is the most that may go.",
+            hint="Add PruneChannels(0.9, of='time') or ReduceDepth: the share is the most that may go.",
         )
     place, cut = found
     before, rest = Pipeline(passes[:place]).run(program).program, passes[place + 1 :]
@@ -196,7 +196,7 @@ def keep_pace(
     given = job.given_passes and [kept if entry is cut else entry for entry in job.given_passes]
     entries = [PassEntry.of(kept) if entry.name == cut.name else entry for entry in job.recipe.passes]
     recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})
-    return replace(job, recipe=recipe, given_passes=given), [*passes[:place], kept, *rest], (told,)
+    return replace(job, recipe=recipe, given_passes=given), [*passes[:place], kept, *rest], {kept.name: (told,)}
 
 
 def _between(below: _Trial, above: _Trial, aim: float) -> float:

@@ -131,7 +131,7 @@ class Recipe(BaseModel):
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         latency: How long a run of the first target's last file may take, ``5ms``, or ``0.5x`` of what it takes uncut:
-            ``PruneChannels`` cuts as much as it takes, its ratio at most.
+            ``PruneChannels`` or ``ReduceDepth`` cuts as much as it takes, its ratio at most.
         keep: Modules that no pass quantizes or casts, by path; ``*`` stands for any letters.
         cpu: Processors that INT8 files are right on; ``host`` is read as what this machine's is.
         verify_on: Emulated processors that INT8 files are run on too, on a few samples: ``avx2``, ``sse4``.

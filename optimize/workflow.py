@@ -26,7 +26,6 @@ from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
 from optimize.pace import keep_pace
-from optimize.passes import PruneChannels
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline, Step, Trace, Variant, transform
 from optimize.processor import emulator
@@ -85,7 +84,7 @@ def optimize(
         min_sqnr: Signal to quantization noise that its outputs must keep, in dB; needs no labels.
         layer_timing: Keep layers in float that INT8 makes slower on this machine, where the runtime tells their time.
         latency: How long a run of the first target's last file may take, ``"5ms"``, or ``"0.5x"`` of what it takes
-            uncut: ``PruneChannels`` among the passes cuts as much as it takes, its ratio at most.
+            uncut: ``PruneChannels`` or ``ReduceDepth`` among the passes cuts as much as it takes, its ratio at most.
         threads: Compute threads while measuring.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
         dynamic: Further free dimensions, as ``optimize.capture`` takes them: ``{"input_ids": {1: "sequence"}}``.
@@ -171,11 +170,11 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     datasets.require_fit(model.program)
     calibration = calibration_data(job, captured.program, datasets, tell)
     passes = [entry for entry in job.passes(calibration) if entry.stage is not Stage.INPUT]
-    paced: tuple[str, ...] = ()
+    paced: dict[str, tuple[str, ...]] = {}
     if job.recipe.latency is not None:
         job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell)
     plain, *others = transform(model.program, passes, job.recipe.targets, tell)
-    steps = (_noted(step, paced) if step.pass_name == PruneChannels.__name__ else step for step in plain.steps)
+    steps = (_noted(step, paced.get(step.pass_name, ())) for step in plain.steps)
     variants = [replace(plain, steps=(*entered.steps, *steps)), *others]
     with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")

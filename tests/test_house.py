@@ -17,7 +17,7 @@ ROOMS = {
     "transaction": ("transaction",),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
-        "plan", "scripting", "recurrent", "bindings",
+        "plan", "scripting", "recurrent", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
     "load": ("load",),
@@ -69,7 +69,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 59_540, 385, 429
+MOST_LINES, MOST_FILES, MOST_CLASSES = 60_410, 389, 436
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -116,6 +116,31 @@ def test_the_recipe_cuts_the_same_and_times_nothing(
     assert len(timed) == count and again.rows[0].sha256 == first.rows[0].sha256
 
 
+def deep() -> nn.Module:
+    """Ten layers of which most parts can be one."""
+    blocks = [part for _ in range(4) for part in (nn.Conv2d(16, 96, 1), nn.ReLU(), nn.Conv2d(96, 16, 1), nn.ReLU())]
+    return nn.Sequential(nn.Conv2d(3, 16, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)).eval()
+
+
+def test_layers_go_until_a_file_takes_what_is_asked_and_the_recipe_says_which(
+    timed: list[float], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net, data = deep(), [torch.rand(32, 3, 12, 12)]
+    cut = optimize.ReduceDepth(0.95, of="params", calibration=data)
+    inputs = (data[0][:2],)
+    first = optimize.optimize(net, inputs, passes=[cut], targets="onnx", latency="0.7x", out=tmp_path / "a")
+    found = _CALL_S + _BYTE_S * Path(first.rows[0].path).stat().st_size
+    assert 0.5 * timed[0] <= found <= 0.72 * timed[0]  # a part is a large granule
+    assert any(warning.startswith("--latency 0.7x: with ") for warning in first.warnings)
+    ((name, options),) = yaml.safe_load((tmp_path / "a/recipe.yaml").read_text())["passes"][0].items()
+    assert name == "ReduceDepth" and 0 < options["ratio"] < 0.95
+    again = optimize.optimize(
+        net, inputs, passes=[optimize.ReduceDepth(**options, calibration=data)], targets="onnx", out=tmp_path / "b"
+    )
+    assert again.rows[0].sha256 == first.rows[0].sha256
+
+
 def test_the_last_file_is_what_keeps_the_time(net: Net, timed: list[float], tmp_path: Path) -> None:
     data = [torch.rand(16, 3, 12, 12)]
     quantize = optimize.QuantizeStatic(calibration=data)

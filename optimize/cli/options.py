@@ -162,7 +162,7 @@ class Share(click.ParamType):
     name = "RATIO|macs=RATIO|params=RATIO"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Return the options of ``PruneChannels``."""
+        """Return the options of ``PruneChannels`` or ``ReduceDepth``."""
         if isinstance(value, dict):
             return value
         what, _, number = str(value).rpartition("=")

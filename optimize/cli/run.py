@@ -74,10 +74,16 @@ _MOST_CUT = 0.95
     help="Cut this share of each layer's channels, or of all macs or params; with --calib, the rest makes up for it.",
 )
 @options.passes(
+    "--depth",
+    metavar="RATIO|macs=RATIO|params=RATIO",
+    type=options.Share(),
+    help="Let one layer stand for several until this share of all macs (or params) is gone, by what --calib shows.",
+)
+@options.passes(
     "--latency",
     metavar="TIME|SHAREx",
     type=bounds.check_pace,
-    help="Cut as much as it takes for the last file to run in 5ms, or in 0.5x of its time; --prune says the most.",
+    help="Cut as much as it takes for the last file to run in 5ms, or in 0.5x; --prune or --depth says the most.",
 )
 @options.passes(
     "--int8",
@@ -235,7 +241,8 @@ def _require_targets(targets: Sequence[str]) -> None:
 def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the passes that the flags ask for, in the order they run."""
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
-    half, cut = _half(given), given["prune"] or ({"ratio": _MOST_CUT, "of": "time"} if given["latency"] else {})
+    half, merge, timed = _half(given), given["depth"] or {}, {"of": "time"} if given["latency"] else {}
+    cut = given["prune"] or ({"ratio": _MOST_CUT, **timed} if timed and not merge else {})
     static = given["int8"] == "static"
     if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")
@@ -246,7 +253,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         *(_including(given) if given["include_preprocess"] else ()),
         *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
-        *options.chosen((cut, "PruneChannels", cut)),
+        *options.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
         *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
         *options.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),

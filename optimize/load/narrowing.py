@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from optimize.distances import output_error
 from optimize.errors import Refused
 from optimize.invariants import EXACT_TOLERANCE
+from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec, replaced
 from optimize.preparation import first_line, private_copy
 from optimize.program import Program
 
@@ -39,6 +40,8 @@ _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.atten
 def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> nn.Module:
     """Return a copy of a module that holds pruned weights, in the mode that the module is in, to train it on.
 
+    Modules that ``ReduceDepth`` let one layer stand for are that layer, a :class:`Merged`.
+
     The copy is of the module's own class: BatchNorm learns, dropout drops, a training loop knows it. Each weight is
     the pruned one of its name, and what counts channels (``out_channels``, ``num_features``, ``groups``,
     ``hidden_size``, ``num_heads``) says how many there are now. With a program, the copy's answers are compared with
@@ -47,8 +50,8 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
 
     Args:
         module: The module that was captured; it is not touched.
-        weights: What ``PruneChannels`` returned (before layers are fused), or a state dict of such a copy: each tensor
-            as many axes as the module's own, none of them longer.
+        weights: What ``PruneChannels`` or ``ReduceDepth`` returned (before layers are fused), or a state dict of such a
+            copy: each tensor as many axes as the module's own, none of them longer.
 
     Raises:
         Refused: A weight is missing, is wider than the module's or of another kind; or the module's code computes with
@@ -68,9 +71,11 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
     found = _tensors(weights)
     if any(map(is_lazy, module.parameters())):
         raise Refused("A layer of the module has no weights yet.", hint="Run the module once before.")
-    if program is None:
-        _require_buffers(module, found)
     thin = private_copy(module)
+    for path, spec in (_stated(found) if program is None else _recorded(program)).items():
+        thin = replaced(thin, path, Merged(spec, found.get(f"{path}.0.weight")))
+    if program is None:
+        _require_buffers(thin, found)
     shapes = {name: tensor.shape for name, tensor in _tensors(thin).items()}
     narrowed = _narrowed(thin, found)
     for child in thin.modules():
@@ -88,6 +93,18 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
     if program is not None:
         _check(thin, program)
     return thin
+
+
+def _recorded(program: Program) -> dict[str, str]:
+    """Return what stands for modules of a program, by their paths: the first of several has the layer."""
+    records = [record for node in program.graph.nodes for record in node.meta.get(STANDS_FOR, ())]
+    return {path: NOTHING if place else spec for paths, spec in records for place, path in enumerate(paths)}
+
+
+def _stated(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the same as the state dict of such a module says it."""
+    held = {name.removesuffix(f".{STANDS_FOR}"): value for name, value in state.items() if name.endswith(STANDS_FOR)}
+    return {path: read_spec(value) for path, value in held.items()}
 
 
 def _tensors(weights: Program | nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from optimize import named
 from optimize.errors import Refused
 from optimize.load.narrowing import narrow
+from optimize.merged import STANDS_FOR
 
 _WRAPPERS = (
     "state_dict",
@@ -124,6 +125,8 @@ def narrowed(module: torch.nn.Module, state: StateDict) -> tuple[torch.nn.Module
     """
     own = module.state_dict()
     state, _ = _without_prefix(state, own)
+    if shorter := [key.removesuffix(f".{STANDS_FOR}") for key in state if key.endswith(f".{STANDS_FOR}")]:
+        return narrow(module, state), [f"Took layers that stand for several from the state dict: {_first(shorter)}."]
     others = [key for key in own if key in state and _is_other_shape(state[key], own[key])]
     is_whole = all(key in state or key.endswith("num_batches_tracked") for key in own)
     if not others or not is_whole or not all(_is_within(state[key], own[key]) for key in others):

@@ -13,6 +13,7 @@ from optimize.passes.quantize_aware import QuantizeAware
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.passes.quantize_weights import QuantizeWeights
+from optimize.passes.reduce_depth import ReduceDepth
 from optimize.passes.reparameterize import Reparameterize
 from optimize.passes.script import Script
 from optimize.passes.smooth_activations import SmoothActivations
@@ -32,6 +33,7 @@ __all__ = [
     "QuantizeDynamic",
     "QuantizeStatic",
     "QuantizeWeights",
+    "ReduceDepth",
     "Reparameterize",
     "Script",
     "SmoothActivations",

@@ -26,7 +26,7 @@ from optimize.wording import plural
 
 #: Channels that kernels of most runtimes take at once.
 _GRANULE = 8
-_MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
+MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
 
 NOT_FINE_TUNED = (
     "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
@@ -212,7 +212,7 @@ class PruneChannels(Pass):
             )
         if self.of != "channels":
             gone = 1 - Budget(program, found, self.of, self.times).left(removed)
-            notes.append(f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for.")
+            notes.append(f"{100 * gone:.1f} % of the {MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for.")
         return tuple(notes)
 
 

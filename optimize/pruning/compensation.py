@@ -128,10 +128,7 @@ def find_readers(
         for layer, weight, moments in half.take():
             seen.setdefault(layer, (weight, []))[1].append(Columns.of(moments, samples))
     if not halves or (halves[0][0].layers and not seen):
-        raise Refused(
-            "The calibration data has no samples, or none of finite numbers.",
-            hint="Give at least one batch; 100 to 500 samples are usual.",
-        )
+        raise no_samples()
     readers, half_readers = list[Consumer](), list[Consumer]()
     for layer in list(seen):
         weight, parts = seen.pop(layer)
@@ -144,6 +141,12 @@ def find_readers(
         if halved:
             half_readers.append(Consumer.of(layer, columns, rows, parts[0], damping))
     return readers, half_readers
+
+
+def no_samples() -> Refused:
+    """Return what is said of data that says nothing."""
+    hint = "Give at least one batch; 100 to 500 samples are usual."
+    return Refused("The calibration data has no samples, or none of finite numbers.", hint=hint)
 
 
 def _read_channels(program: Program, found: Dependencies) -> dict[fx.Node, tuple[int, ...]]:

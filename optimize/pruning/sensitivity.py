@@ -28,25 +28,24 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 class Trial:
-    """Cuts a program in several ways, and compares the answers.
+    """Compares the answers of smaller programs with those of the whole.
 
     Args:
-        program: The program.
-        readers: The layers that make up for what goes, as other data has them than what is tried on.
-        batches: What it is tried on.
+        program: The whole.
+        batches: What they are tried on.
     """
 
-    def __init__(self, program: Program, readers: Sequence[Consumer], batches: Sequence[Flat]) -> None:
-        self._program, self._readers, self._batches = program, readers, batches
+    def __init__(self, program: Program, batches: Sequence[Flat]) -> None:
+        self._batches = batches
         self._none = torch.zeros(len(program.outputs), dtype=torch.float64)
         with torch.inference_mode():
             self._wanted = [program.run(batch) for batch in batches]
             self._signal = sum(map(powers, self._wanted), self._none).clamp_min(1e-30)
 
-    def noise(self, removed: Set[int]) -> float:
-        """Return the power of the difference over that of the answers, summed over outputs, without some channels."""
+    def noise(self, thin: Program) -> float:
+        """Return the power of the difference over that of the answers, summed over outputs."""
+        thin.graph_module.recompile()
         with torch.inference_mode():
-            thin = _without(self._program, self._readers, removed)
             noise = sum(map(powers, self._wanted, map(thin.run, self._batches)), self._none)
         return float(torch.nan_to_num((noise / self._signal).sum(), nan=torch.inf))
 
@@ -62,13 +61,13 @@ def weigh(
         readers: The layers that make up for them, as other data has them than what the program is tried on.
         batches: What it is tried on; where there are none, the orders stay as they are.
     """
-    found, trial = dict(orders), Trial(program, readers, batches)
+    found, trial = dict(orders), Trial(program, batches)
     for group, order in orders.items() if batches else ():
         count = max(1, int(_TRIED * len(order)))
         tried = rank(group, readers, count) or order[:count]
         lost = sum(loss for _, loss in tried)
         if lost > 0:
-            share = trial.noise({channel for channel, _ in tried})
+            share = trial.noise(_without(program, readers, {channel for channel, _ in tried}))
             found[group] = [(channel, loss * share / lost) for channel, loss in order]
     return found
 
@@ -106,7 +105,7 @@ def curves(
     """
     found, folds = dependencies(program), data.folds(SAMPLES)
     readers, _ = find_readers(program, found, folds[:1])
-    trial, results = Trial(program, readers, judged or data.spread(folds[1] or folds[0], TRIED_ON)), []
+    trial, results = Trial(program, judged or data.spread(folds[1] or folds[0], TRIED_ON)), []
     for place, group in enumerate(found.groups):
         name, count = group.where, len(group.channels)
         if group.why_fixed:
@@ -115,7 +114,8 @@ def curves(
         end = most(group, max(SHARES))
         order = rank(group, readers, end) or rank_by_weights(program, found, group, end)
         ways = [[channel for channel, _ in order[: most(group, share)]] for share in SHARES]
-        results.append(Curve(name, count, tuple(trial.noise(set(round_down(found, group, way, 1))) for way in ways)))
+        thin = (_without(program, readers, set(round_down(found, group, way, 1))) for way in ways)
+        results.append(Curve(name, count, tuple(map(trial.noise, thin))))
         if progress:
             progress((place + 1) / len(found.groups))
     return results
@@ -126,5 +126,4 @@ def _without(program: Program, readers: Sequence[Consumer], removed: Set[int]) -
     thin = program.clone()
     compensate(thin, readers, removed)
     cut(thin, dependencies(thin), removed)
-    thin.graph_module.recompile()
     return thin

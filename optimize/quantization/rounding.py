@@ -190,18 +190,24 @@ def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tens
         x: Its input: ``[N, C_in, *S]``, or ``[..., C_in]`` for a linear layer.
     """
     length = weight[0].numel()
-    fewest, enough = _POSITIONS
-    most = min(max(_NUMBERS // (ops.groups(layer) * length), fewest), enough)
+    most = positions(ops.groups(layer) * length)
     if graph.is_call(layer, aten.linear.default):
         rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 1 else x[None, None]
         return rows[:, :: spacing(rows.shape[1], most)].reshape(1, -1, length).transpose(1, 2)
-    patches, axes = _patches(layer, weight, x), weight.dim() - 2
-    index: Any = (slice(None), slice(None), *_grid(patches.shape[2 : 2 + axes], most))
-    spaced = patches[index].unflatten(1, (ops.groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
+    geometry = (cast(Sequence[int], graph.argument(layer, name)) for name in ("stride", "padding", "dilation"))
+    seen, axes = patches(x, weight.shape[2:], *geometry), weight.dim() - 2
+    index: Any = (slice(None), slice(None), *grid_points(seen.shape[2 : 2 + axes], most))
+    spaced = seen[index].unflatten(1, (ops.groups(layer), -1))  # [N, groups, C_in / groups, n, *kernel]
     return spaced.movedim((0, 3), (-2, -1)).reshape(ops.groups(layer), length, -1)
 
 
-def _grid(sizes: Sequence[int], most: int) -> list[torch.Tensor]:
+def positions(length: int) -> int:
+    """Return at how many positions of a sample columns of that many numbers are looked at."""
+    fewest, enough = _POSITIONS
+    return min(max(_NUMBERS // length, fewest), enough)
+
+
+def grid_points(sizes: Sequence[int], most: int) -> list[torch.Tensor]:
     """Return the coordinates ``[n]``, an axis each, of about that many points, evenly spaced over an image."""
     axes = []
     for rest, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
@@ -211,14 +217,13 @@ def _grid(sizes: Sequence[int], most: int) -> list[torch.Tensor]:
     return [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
 
 
-def _patches(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a view of what is under the kernel at each position of the output, ``[N, C_in, *S_out, *kernel]``."""
-    stride, padding, dilation = (
-        cast(Sequence[int], graph.argument(layer, name)) for name in ("stride", "padding", "dilation")
-    )
+def patches(
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> torch.Tensor:
+    """Return a view of what is under a kernel at each position of the output, ``[N, C_in, *S_out, *kernel]``."""
     if any(padding):
         x = functional.pad(x, [amount for each in reversed(padding) for amount in (each, each)])
-    for axis, size in enumerate(weight.shape[2:]):
+    for axis, size in enumerate(kernel):
         x = x.unfold(2 + axis, (size - 1) * dilation[axis] + 1, stride[axis])
     index: Any = (..., *(slice(None, None, each) for each in dilation))
     return x[index]
