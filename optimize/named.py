@@ -1,13 +1,17 @@
-"""Objects named on the command line, ``package.module:name``: naming one is the user's consent to import it."""
+"""Objects named on the command line, ``package.module:name``: naming one is the user's consent to import it.
+
+And a name for what is made beside others.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from optimize.errors import Refused, UsageError, nearest
@@ -31,6 +35,12 @@ def named_in(content: Any, but: Callable[[str], bool] = lambda text: False) -> I
     parts = (*content, *content.values()) if isinstance(content, Mapping) else content if is_many else ()
     for part in parts:
         yield from named_in(part, but)
+
+
+def free_name(wanted: str, taken: Container[str | None]) -> str:
+    """Return a name that nothing has yet: the wanted one, or that with the first number behind it that makes it so."""
+    numbered = (f"{wanted}_{count}" for count in itertools.count(1))
+    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
 def find(spec: str) -> Any:

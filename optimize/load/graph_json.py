@@ -13,6 +13,7 @@ from optimize.errors import Refused
 from optimize.load import operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall
 from optimize.load.raw_tensors import DTYPES, LAYOUTS
+from optimize.named import free_name
 
 _GROUPS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
 _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
@@ -175,12 +176,7 @@ class GraphReading:
         return name
 
     def _free_name(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
-        number, found = 0, base
-        while found in self.made:
-            number += 1
-            found = f"{base}_{number}"
-        return found
+        return free_name(re.sub(r"\W", "_", wanted, flags=re.ASCII), self.made)
 
 
 def _by_schema(function: torch._ops.OpOverload, entries: Sequence[Mapping[str, Any]], argument: Any) -> Any:

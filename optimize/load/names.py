@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optimize.escaping import plain
+from optimize.named import free_name
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,200}", re.ASCII)
 _SHOWN = 3
@@ -32,11 +33,7 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
             continue
         wanted = re.sub(r"[^A-Za-z0-9_]", "_", name)[:100] or "_"
         wanted = f"{wanted}_" if keyword.iskeyword(wanted) else wanted
-        taken, number, found = set(chosen.values()), 0, wanted
-        while found in taken or found in names:
-            number += 1
-            found = f"{wanted}_{number}"
-        chosen[name] = found
+        chosen[name] = free_name(wanted, {*chosen.values(), *names})
     return {name: chosen[name] for name in names}
 
 

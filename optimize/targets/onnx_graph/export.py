@@ -17,6 +17,7 @@ from onnxscript.optimizer import fold_constants
 
 from optimize import graph
 from optimize.errors import Refused
+from optimize.named import free_name
 from optimize.files import whole
 from optimize.graph import aten
 from optimize.normal_form import is_settled
@@ -253,7 +254,8 @@ def _name_nodes(program: Program, model: ir.Model, names: Names) -> None:
             source = _before_norm(source) if _is_layer(entry) else source
             entry.metadata_props[ORIGIN] = source.name
             path = graph.origin(source)
-            entry.name = _free(path if _is_layer(entry) else f"{path}/{entry.op_type}", taken)
+            entry.name = free_name(path if _is_layer(entry) else f"{path}/{entry.op_type}", taken)
+            taken.add(entry.name)
         for value in entry.outputs:
             value.metadata_props.clear()
     model.graph.metadata_props.clear()
@@ -280,7 +282,8 @@ def _name_added(whole: ir.Graph) -> None:
         before = next((paths[maker] for maker in makers if maker is not None and paths.get(maker)), "")
         paths[node] = (paths[node] or before if node.op_type in _ROUNDINGS else ahead[node]) or ahead[node] or before
         if node.name not in taken and paths[node]:
-            node.name = _free(f"{paths[node]}/{node.op_type}", taken)
+            node.name = free_name(f"{paths[node]}/{node.op_type}", taken)
+            taken.add(node.name)
 
 
 def _is_layer(entry: ir.Node) -> bool:
@@ -291,15 +294,6 @@ def _before_norm(node: torch.fx.Node) -> torch.fx.Node:
     """Return the layer that the exporter folded a BatchNorm into, for the BatchNorm; any other node as it is."""
     inner = node.args[0] if graph.is_call(node, graph.aten.batch_norm.default) else node
     return inner if isinstance(inner, torch.fx.Node) else node
-
-
-def _free(name: str, taken: set[str]) -> str:
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    taken.add(candidate)
-    return candidate
 
 
 def _first_line(error: BaseException) -> str:

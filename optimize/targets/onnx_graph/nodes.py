@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from optimize.named import free_name
+
 #: Operators whose output holds the very values of their input, in another order or shape.
 PERMUTATIONS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "DepthToSpace", "Identity"})
 #: Operators that move or select values without changing them: their output is within their input's range.
@@ -111,7 +113,7 @@ def add(
     """
     node = ir.node(op, inputs, attributes, domain=domain)
     output = node.outputs[0]
-    output.name = _free(graph, name)
+    output.name = free_name(name, used_names(graph))
     output.shape, output.type = like.shape, like.type if dtype is None else ir.TensorType(dtype)
     graph.append(node)
     return output
@@ -124,14 +126,6 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     if before is not None and after is not None:
         after.meta.setdefault(REPLACED, before.meta.get(REPLACED) or before.name)
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-def _free(graph: ir.Graph, name: str) -> str:
-    used, candidate, count = used_names(graph), name, 0
-    while candidate in used:
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
 
 
 def used_names(graph: ir.Graph) -> set[str | None]:
