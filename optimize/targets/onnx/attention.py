@@ -18,11 +18,13 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.targets.onnx_graph.nodes import (
+    CONTRIB,
     add,
-    constant,
+    factored,
     maker,
     name_of,
     only_reader,
+    operator_of,
     readers,
     replace,
     scalar,
@@ -30,7 +32,6 @@ from optimize.targets.onnx_graph.nodes import (
     tidy,
 )
 
-CONTRIB = "com.microsoft"
 #: Nothing is left of ``exp`` of it, and a score can be added to it.
 _NOWHERE = -1e30
 _SPLIT, _SWAPPED = [0, 2, 1, 3], [0, 1, 3, 2]
@@ -60,8 +61,6 @@ def fuse_attention(model: ir.Model) -> int:
     finite: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for attention in found:
         _write(model.graph, attention, finite)
-    if found:
-        model.opset_imports[CONTRIB] = 1
     tidy(model)
     return len(found)
 
@@ -78,7 +77,7 @@ def _match(softmax: ir.Node) -> _Attention | None:
     joined = moved and _permutes(moved, _SPLIT) and only_reader(moved.outputs[0], "Reshape")
     if not (mixed and joined) or (guarded and bias is not None and bias.shape[1] != 1):  # type: ignore[index]
         return None
-    (queries, first), (keys, second) = (_scaled(value) for value in product.inputs)
+    (queries, first), (keys, second) = (factored(value) for value in product.inputs)
     turned = maker(keys, "Transpose")
     keys = turned.inputs[0] if turned is not None and _permutes(turned, _SWAPPED) else None
     sources = [_tokens(value) for value in (queries, keys, mixed.inputs[1])]
@@ -120,16 +119,6 @@ def _guarded(weights: ir.Value) -> tuple[ir.Value, bool]:
     return choice.outputs[0], True
 
 
-def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Return ``x`` and ``c`` of ``x * c`` with a number ``c``; 1 of any other value."""
-    node = maker(value, "Mul")
-    for source, factor in (node.inputs, reversed(node.inputs)) if node is not None else ():
-        number = scalar(factor)
-        if number is not None and constant(source) is None:
-            return source, number
-    return value, 1.0
-
-
 def _tokens(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     """Return the ``[N, T, H D]`` that ``[N, H, T, D]`` is, and ``H``."""
     moved = maker(value, "Transpose")
@@ -163,9 +152,7 @@ def _write(graph: ir.Graph, attention: _Attention, finite: dict[ir.Value, tuple[
     attributes = {"num_heads": attention.heads, "scale": attention.factor}
     name = name_of(result)
     mixed = add(graph, "MultiHeadAttention", inputs, attributes, name=f"{name}_mixed", like=result, domain=CONTRIB)
-    operator, before = mixed.producer(), result.producer()
-    assert operator is not None and before is not None
-    operator.name = f"{str(before.name).rpartition('/')[0]}/MultiHeadAttention"
+    operator_of(mixed).name = f"{str(operator_of(result).name).rpartition('/')[0]}/MultiHeadAttention"
     replace(result, mixed if alive is None else add(graph, "Mul", [mixed, alive], name=f"{name}_alive", like=result))
 
 

@@ -16,9 +16,18 @@ from optimize.quantization.numerics import TensorFormat
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx.gru import reason_for_float, write_gru
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import add, constant, is_float, replace, store, tidy
+from optimize.targets.onnx_graph.nodes import (
+    CONTRIB,
+    add,
+    alters_input,
+    constant,
+    is_float,
+    replace,
+    store,
+    take_name,
+    tidy,
+)
 
-CONTRIB = "com.microsoft"
 _LAYERS = frozenset({"MatMul", "Gemm", "LSTM", "GRU", "Conv", "ConvTranspose"})
 
 
@@ -48,8 +57,6 @@ def quantize_dynamic(model: ir.Model, quantization: Quantization, form: TensorFo
             write_gru(model.graph, node)
         else:
             _product(model.graph, node, form)
-    if any(node.domain == CONTRIB for node in model.graph):
-        model.opset_imports[CONTRIB] = 1
     tidy(model)
     return Coverage(quantized=tuple(done), left_float=tuple(left))
 
@@ -64,9 +71,7 @@ def _reason_for_float(node: ir.Node) -> str:
     weights = node.inputs[1:3] if node.op_type == "LSTM" else node.inputs[1:2]
     if any(constant(value) is None for value in weights):
         return "its weight is computed at run time"
-    if node.op_type == "Gemm" and (
-        node.attributes.get_int("transA", 0) != 0 or node.attributes.get_float("alpha", 1.0) != 1.0
-    ):
+    if node.op_type == "Gemm" and alters_input(node):
         return "its input is transposed or scaled inside the node"
     return ""
 
@@ -90,9 +95,7 @@ def _product(graph: ir.Graph, node: ir.Node, form: TensorFormat) -> None:
     total = add(
         graph, "MatMulInteger", [values, integers, zero], name=f"{old.name}_int32", like=old, dtype=ir.DataType.INT32
     )
-    producer = total.producer()
-    assert producer is not None
-    producer.name, node.name = node.name, None
+    take_name(total, node)
     real = add(graph, "Cast", [total], {"to": int(ir.DataType.FLOAT)}, name=f"{old.name}_cast", like=old)
     product = add(graph, "Mul", [step, scales], name=f"{old.name}_scale", like=scales)
     result = add(graph, "Mul", [real, product], name=f"{old.name}_product", like=old)

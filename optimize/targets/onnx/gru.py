@@ -14,9 +14,8 @@ import onnx_ir as ir
 import torch
 
 from optimize.quantization.blocks import read_blocks
-from optimize.targets.onnx_graph.nodes import constant, replace, store
+from optimize.targets.onnx_graph.nodes import CONTRIB, constant, replace, store, take_name
 
-CONTRIB = "com.microsoft"
 #: Fewer hidden units are faster in float.
 SMALLEST = 256
 
@@ -52,7 +51,7 @@ def write_gru(graph: ir.Graph, node: ir.Node) -> None:
         start = _call(graph, "Gather", [state, first], f"{name}_start", axis=0)
         inputs = product(graph, x, weights[index], bias[0], f"{name}_inputs")
         if index == 0:
-            _rename(inputs, node)
+            take_name(inputs, node)
         body = _body(name, recurrent[index], bias[1])
         directions = {"scan_input_directions": [backward], "scan_output_directions": [backward]}
         scan = ir.node("Scan", [start, inputs], {"body": body, "num_scan_inputs": 1, **directions}, num_outputs=2)
@@ -126,9 +125,3 @@ def _call(
     node.outputs[0].name = name
     graph.append(node)
     return node.outputs[0]
-
-
-def _rename(value: ir.Value, node: ir.Node) -> None:
-    producer = value.producer()
-    assert producer is not None
-    producer.name, node.name = node.name, None

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, maker, name_of, readers, replace, tidy
-
-CONTRIB = "com.microsoft"
+from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, maker, name_of, readers, replace, take_name, tidy
 
 
 def add_bias_in_products(model: ir.Model) -> None:
@@ -19,8 +17,6 @@ def add_bias_in_products(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type == "MatMul":
             _fuse(model.graph, node)
-    if any(node.domain == CONTRIB for node in model.graph):
-        model.opset_imports[CONTRIB] = 1
     tidy(model)
 
 
@@ -41,7 +37,5 @@ def _fuse(graph: ir.Graph, product: ir.Node) -> None:
     fused = add(
         graph, "MatMulIntegerToFloat", [*steps, bias], name=f"{name_of(result)}_sum", like=result, domain=CONTRIB
     )
-    operator = fused.producer()
-    assert operator is not None
-    operator.name, product.name = product.name, None
+    take_name(fused, product)
     replace(result, fused)

@@ -23,7 +23,19 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import FLOOR, add, constant, moves, name_of, readers, replace, store, tidy
+from optimize.targets.onnx_graph.nodes import (
+    FLOOR,
+    add,
+    constant,
+    maker,
+    moves,
+    name_of,
+    operator_of,
+    readers,
+    replace,
+    store,
+    tidy,
+)
 
 
 def rewrite_for_integers(model: ir.Model) -> frozenset[str]:
@@ -42,11 +54,6 @@ def rewrite_for_integers(model: ir.Model) -> frozenset[str]:
             layers.add(node.metadata_props.get(ORIGIN, ""))
     tidy(model)
     return frozenset(layers)
-
-
-def _follows_convolution(node: ir.Node) -> bool:
-    producer = node.inputs[0].producer() if node.inputs[0] else None
-    return producer is not None and producer.op_type == "Conv"
 
 
 def _slope(graph: ir.Graph, node: ir.Node) -> None:
@@ -80,7 +87,7 @@ def _pool(graph: ir.Graph, node: ir.Node) -> None:
 
 def _gate(graph: ir.Graph, node: ir.Node) -> None:
     """``HardSwish(x)`` is ``x * clip(x / 6 + 1 / 2, 0, 1)``."""
-    if not _follows_convolution(node):
+    if maker(node.inputs[0], "Conv") is None:
         return
     x, old = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -101,11 +108,12 @@ def _tanh_form(graph: ir.Graph, node: ir.Node) -> None:
 def _hard_sigmoid(graph: ir.Graph, node: ir.Node) -> None:
     """``HardSigmoid(x)`` is ``clip(alpha x + beta, 0, 1)``, the line in the convolution where that is alone."""
     x, old = node.inputs[0], node.outputs[0]
-    if x is None or not _follows_convolution(node):
+    convolution = maker(x, "Conv")
+    if x is None or convolution is None:
         return
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     alone = readers(x) == [node] and not x.is_graph_output()
-    if alone and _fold(graph, x.producer(), alpha, beta):  # type: ignore[arg-type]
+    if alone and _fold(graph, convolution, alpha, beta):
         replace(old, add(graph, "Clip", [x, *_unit(graph)], name=f"{old.name}_clipped", like=old))
     else:
         replace(old, _clipped_line(graph, x, old, alpha, beta))
@@ -159,8 +167,7 @@ def _pixel_shuffle(graph: ir.Graph, node: ir.Node) -> None:
     old = node.outputs[0]
     value = add(graph, "Conv", inputs, name=f"{old.name}_pixels", like=old)
     value.shape = None
-    convolution = value.producer()
-    assert convolution is not None
+    convolution = operator_of(value)
     convolution.name, node.name = node.name, f"{node.name}_before"
     convolution.metadata_props.update(node.metadata_props)
     users = readers(old)
@@ -197,8 +204,7 @@ def _affine_convolution(graph: ir.Graph, node: ir.Node) -> None:
     weight = store(graph, f"{old.name}_scale_weight", kernel)
     bias = store(graph, f"{old.name}_shift_bias", (beta - mean * scale).astype(np.float32))
     value = add(graph, "Conv", [node.inputs[0], weight, bias], {"group": channels}, name=f"{old.name}_affine", like=old)
-    convolution = value.producer()
-    assert convolution is not None
+    convolution = operator_of(value)
     convolution.name = str(node.name).removesuffix("/BatchNormalization")
     convolution.metadata_props.update(node.metadata_props)
     replace(old, value)

@@ -29,7 +29,7 @@ from optimize.errors import Refused
 from optimize.targets.base import TensorSpec
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import open_unfused, run_of
-from optimize.targets.onnx_graph.nodes import constant, name_of, readers
+from optimize.targets.onnx_graph.nodes import constant, maker, name_of, operator_of, readers
 from optimize.targets.values import Basis, FileValues, Shared
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
@@ -191,8 +191,7 @@ def _producer(value: ir.Value) -> ir.Node | None:
 
 def _is_stored(value: ir.Value) -> bool:
     """Say whether a value is stored as integers."""
-    node = value.producer()
-    return node is not None and node.op_type == "DequantizeLinear"
+    return maker(value, "DequantizeLinear") is not None
 
 
 def _sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
@@ -215,8 +214,8 @@ def _rows_of_table(values: Values, name: str) -> int | None:
     found = []
     for node in values.model.graph:
         if node.op_type == "Gather" and not node.domain and node.inputs[1] is not None:
-            cast, sizes = node.inputs[1].producer(), _sizes(node.inputs[0])
-            index = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else node.inputs[1]
+            cast, sizes = maker(node.inputs[1], "Cast"), _sizes(node.inputs[0])
+            index = node.inputs[1] if cast is None else cast.inputs[0]
             if sizes and index is not None and index.name == name:
                 found.append(sizes[0])
     return min(found, default=None)
@@ -245,8 +244,7 @@ def _named(graph: ir.Graph) -> dict[str, ir.Value]:
 
 def _stored_name(value: ir.Value) -> str:
     """Return the name that a dequantized value had before it was quantized."""
-    node = value.producer()
-    assert node is not None
+    node = operator_of(value)
     quantizer = _quantizer(node)
     if quantizer is not None and quantizer.inputs[0] is not None:
         scales = quantizer.inputs[1], node.inputs[1]
@@ -257,11 +255,9 @@ def _stored_name(value: ir.Value) -> str:
 
 def _quantizer(node: ir.Node) -> ir.Node | None:
     """Return the QuantizeLinear whose integers a DequantizeLinear reads, with channels appended in between or not."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if before is not None and before.op_type == "Pad" and before.inputs[0] is not None:
-        before = before.inputs[0].producer()
-    is_one = before is not None and before.op_type == "QuantizeLinear" and node.op_type == "DequantizeLinear"
-    return before if is_one else None
+    padding = maker(node.inputs[0], "Pad")
+    before = maker(node.inputs[0] if padding is None else padding.inputs[0], "QuantizeLinear")
+    return before if node.op_type == "DequantizeLinear" else None
 
 
 def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
@@ -327,9 +323,8 @@ def _weighted(values: Values) -> Iterator[ir.Node]:
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     """Return the sizes of a constant, stored as floats or integers; None for a value that is computed."""
-    origin = None if value is None else value.producer()
-    if origin is not None and origin.op_type == "DequantizeLinear":
-        value = origin.inputs[0]
+    origin = maker(value, "DequantizeLinear")
+    value = value if origin is None else origin.inputs[0]
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tuple(tensor.shape.numpy())
 

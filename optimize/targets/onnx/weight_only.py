@@ -20,9 +20,8 @@ from optimize.program import Program
 from optimize.quantization.blocks import Blocks, read_blocks
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import add, constant, is_float, replace, store, tidy
+from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, is_float, replace, store, take_name, tidy
 
-CONTRIB = "com.microsoft"
 #: The operators that can be written, and which input of them is the weight.
 _WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
 _INTEGER_PRODUCTS = 4
@@ -60,8 +59,6 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
         node.name = name
         write = _embedding if node.op_type == "Gather" else _linear
         write(model.graph, node, _Stored(model.graph, names[str(origin)], _blocks(node, plan)))
-    if done:
-        model.opset_imports[CONTRIB] = 1
     tidy(model)
     return Coverage(quantized=tuple(done), left_float=tuple(left))
 
@@ -129,7 +126,7 @@ def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
         like=old,
         domain=CONTRIB,
     )
-    _take_name(result, node)
+    take_name(result, node)
     if bias is not None:
         result = add(graph, "Add", [result, bias], name=f"{old.name}_biased", like=old)
     replace(old, result)
@@ -146,14 +143,8 @@ def _embedding(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
     inputs = [table, node.inputs[1], weight.scales]
     result = add(graph, "GatherBlockQuantized", inputs, attributes, name=f"{old.name}_rows", like=old, domain=CONTRIB)
     result.shape = ir.Shape([*old.shape[:-1], width])
-    _take_name(result, node)
+    take_name(result, node)
     if width > weight.columns:
         bounds = [store(graph, f"number_{number}", np.array([number])) for number in (0, weight.columns, -1)]
         result = add(graph, "Slice", [result, *bounds], name=f"{old.name}_cut", like=old)
     replace(old, result)
-
-
-def _take_name(value: ir.Value, node: ir.Node) -> None:
-    producer = value.producer()
-    assert producer is not None
-    producer.name, node.name = node.name, None

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, readers, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, maker, name_of, operator_of, readers, scalar, store, tidy
 
 #: Channels that one step of the integer kernels takes.
 STEP, DEPTHWISE_STEP = 4, 16
@@ -202,8 +202,8 @@ def _takes_padding(node: ir.Node, value: ir.Value) -> bool:
     """Say whether a node is a quantized convolution whose weight can take more input channels."""
     if node.op_type != "Conv" or node.inputs[0] is not value or node.attributes.get_int("group", 1) != 1:
         return False
-    source = node.inputs[1].producer() if node.inputs[1] is not None else None
-    return source is not None and source.op_type == "DequantizeLinear" and readers(source.outputs[0]) == [node]
+    source = maker(node.inputs[1], "DequantizeLinear")
+    return source is not None and readers(source.outputs[0]) == [node]
 
 
 def _pad(graph: ir.Graph, node: ir.Node, more: int) -> None:
@@ -220,5 +220,5 @@ def _pad(graph: ir.Graph, node: ir.Node, more: int) -> None:
     for user in readers(real):
         weight = user.inputs[1]
         assert weight is not None and weight.shape is not None
-        _pad_constant(graph, weight.producer(), 0, 1, more)  # type: ignore[arg-type]
+        _pad_constant(graph, operator_of(weight), 0, 1, more)
         weight.shape = ir.Shape([weight.shape[0], _channel_count(weight) + more, *weight.shape[2:]])

@@ -15,6 +15,8 @@ PERMUTATIONS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatt
 #: Operators that move or select values without changing them: their output is within their input's range.
 MOVES = PERMUTATIONS | {"Slice", "Gather", "Expand", "MaxPool", "SpaceToDepth", "Split", "Tile"}
 
+#: ONNX Runtime's own operators.
+CONTRIB = "com.microsoft"
 #: Operators that hold graphs of their own.
 _HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
@@ -65,6 +67,33 @@ def maker(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that makes a value, if it is of this kind."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op else None
+
+
+def operator_of(value: ir.Value) -> ir.Node:
+    """Return the node that makes a value, which is no input."""
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+def take_name(value: ir.Value, node: ir.Node) -> None:
+    """Call the node that makes a value what another one was called, by which it leads back to the program."""
+    operator_of(value).name, node.name = node.name, None
+
+
+def factored(value: ir.Value | None) -> tuple[ir.Value | None, float]:
+    """Return ``x`` and ``c`` of ``x * c`` with a number ``c``; 1 of any other value."""
+    node = maker(value, "Mul")
+    for source, factor in (node.inputs, reversed(node.inputs)) if node is not None else ():
+        number = scalar(factor)
+        if number is not None and constant(source) is None:
+            return source, number
+    return value, 1.0
+
+
+def alters_input(gemm: ir.Node) -> bool:
+    """Say whether a ``Gemm`` transposes or scales its input inside."""
+    return gemm.attributes.get_int("transA", 0) != 0 or gemm.attributes.get_float("alpha", 1.0) != 1.0
 
 
 def only_reader(value: ir.Value, op: str) -> ir.Node | None:
@@ -142,6 +171,8 @@ def used_names(graph: ir.Graph) -> set[str | None]:
 
 
 def tidy(model: ir.Model) -> None:
-    """Put nodes in execution order; remove nodes and constants that nothing reads."""
+    """Put nodes in execution order, remove nodes and constants that nothing reads; name the operator set of others."""
     model.graph.sort()
+    if any(node.domain == CONTRIB for node in model.graph):
+        model.opset_imports[CONTRIB] = 1
     ir.passes.common.RemoveUnusedNodesPass()(model)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from optimize.plan import Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import constant, moves, name_of, readers, scalar
+from optimize.targets.onnx_graph.nodes import alters_input, constant, moves, name_of, readers, scalar
 from optimize.targets.onnx_graph.policy import Placement
 from optimize.targets.onnx_graph.ranges import clip_bounds, range_of
 
@@ -119,9 +119,7 @@ def _reason_for_float(node: ir.Node, ranges: Mapping[str, Range], policy: Placem
         return f"{policy.runtime} has no integer {node.op_type}"
     if not takes(policy, node.inputs[0]) or not takes(policy, node.inputs[1]):
         return "its input or weight is not float32"
-    if node.op_type == "Gemm" and (
-        node.attributes.get_int("transA", 0) != 0 or node.attributes.get_float("alpha", 1.0) != 1.0
-    ):
+    if node.op_type == "Gemm" and alters_input(node):
         return "its input is transposed or scaled inside the node"
     if range_of(node.inputs[0], ranges) is None:
         return "the range of its input is not known"

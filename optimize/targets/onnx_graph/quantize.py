@@ -12,7 +12,7 @@ from optimize.plan import Quantization
 from optimize.quantization import grid
 from optimize.quantization.numerics import TensorFormat, planned, quantize, scale_and_zero_point
 from optimize.targets.base import Coverage
-from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, operator_of, scalar, store, tidy
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
 from optimize.targets.onnx_graph.policy import Placement
 from optimize.targets.onnx_graph.ranges import infer_ranges
@@ -93,9 +93,8 @@ def _write_activation(
 
 def _write_rescaled(graph: ir.Graph, node: ir.Node, real: ir.Value, scale: float) -> None:
     """Read ``x * c`` off the integers that ``x`` is read off: the same integers, ``c`` times the scale."""
-    old, dequantize = node.outputs[0], real.producer()
-    assert dequantize is not None
-    integers, _, zero = dequantize.inputs
+    old = node.outputs[0]
+    integers, _, zero = operator_of(real).inputs
     factor = next(number for number in map(scalar, node.inputs) if number is not None)
     step = _store_scales(graph, name_of(old), np.asarray(scale * factor, np.float32), old.dtype)
     rescaled = add(graph, "DequantizeLinear", [integers, step, zero], name=f"{old.name}_dq", like=old)

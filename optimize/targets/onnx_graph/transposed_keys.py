@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, readers, replace, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, operator_of, readers, replace, tidy
 
 #: A length that is a number, or that of an axis of a value.
 Length = int | tuple[ir.Value, int]
@@ -28,8 +28,7 @@ def transpose_keys(model: ir.Model) -> None:
         axes = [*range(rank - 2), rank - 1, rank - 2]
         keys = add(graph, "Transpose", [source], {"perm": axes}, name=f"{old.name}_keys", like=old)
         keys.shape = ir.Shape([source.shape[axis] for axis in axes])
-        operator = keys.producer()
-        assert operator is not None
+        operator = operator_of(keys)
         operator.name = node.name
         operator.metadata_props.update(node.metadata_props)
         replace(old, keys)

@@ -25,6 +25,7 @@ from optimize.targets.onnx_graph.nodes import (
     constant,
     maker,
     name_of,
+    operator_of,
     readers,
     replace,
     scalar,
@@ -132,8 +133,7 @@ def _separate(graph: ir.Graph, packed: _Packed, index: int) -> str:
     product = add(graph, "MatMul", factors, name=f"{name}/product", like=tokens)
     total = add(graph, "Add", [product, _third(graph, bias, index)], name=f"{name}/sum", like=tokens)
     product.shape = total.shape = ir.Shape([*tokens.shape[:-1], packed.lengths[1] * packed.lengths[2]])  # type: ignore[index]
-    operator = product.producer()
-    assert operator is not None
+    operator = operator_of(product)
     operator.name = name
     operator.metadata_props.update(packed.product.metadata_props)
     heads = store(graph, "heads", np.array([0, *packed.lengths], np.int64))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import PERMUTATIONS, constant, readers, tidy
+from optimize.targets.onnx_graph.nodes import PERMUTATIONS, constant, maker, readers, tidy
 
 _MONOTONE = PERMUTATIONS | {"MaxPool", "ReduceMax", "ReduceMin"}
 
@@ -31,14 +31,14 @@ def reduce_integers(model: ir.Model) -> None:
 
 def _is_attended(value: ir.Value | None) -> bool:
     """Say whether a value is a product of activations."""
-    node = value.producer() if value is not None else None
-    return node is not None and node.op_type == "MatMul" and not any(map(_is_weight, node.inputs))
+    node = maker(value, "MatMul")
+    return node is not None and not any(map(_is_weight, node.inputs))
 
 
 def _is_weight(value: ir.Value | None) -> bool:
     """Say whether a value is a constant, or read off the integers of one."""
-    node = value.producer() if value is not None else None
-    return constant(node.inputs[0] if node is not None and node.op_type == "DequantizeLinear" else value) is not None
+    reading = maker(value, "DequantizeLinear")
+    return constant(value if reading is None else reading.inputs[0]) is not None
 
 
 def _monotone_before(quantize: ir.Node) -> list[ir.Node]:

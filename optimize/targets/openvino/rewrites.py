@@ -24,10 +24,11 @@ from optimize.targets.onnx_graph.nodes import (
     PERMUTATIONS,
     add,
     constant,
+    factored,
     name_of,
+    operator_of,
     readers,
     replace,
-    scalar,
     store,
     tidy,
 )
@@ -107,7 +108,7 @@ def scale_products(model: ir.Model) -> None:
     """Multiply by constant numbers behind a product of activations instead of before it, in place (rule 3)."""
     graph = model.graph
     for node in [node for node in graph if node.op_type == "MatMul"]:
-        found = [_unscaled(value) for value in node.inputs]
+        found = [factored(value) for value in node.inputs]
         if all(factor == 1.0 for _, factor in found) or any(constant(value) is not None for value in node.inputs):
             continue
         old = node.outputs[0]
@@ -121,24 +122,13 @@ def scale_products(model: ir.Model) -> None:
 def _stand_in(node: ir.Node, value: ir.Value) -> None:
     """Let a value take the place of a node's output, under the node's name."""
     replace(node.outputs[0], value)
-    value.producer().name = node.name  # type: ignore[union-attr]
+    operator_of(value).name = node.name
 
 
 def _like(number: float, value: ir.Value) -> np.ndarray:
     """Return a number in the type of a value."""
     assert value.dtype is not None
     return np.asarray(number, value.dtype.numpy())
-
-
-def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Return a value without the multiplication by one number that makes it, and that number."""
-    node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Mul":
-        for source, other in (node.inputs, reversed(node.inputs)):
-            number = scalar(other)
-            if number is not None and constant(source) is None:
-                return source, number
-    return value, 1.0
 
 
 def _is_quantized(value: ir.Value) -> bool:

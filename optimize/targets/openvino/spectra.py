@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import add, constant, name_of, replace, scalar, store, tidy
+from optimize.targets.onnx_graph.nodes import add, constant, name_of, operator_of, replace, scalar, store, tidy
 
 _AXIS = 1
 
@@ -57,9 +57,7 @@ def _transform_whole(graph: ir.Graph, node: ir.Node) -> ir.Node:
     bounds = {"from": 0, "to": 1 if inverse else half, "axis": rank - 1 if inverse else at}
     limits = [store(graph, f"{name}_{word}", np.asarray([number])) for word, number in bounds.items()]
     replace(old, add(graph, "Slice", [whole, *limits], name=f"{name}_part", like=old))
-    made = whole.producer()
-    assert made is not None
-    return made
+    return operator_of(whole)
 
 
 def _transform_first_axis(graph: ir.Graph, node: ir.Node) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import constant, name_of
+from optimize.targets.onnx_graph.nodes import constant, maker, name_of
 
 _BORDERS = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
@@ -132,9 +132,8 @@ def _product_findings(node: ir.Node) -> Iterator[Breach]:
     """Yield where a layer reads integers, or a weight whose scales do not lie along the output channels."""
     if any(map(_holds_integers, node.inputs[:2])):
         yield Breach(_where(node), "layers read floats, not integers", "put a DequantizeLinear between")
-    value = _operand(node, 1)
-    border = value.producer() if value is not None else None
-    if border is None or border.op_type != "DequantizeLinear":
+    border = maker(_operand(node, 1), "DequantizeLinear")
+    if border is None:
         return
     scales, weight = constant(border.inputs[1]), constant(border.inputs[0])
     if scales is None or weight is None or scales.ndim != 1 or scales.size == 1:
@@ -146,9 +145,7 @@ def _product_findings(node: ir.Node) -> Iterator[Breach]:
 
 
 def _holds_integers(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
-    quantized = producer is not None and producer.op_type == "QuantizeLinear"
-    return quantized or (value is not None and value.dtype is ir.DataType.INT8)
+    return maker(value, "QuantizeLinear") is not None or (value is not None and value.dtype is ir.DataType.INT8)
 
 
 def _output_axis(node: ir.Node) -> int:

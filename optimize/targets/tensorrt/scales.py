@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimize.targets.onnx_graph.nodes import constant, name_of, store
+from optimize.targets.onnx_graph.nodes import constant, name_of, store, tidy
 
 OPSET = 23
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -37,10 +37,5 @@ def widen_scales(model: ir.Model) -> int:
         widened += 1
     if widened:
         model.opset_imports[""] = max(OPSET, model.opset_imports[""])
-        _remove_unread(model.graph)
+        tidy(model)
     return widened
-
-
-def _remove_unread(graph: ir.Graph) -> None:
-    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
-        del graph.initializers[name]
