@@ -15,8 +15,7 @@ from types import FrameType
 import torch
 
 from optimize.dimensions import BATCH, Dimensions
-from optimize.errors import Refused
-from optimize.preparation import first_line
+from optimize.errors import Refused, first_line
 
 _LOGGER = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 _MADE = re.compile(r"create_symbol (\w+) = \d+ for (\S+)\.size\(\)\[(\d+)\]")

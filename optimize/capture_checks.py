@@ -14,9 +14,8 @@ from torch.utils import _pytree as pytree
 from optimize import graph, ops
 from optimize.dimensions import BATCH
 from optimize.distances import output_error
-from optimize.errors import Refused, VerificationFailed
+from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.invariants import EXACT_TOLERANCE
-from optimize.preparation import first_line
 from optimize.program import Program, tensor_value
 
 _HINT = (

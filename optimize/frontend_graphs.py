@@ -11,10 +11,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.from_export import plain_graph_module, quiet_export
 from optimize.frontend import capture
-from optimize.preparation import first_line, own_inputs
+from optimize.preparation import own_inputs
 from optimize.program import Program
 
 

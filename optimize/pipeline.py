@@ -12,10 +12,17 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from optimize.distances import output_error
-from optimize.errors import OptimizeError, Refused, UsageError, VerificationFailed, lacks_memory, require
+from optimize.errors import (
+    OptimizeError,
+    Refused,
+    UsageError,
+    VerificationFailed,
+    first_line,
+    lacks_memory,
+    require,
+)
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
-from optimize.preparation import first_line
 from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import Progress, heard_by, silent, tell
 from optimize.records import MergeOutlook

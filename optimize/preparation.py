@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused, UsageError, nearest
+from optimize.errors import Refused, UsageError, first_line, nearest
 from optimize.escaping import shortened
 from optimize.program import name_outputs
 
@@ -190,11 +190,6 @@ def _tensors_of(value: Any, path: tuple[Any, ...], left: list[str]) -> Any:
         else:
             kept[key] = found
     return kept if isinstance(value, Mapping) else tuple(kept.values())
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its type where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _parts(module: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, torch.nn.Module]]:

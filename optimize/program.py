@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from optimize import graph
 from optimize.costs import count
 from optimize.dimensions import BATCH, FreeSize
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.escaping import plain
 from optimize.plan import Quantization
 from optimize.records import Stats
@@ -228,7 +228,7 @@ class Program:
                     return torch.export.export(self.graph_module, self.inputs, dynamic_shapes=shapes, strict=False)
             except Exception as error:  # where not every size of a range fits, such as multiples of 8 alone
                 failure = error
-        raise Refused(f"The program cannot be re-exported: {_first_line(failure)}") from failure
+        raise Refused(f"The program cannot be re-exported: {first_line(failure)}") from failure
 
     def _dim(self, name: str) -> Any:
         size = self.free[name]
@@ -381,8 +381,3 @@ def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

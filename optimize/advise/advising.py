@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimize.advise.base import Advice, Host, Rule, Setting, registered
-from optimize.errors import OptimizeError
+from optimize.errors import OptimizeError, first_line
 from optimize.measure.latency import Latency
 from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
 from optimize.profile.profiling import run_fresh
@@ -90,7 +90,7 @@ def _tried(rule: Rule, setting: Setting, advice: Advice, attempt: bool) -> Advic
     try:
         measured = rule.attempt(setting)
     except (OptimizeError, RuntimeError) as error:  # torch lacks a kernel for that type or layout
-        return dataclasses.replace(advice, untried=f"the attempt failed: {str(error).splitlines()[0]}")
+        return dataclasses.replace(advice, untried=f"the attempt failed: {first_line(error)}")
     return advice if measured is None else dataclasses.replace(advice, measured=measured, untried="")
 
 

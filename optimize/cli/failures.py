@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from optimize import keeping
-from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory
+from optimize.errors import Defect, OptimizeError, Refused, UsageError, first_line, lacks_memory
 from optimize.escaping import plain, plain_lines, shortened
 
 DEBUG = "--debug"
@@ -86,8 +86,8 @@ def described(error: BaseException) -> str:
     >>> described(KeyError("dim")), described(ValueError())
     ("KeyError ('dim')", 'ValueError')
     """
-    line = next((entry.strip() for entry in str(error).splitlines() if entry.strip()), "")
-    return f"{type(error).__name__} ({line.rstrip('.')})" if line else type(error).__name__
+    kind, line = type(error).__name__, first_line(error)
+    return kind if line == kind else f"{kind} ({line.rstrip('.')})"
 
 
 @contextlib.contextmanager

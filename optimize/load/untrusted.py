@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from optimize import registry
-from optimize.errors import OptimizeError, Refused, lacks_memory
+from optimize.errors import OptimizeError, Refused, first_line, lacks_memory
 from optimize.load import exported, names, pickles, script
 from optimize.load.archive import Archive
 from optimize.load.identify import Kind
@@ -113,8 +113,7 @@ def readable(kind: Kind, name: str) -> Iterator[None]:
     except Exception as error:
         if lacks_memory(error):
             raise MemoryError(str(error)) from error
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise Refused(
-            f"'{name}' is a {kind.value} that torch cannot read: {line.split('. ')[0][:200]}.",
+            f"'{name}' is a {kind.value} that torch cannot read: {first_line(error).split('. ')[0][:200]}.",
             hint="Save or download the file again.",
         ) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError, first_line
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
@@ -113,8 +113,7 @@ def running(path: Path) -> Iterator[None]:
     except OptimizeError:
         raise
     except Exception as error:  # every runtime has its own
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise Refused(f"'{path}' cannot be run: {line}") from error
+        raise Refused(f"'{path}' cannot be run: {first_line(error)}") from error
 
 
 def other_processors(one: Subject, other: Subject) -> str:

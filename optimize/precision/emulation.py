@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.precision.constants import is_mask, narrow_call, narrowed
 from optimize.program import Program
 
@@ -67,7 +67,7 @@ class Emulation:
         try:
             return call.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, IndexError) as error:
-            what = f"'{graph.origin(call)}' cannot be computed from rounded values: {str(error).splitlines()[0]}"
+            what = f"'{graph.origin(call)}' cannot be computed from rounded values: {first_line(error)}"
             raise Refused(what, hint="Keep what it is computed from in float32 (--keep).") from error
 
     def outputs(self, flat: Sequence[torch.Tensor], halves: Collection[fx.Node]) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.files import whole
 from optimize.registry import register_target
 from optimize.targets import packaging
@@ -110,8 +110,7 @@ def _lower(exported: torch.export.ExportedProgram) -> Any:
             warnings.simplefilter("ignore")
             return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
     except Exception as error:  # its passes raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Refused(f"ExecuTorch cannot lower the program: {reason}", hint="Choose onnx.") from error
+        raise Refused(f"ExecuTorch cannot lower the program: {first_line(error)}", hint="Choose onnx.") from error
     finally:
         logging.disable(before)
 

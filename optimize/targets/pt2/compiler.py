@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.targets.pt2.lowering import operators
 
 CONFIGURATION = {
@@ -115,4 +115,4 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
                 exported, package_path=package, inductor_configs=dict(CONFIGURATION)
             )
     except Exception as error:
-        raise Refused((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        raise Refused(first_line(error)) from error

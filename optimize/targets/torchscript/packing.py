@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from optimize import graph, ops
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.quantization.grid import quantize_weight, weight_scales
@@ -157,7 +157,7 @@ def pack(module: fx.GraphModule, node: fx.Node, plan: Quantization) -> PackedLay
         packed = _pack_parts(layer, source, stored, bias, geometry, groups)
         check(node, packed, plain.dequantize(), bias)
     except RuntimeError as error:
-        raise Refused(str(error).splitlines()[0].rstrip(".")) from error
+        raise Refused(first_line(error).rstrip(".")) from error
     return packed
 
 
