@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -166,6 +168,27 @@ def require_layers(placed: Coverage, runtime: str) -> None:
     if not placed.quantized:
         reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in placed.left_float[:3])
         raise Refused(f"No layer can run in INT8 on {runtime}: {reasons}.", hint="Leave --int8 out for this target.")
+
+
+def lacking_compiler() -> tuple[str, str]:
+    """Return that inductor finds no C++ compiler and what to install; empty where there is one."""
+    if shutil.which(os.environ.get("CXX", "g++")) is not None:
+        return "", ""
+    return "no C++ compiler (g++, or what the variable CXX names) was found", "apt install g++"
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Let a variable of this process's environment have a value meanwhile, for libraries that ask for nothing else."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def planned_floats(program: Program) -> tuple[FloatLayer, ...]:

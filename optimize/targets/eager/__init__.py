@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
-import os
-import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -165,7 +163,7 @@ class _OtherWay(Eager):
         elif self.way.compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
             reason, install = "no C++ compiler (g++, or what the variable CXX names) was found", "apt install g++"
         else:
-            reason, install = "", ""
+            reason, install = packaging.lacking_compiler() if self.way.compiled else ("", "")
         return Availability(export=not reason, run=not reason, version=versions, reason=reason, install=install)
 
     def export(self, program: Program, path: Path) -> Artifact:

@@ -11,9 +11,7 @@ behind an input of one channel or one pixel it read it as channels first, and an
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -72,10 +70,8 @@ def f(*arrays):
     def available(self) -> Availability:
         """Say whether there is a C++ compiler; files run without one."""
         versions = {"torch": importlib.metadata.version("torch")}
-        if _compiler() is not None:
-            return Availability(export=True, run=True, version=versions)
-        reason = "no C++ compiler (g++, or what the variable CXX names) was found"
-        return Availability(export=False, run=True, version=versions, reason=reason, install="apt install g++")
+        reason, install = packaging.lacking_compiler()
+        return Availability(export=not reason, run=True, version=versions, reason=reason, install=install)
 
     def export(self, program: Program, path: Path) -> Artifact:
         """Compile the program for this CPU.
@@ -140,19 +136,13 @@ def f(*arrays):
 
     def noting_kernels(self) -> AbstractContextManager[None]:
         """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
-        from optimize.targets.pt2.probe import noting_kernels
-
-        return noting_kernels()
+        return packaging.variable("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "1")
 
     def probe(self, asked: Probing) -> Probe:
         """Load a package, compiled under ``noting_kernels``, for torch's profiler."""
         from optimize.targets.pt2.probe import PT2Probe
 
         return PT2Probe(self.load(asked.artifact, threads=asked.threads), asked)
-
-
-def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def _tied(torch_version: str, cpu: str) -> str:
@@ -188,13 +178,8 @@ def _unpacking_folder() -> Iterator[None]:
 
     Torch removes its copy when the process ends by itself; a worker that is killed would leave one each time.
     """
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="optimize-", ignore_cleanup_errors=True) as folder:
-        os.environ["TMPDIR"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = before
+    with (
+        tempfile.TemporaryDirectory(prefix="optimize-", ignore_cleanup_errors=True) as folder,
+        packaging.variable("TMPDIR", folder),
+    ):
+        yield

@@ -6,11 +6,9 @@ the operators they compute.
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from optimize import graph
@@ -23,7 +21,6 @@ from optimize.targets.torch_probe import TorchProbe
 #: A comment that names the nodes of the next library kernel, or the place where a kernel is called.
 _LINES = re.compile(r'Source Nodes: \[([^\]]*)\]|KernelContextGuard _ctx\("(\w+)"')
 _NOTED = re.compile(r"^graph_\d+_")
-_VARIABLE = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"
 
 
 class PT2Probe(TorchProbe):
@@ -45,20 +42,6 @@ class PT2Probe(TorchProbe):
         sources = [() if place is None else self._written[place][1] for place in places]
         found = attribute(calls_of(self._program), claims_of(names, sources, self._program))
         return tuple(TimedKernel(name, _short(name), mine) for name, mine in zip(names, found, strict=True))
-
-
-@contextmanager
-def noting_kernels() -> Iterator[None]:
-    """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before
 
 
 def kernels_in(package: Path) -> list[tuple[str, tuple[str, ...]]]:
