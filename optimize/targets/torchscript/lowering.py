@@ -74,10 +74,21 @@ def coverage(lowered: Lowered, scripted: torch.jit.ScriptModule) -> Coverage:
 
 
 class _Copy:
-    """A graph under construction, with the attributes its nodes name."""
+    """A graph under construction, with the attributes its nodes name.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    Args:
+        program: What is written.
+        layers: The calls that ``emit`` writes; everything else stays in float.
+        emit: Writes one and returns its value.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        layers: Container[fx.Node] = (),
+        emit: Callable[[Any, fx.Node], fx.Node] | None = None,
+    ) -> None:
+        self.program, self._layers, self._emit = program, layers, emit
         self.graph = fx.Graph()
         self.attributes: dict[str, Any] = {}
         self.floats: dict[fx.Node, fx.Node] = {}
@@ -94,14 +105,26 @@ class _Copy:
             self.floats[node] = self.attribute(path, graph.attribute(self.program.graph_module, path))
         return self.floats[node]
 
-    def finish(self) -> fx.GraphModule:
-        """Return the graph with its output, without what nobody reads."""
+    def call(self, node: fx.Node) -> None:
+        """Write one call of the program."""
+        if self._emit is not None and node in self._layers:
+            self.floats[node] = self._emit(self, node)
+        else:
+            self.floats[node] = self.graph.node_copy(node, self.value)
+
+    def write(self) -> fx.GraphModule:
+        """Write the whole program; return the graph without what nobody reads."""
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self.floats[node] = self.graph.node_copy(node)
+            elif node.op == "call_function":
+                self.call(node)
         self.graph.output(tuple(self.value(value) for value in self.program.outputs))
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         return fx.GraphModule(self.attributes, self.graph, class_name="Program")
 
 
-class _Integers(_Copy):
+class Integers(_Copy):
     """A graph under construction whose values are float, integers, or both, converted where they meet."""
 
     def __init__(self, program: Program, placement: TorchScriptPlacement) -> None:
@@ -144,7 +167,7 @@ class _Integers(_Copy):
         elif node.target is aten.sym_size.int and node.args[0] in self.integers:
             self.floats[node] = self.graph.node_copy(node, lambda source: self.integers[source])
         else:
-            self.floats[node] = self.graph.node_copy(node, self.value)
+            super().call(node)
 
     def _layer(self, node: fx.Node) -> None:
         packed = self.placement.packed[node]
@@ -164,14 +187,8 @@ def _static(program: Program, plan: Quantization) -> Lowered:
         write_halves(program, plan)
         program.refresh()
     placement = place(program, plan)
-    lowering = _Integers(program, placement)
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            lowering.floats[node] = lowering.graph.node_copy(node)
-        elif node.op == "call_function":
-            lowering.call(node)
     names = tuple(graph.origin(node) for node in placement.packed)
-    return Lowered(lowering.finish(), names, placement.left_float)
+    return Lowered(Integers(program, placement).write(), names, placement.left_float)
 
 
 def _dynamic(program: Program, plan: Quantization) -> Lowered:
@@ -181,7 +198,7 @@ def _dynamic(program: Program, plan: Quantization) -> Lowered:
         values = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed[node])]
         return emit_dynamic(copy.graph, node, values, copy.value)
 
-    return Lowered(_rewritten(program, packed, emit), tuple(map(graph.origin, packed)), left)
+    return Lowered(_Copy(program, packed, emit).write(), tuple(map(graph.origin, packed)), left)
 
 
 def _weights(program: Program, plan: Quantization) -> Lowered:
@@ -193,19 +210,6 @@ def _weights(program: Program, plan: Quantization) -> Lowered:
         source = graph.argument(node, "input" if node.target is aten.linear.default else "indices")
         return copy.graph.call_module(names[node], (copy.value(source),))
 
-    return Lowered(_rewritten(program, modules, emit), tuple(map(graph.origin, modules)), left, tuple(names.values()))
-
-
-def _rewritten(
-    program: Program, layers: Container[fx.Node], emit: Callable[[_Copy, fx.Node], fx.Node]
-) -> fx.GraphModule:
-    """Return a copy of a program whose layers are what ``emit`` writes, everything else in float."""
-    copy = _Copy(program)
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            copy.floats[node] = copy.graph.node_copy(node)
-        elif node in layers:
-            copy.floats[node] = emit(copy, node)
-        elif node.op == "call_function":
-            copy.floats[node] = copy.graph.node_copy(node, copy.value)
-    return copy.finish()
+    return Lowered(
+        _Copy(program, modules, emit).write(), tuple(map(graph.origin, modules)), left, tuple(names.values())
+    )
