@@ -85,7 +85,7 @@ class Pass(ABC):
     @property
     def data(self) -> Given | None:
         """The calibration data it was given; None where it takes none."""
-        return None
+        return getattr(self, "calibration", None)
 
     @property
     def included(self) -> str:

@@ -78,11 +78,6 @@ class _CastHalf(PrecisionPass):
             require_batches(self.calibration)
 
     @property
-    def data(self) -> Given | None:
-        """The calibration data it was given."""
-        return self.calibration
-
-    @property
     def continues(self) -> bool:
         """Whether it goes on from the INT8 variant before it."""
         return self.mixed

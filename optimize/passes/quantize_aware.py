@@ -78,11 +78,6 @@ class QuantizeAware(IntegerPass):
             )
         self._calibrated()  # refuses calibration data that cannot be read twice, and bits that do not exist
 
-    @property
-    def data(self) -> Given:
-        """The calibration data it was given."""
-        return self.calibration
-
     def rewrite(self, program: Program) -> Outcome:
         """Calibrate, train, and write what was learned onto the program.
 

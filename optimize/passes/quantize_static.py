@@ -103,11 +103,6 @@ class QuantizeStatic(IntegerPass):
         if self.bits not in range(2, 9):
             raise UsageError(f"bits={self.bits}: weights have 2 to 8 bits.")
 
-    @property
-    def data(self) -> Given:
-        """The calibration data it was given."""
-        return self.calibration
-
     def suited_to(self, target: str) -> QuantizeStatic:
         """Return the pass with ranges for a target of formats other than the usual ones."""
         usual = bool(self.target) or find_target(target).numerics.formats == USUAL.formats

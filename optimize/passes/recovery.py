@@ -67,11 +67,6 @@ class Recovery(Pass):
     calibration: Given = field(repr=False, compare=False)
     unless_near: bool = False
 
-    @property
-    def data(self) -> Given:
-        """The calibration data it was given."""
-        return self.calibration
-
     @abstractmethod
     def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
         """Return the links that the pass is for, and what it leaves alone with the reason."""
