@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +18,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.program import Program
+from optimize.progress import quiet
 from optimize.recurrent import shape_rules
 
 
@@ -119,15 +118,8 @@ def _size(limits: Any) -> FreeSize:
 @contextlib.contextmanager
 def quiet_export() -> Iterator[None]:
     """Keep torch's warnings, its log of guards and the graphs it prints to itself: what matters is in the error."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), shape_rules():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with quiet("torch.fx.experimental.symbolic_shapes"), contextlib.redirect_stderr(io.StringIO()), shape_rules():
+        yield
 
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -1,7 +1,9 @@
-"""How far something is, told from inside passes and targets to whoever shows it."""
+"""How far something is, told from inside passes and targets to whoever shows it; what libraries say is kept apart."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,6 +34,21 @@ def heard_by(listener: Progress) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def quiet(*loggers: str, level: int = logging.CRITICAL) -> Iterator[None]:
+    """Keep the warnings of libraries, and what some loggers say below a level, off the user's terminal."""
+    found = [logging.getLogger(name) for name in loggers]
+    levels = [logger.level for logger in found]
+    try:
+        for logger in found:
+            logger.setLevel(level)
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for logger, before in zip(found, levels, strict=True):
+            logger.setLevel(before)
 
 
 def tell(phase: str, share: float) -> None:

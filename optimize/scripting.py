@@ -68,8 +68,7 @@ def compile_graph(module: fx.GraphModule) -> torch.jit.ScriptModule:
         Refused: TorchScript lacks something the graph uses.
     """
     plain = _scriptable(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             return torch.jit.script(plain).eval()
         except Exception as error:

@@ -123,8 +123,7 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
             content = read_bytes(file, most_bytes=_MOST_BYTES)
             watched = _Watched(content)
             with Image.open(watched, formats=_FORMATS) as opened:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import pickle
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -32,6 +30,7 @@ from optimize.load.graph_json import GraphReading
 from optimize.load.pickles import wanted_globals
 from optimize.load.raw_tensors import read_tensors
 from optimize.load.trees import read_tree
+from optimize.progress import quiet
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
 _SCHEMA = 8
@@ -173,14 +172,5 @@ def _plain_tree(node: Mapping[str, Any]) -> Any:
 
 def read_trusted(file: IO[bytes]) -> torch.export.ExportedProgram:
     """Load a ``.pt2`` with torch's own reader on the CPU, running whatever code it holds; its log is kept quiet."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.load(file)
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quiet("torch.export", "torch.export.pt2_archive._package"):
+        return torch.export.load(file)

@@ -88,8 +88,7 @@ def read(path: Path, name: str) -> torch.jit.ScriptModule:
     """
     _refuse_code_at_load(path, name)
     unit: Any = torch._C.CompilationUnit()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         found = torch._C.import_ir_module(unit, str(path), torch.device("cpu"), {}, False)  # type: ignore[call-arg]
         for function, problem in _found(unit.get_functions(), found):
             raise Refused(f"'{name}' is a TorchScript file whose function '{function}' {problem}.", hint=_HINT)
@@ -116,8 +115,7 @@ def _refuse_code_at_load(path: Path, name: str) -> None:
 
 def read_trusted(file: Any) -> torch.jit.ScriptModule:
     """Load a TorchScript file on the CPU, whatever it calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return torch.jit.load(file, map_location="cpu")
 
 

@@ -70,8 +70,7 @@ def f(*arrays):
                 hint="Choose a target with INT8 kernels, such as torchscript or onnx.",
             )
         buffer = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.export.save(program.export(), buffer)
         with files.whole(path) as temporary:
             temporary.write_bytes(buffer.getvalue())
@@ -84,8 +83,7 @@ def f(*arrays):
 
         from optimize.targets.torch_runner import TorchRunner
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             exported = torch.export.load(io.BytesIO(artifact.path.read_bytes()))
             unlifted = exported.module(check_guards=False)
         unlifted.graph.set_codegen(fx.graph.CodeGen())
@@ -160,8 +158,6 @@ class _OtherWay(Eager):
         versions = {"torch": importlib.metadata.version("torch")}
         if self.way.device == "cuda":
             reason, install = _no_gpu()
-        elif self.way.compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
-            reason, install = "no C++ compiler (g++, or what the variable CXX names) was found", "apt install g++"
         else:
             reason, install = packaging.lacking_compiler() if self.way.compiled else ("", "")
         return Availability(export=not reason, run=not reason, version=versions, reason=reason, install=install)

@@ -106,8 +106,7 @@ def _lower(exported: torch.export.ExportedProgram) -> Any:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
     except Exception as error:  # its passes raise what they like
         raise Refused(f"ExecuTorch cannot lower the program: {first_line(error)}", hint="Choose onnx.") from error

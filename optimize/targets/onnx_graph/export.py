@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,12 @@ from onnxscript.optimizer import fold_constants
 
 from optimize import graph
 from optimize.errors import Refused
-from optimize.named import free_name
 from optimize.files import whole
 from optimize.graph import aten
+from optimize.named import free_name
 from optimize.normal_form import is_settled
 from optimize.program import Program
+from optimize.progress import quiet
 from optimize.recurrent import shape_rules
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
@@ -112,7 +111,10 @@ def _slim(proto: onnx.ModelProto) -> None:
 def _translate(program: Program, exported: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     try:
         # It traces again, and would fix lengths behind recurrent layers; ONNX has these two, others are taken apart.
-        with _silence(), shape_rules(aten.lstm.input, aten.gru.input):
+        with (
+            quiet("torch.onnx", "onnxscript", "onnx_ir", level=logging.ERROR),
+            shape_rules(aten.lstm.input, aten.gru.input),
+        ):
             translated = torch.onnx.export(
                 exported,
                 dynamo=True,
@@ -196,22 +198,6 @@ def _refusal(program: Program, error: BaseException) -> Refused:
         f"ONNX has no translation of the operator {missing[1]}.{name}{where}.",
         hint="Write the layer with standard operators, or use --to torchscript.",
     )
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the exporter's progress and its remarks on packages that are not needed off the user's terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _name_dimensions(program: Program, translated: torch.onnx.ONNXProgram) -> None:

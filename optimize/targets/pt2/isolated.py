@@ -39,8 +39,7 @@ def compile_package(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         program, package = folder / "program.pt2", folder / "model.pt2"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.export.save(exported, program)
         _compile(folder, {"program": str(program), "package": str(package)}, limit_s)
         with whole(path) as temporary:

@@ -105,7 +105,6 @@ def exported(program: Program) -> Iterator[Path]:
         raise Refused("Torch-TensorRT takes no INT8 plan.", hint="Leave library out: INT8 goes through ONNX.")
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         path = Path(folder) / "program.pt2"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.export.save(program.export(), path)
         yield path

@@ -100,8 +100,7 @@ def f(*arrays):
 
         from optimize.targets.torch_runner import TorchRunner
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             module = torch.jit.load(str(artifact.path), map_location="cpu")
         return TorchRunner(artifact, module, threads)
 
@@ -117,8 +116,7 @@ def _compile(program: Program) -> torch.jit.ScriptModule:
 
     from optimize.scripting import compile_program
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return torch.jit.freeze(_alone(program.compiled or compile_program(program)), optimize_numerics=False)
 
 
@@ -128,8 +126,7 @@ def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
     from optimize.scripting import compile_graph
     from optimize.targets.torchscript.lowering import coverage, lower
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         lowered = lower(program)
         kept = list(lowered.packed_at_load)
         alone = _alone(compile_graph(lowered.module))
@@ -161,8 +158,7 @@ def _alone(scripted: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     """Return a module apart from what else this process has compiled, which would number the names in its file."""
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return torch.jit.load(io.BytesIO(_saved(scripted)), map_location="cpu")
 
 
@@ -171,7 +167,6 @@ def _saved(scripted: torch.jit.ScriptModule) -> bytes:
     import torch
 
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         torch.jit.save(scripted, buffer)
     return buffer.getvalue()
