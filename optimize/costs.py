@@ -168,7 +168,7 @@ def program_costs(program: Program, batch: int = 1) -> Costs:
 
 def values_at(program: Program, batch: int) -> Values:
     """Return the tensors that each node of a program gives for a batch of this size (ignored where it is fixed)."""
-    inputs = program.sample(batch) if program.batch else program.inputs
+    inputs = program.sample(batch)
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     sizes = {
         symbol.node.expr: size

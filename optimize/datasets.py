@@ -169,8 +169,7 @@ def _noise(program: Program, batch: int) -> Iterator[Batch]:
     """Yield batches of normal noise, and of shuffled example values for inputs that are not floating point."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(-(-UNLABELLED_SAMPLES // batch)):
-        inputs = program.sample(batch) if program.batch else program.inputs
-        yield Batch(tuple(_fresh(tensor, generator) for tensor in inputs))
+        yield Batch(tuple(_fresh(tensor, generator) for tensor in program.sample(batch)))
 
 
 def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

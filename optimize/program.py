@@ -162,7 +162,7 @@ class Program:
         return tuple(flat)
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
-        """Return flat inputs of another batch size, made by cycling through the rows of the example inputs."""
+        """Return flat inputs of another batch size, cycling through the example inputs; those where it is fixed."""
         return self.resized({BATCH: batch})
 
     def resized(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:

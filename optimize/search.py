@@ -215,8 +215,7 @@ def layer_costs(
 
 def one_sample(program: Program) -> list[np.ndarray]:
     """Return the inputs of one run that is timed: one sample, or the fixed batch."""
-    inputs = program.sample(1) if program.batch else program.inputs
-    return [to_array(tensor) for tensor in inputs]
+    return [to_array(tensor) for tensor in program.sample(1)]
 
 
 def calibration(program: Program) -> Iterable[Sequence[torch.Tensor]]:

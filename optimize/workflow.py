@@ -38,7 +38,7 @@ from optimize.report.assemble import assemble
 from optimize.report.files import save
 from optimize.report.model import Report
 from optimize.report.run import tell_run
-from optimize.search import Search, as_decided
+from optimize.search import Search, as_decided, one_sample
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import check, staging
@@ -279,9 +279,8 @@ def _measure(
 ) -> tuple[MeasureResult, tuple[Quality, ...]]:
     """Time and judge the baseline and every artifact that can run here, each in its own process."""
     runnable = [entry.made for entry in exports if _runs_here(entry)]
-    one = program.sample(1) if program.batch else program.inputs
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
-        timings = measure(fleet, [to_array(tensor) for tensor in one], progress=tell)
+        timings = measure(fleet, one_sample(program), progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
         more, noise = _other_sizes(program), datasets.synthetic
         qualities = judge(fleet, batches, metric=datasets.metric, noise=noise, more_noise=more)

@@ -107,5 +107,5 @@ def _startup(setting: Setting, threads: int, progress: Progress) -> Latency | No
     """Return what the first call and a later one cost in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         artifact = find_target("eager").export(setting.program, Path(folder) / "model.eager.pt2")
-        inputs = [to_array(tensor) for tensor in setting.inputs(setting.program)]
+        inputs = [to_array(tensor) for tensor in setting.program.sample(setting.batch)]
         return run_fresh(artifact, inputs, threads, progress).latency

@@ -106,13 +106,9 @@ class Setting:
         least = (self.limits.least_s(cost.macs, cost.moved_bytes, cost.dtype) for cost in costs)
         return sum(least) + self.limits.call_s * len(costs)
 
-    def inputs(self, program: Program) -> tuple[torch.Tensor, ...]:
-        """Return flat inputs of one run."""
-        return program.sample(self.batch) if program.batch else program.inputs
-
     def runner(self, program: Program) -> Callable[[], object]:
         """Return a program on its inputs as something to run."""
-        return functools.partial(program.run, self.inputs(program))
+        return functools.partial(program.run, program.sample(self.batch))
 
     def compare(self, before: Program, after: Program) -> Measured:
         """Run two programs in eager in turns."""

@@ -46,7 +46,7 @@ def try_channels_last(setting: Setting) -> Measured | None:
     last = setting.fused.clone()
     for weight in last.graph_module.parameters():
         weight.data = _channels_last(weight.data)
-    inputs = tuple(_channels_last(tensor) for tensor in setting.inputs(last))
+    inputs = tuple(_channels_last(tensor) for tensor in last.sample(setting.batch))
     return compare_runs(setting.runner(setting.fused), lambda: last.run(inputs), "the fused network in eager")
 
 

@@ -49,7 +49,7 @@ def try_int8(setting: Setting) -> Measured | None:
     if files is None:
         return None
     real, integer = (artifact.load(threads=setting.limits.threads) for artifact in files)
-    inputs = [to_array(tensor) for tensor in setting.inputs(setting.fused)]
+    inputs = [to_array(tensor) for tensor in setting.fused.sample(setting.batch)]
     return compare_runs(lambda: real.run(inputs), lambda: integer.run(inputs), "the fused network in ONNX Runtime")
 
 

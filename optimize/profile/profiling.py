@@ -78,17 +78,16 @@ def profile_program(
         Refused: The target lacks something the program uses, or fails while it runs it.
     """
     require_times(target)
-    inputs = program.sample(batch) if program.batch else program.inputs
     size = batch if program.batch else program.samples
     costs = program_costs(program, size)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name, torch_threads(threads):
         artifact = _export(program, target, Path(name), progress)
-        arrays = [to_array(tensor) for tensor in inputs]
+        arrays = [to_array(tensor) for tensor in program.sample(batch)]
         with running(artifact.path):
             probe = find_target(target).probe(Probing(artifact, arrays, Path(name), threads, program))
             times = take_times(probe, progress=progress)
         process = FreshProcess.of(run_fresh(artifact, arrays, threads, progress)) if fresh else None
-        python = _python(program, inputs) if target == "eager" else None
+        python = _python(program, program.sample(batch)) if target == "eager" else None
     progress("machine", 0.0)
     layers = {node.name: graph.origin(node) for node in program.graph.nodes}
     return dataclasses.replace(
