@@ -28,6 +28,7 @@ from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, UsageError, nearest
 from optimize.measure import metrics
 from optimize.passes.base import Pass, Stage
+from optimize.records import first_mistake
 from optimize.regular import shown
 from optimize.targets.base import Target
 
@@ -281,9 +282,8 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
     try:
         recipe = Recipe.model_validate(dict(content))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
+        place, reason = first_mistake(error)
+        raise UsageError(f"{source}: {place}: {reason}.") from error
     for entry in recipe.passes:
         check_options(entry, source=source)
     if recipe.keep and not any(entry.keeps for entry in recipe.passes):

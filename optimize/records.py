@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
 _Kept = TypeVar("_Kept", bound=BaseModel)
@@ -161,6 +161,12 @@ def gather(kind: type[_Kept], *parts: object, **more: object) -> _Kept:
     """Return the record that says what these say, under the names they have for it, and what else is given."""
     told = {name: value for part in parts for name, value in vars(part).items()} | more
     return kind.model_validate({name: told[name] for name in kind.model_fields if name in told})
+
+
+def first_mistake(error: ValidationError) -> tuple[str, str]:
+    """Return where the first thing is that a record cannot be, in dots and empty for the whole, and why."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 def now() -> str:

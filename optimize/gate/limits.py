@@ -29,6 +29,7 @@ from optimize.errors import Refused, UsageError, nearest
 from optimize.measure import metrics
 from optimize.measure.bound import Bound, require_judged
 from optimize.measure.metrics import Metric
+from optimize.records import first_mistake
 from optimize.regular import shown
 
 _BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
@@ -286,9 +287,8 @@ def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: st
     try:
         found = Settings.model_validate(whole)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
+        place, reason = first_mistake(error)
+        raise UsageError(f"{source}: {place}: {reason}.") from error
     for case in found.cases:
         if not named.is_named(case.metric or ""):  # code is imported once its file is trusted
             case.require_judged()

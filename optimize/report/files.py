@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from optimize.errors import UsageError
 from optimize.files import check, write_text
+from optimize.records import first_mistake
 from optimize.report.model import Report, SavedTable, StrictRecord
 from optimize.texts import read_json
 from optimize.transaction import staging
@@ -109,6 +110,5 @@ def checked(kind: type[_Read], content: object, path: Path, noun: str) -> _Read:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UsageError(f"'{path}' is not {noun} of this version: {where}: {first['msg']}.") from error
+        place, reason = first_mistake(error)
+        raise UsageError(f"'{path}' is not {noun} of this version: {place or 'the file'}: {reason}.") from error
