@@ -16,13 +16,12 @@ from optimize.measure.runs import (
     Runs,
     Scenario,
     Speedup,
-    Start,
     Track,
     middle,
     samples_by_restart,
     speedup,
 )
-from optimize.measure.statistics import nested_interval, percentile
+from optimize.measure.statistics import median, nested_interval, percentile
 from optimize.measure.subjects import Subject
 
 Status = Literal["measured", "not_run", "failed"]
@@ -145,12 +144,13 @@ def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, s
     samples = np.concatenate([entry for rounds in restarts for entry in rounds])
     low, high = nested_interval(restarts, seed=seed)
     alone = samples if blocks[0].group == 1 else samples[:0]
-    device = [value for block in blocks for value in block.device_s]
     return Figures(
         batch=scenario.batch,
         streams=scenario.streams,
         runs=int(samples.size),
-        first_s=_first_s(track.starts, scenario),
+        first_s=median(
+            start.warm_ups[scenario.name].first_s[0] for start in track.starts if scenario.name in start.warm_ups
+        ),
         median_s=float(np.median(samples)),
         ci_low_s=low,
         ci_high_s=high,
@@ -158,7 +158,7 @@ def _figures(track: Track[Subject], first: Track[Subject], scenario: Scenario, s
         p95_s=percentile(alone, 95),
         p99_s=percentile(alone, 99),
         cpu_s=float(np.median([value for block in blocks for value in block.cpu_s])),
-        device_s=float(np.median(device)) if device else None,
+        device_s=median(value for block in blocks for value in block.device_s),
         throughput=_throughput(blocks, scenario, seed),
         speedup=None if track is first else speedup(first.blocks.get(scenario, []), blocks, seed, choice.clock),
         restart_medians_s=tuple(float(np.median(np.concatenate(rounds))) for rounds in restarts),
@@ -174,11 +174,6 @@ def _throughput(blocks: Sequence[Block], scenario: Scenario, seed: int) -> Throu
     else:
         rates = [scenario.batch / float(np.median(block.samples_s)) for block in blocks]
     return Throughput(*middle(blocks, rates, seed))
-
-
-def _first_s(starts: Sequence[Start], scenario: Scenario) -> float | None:
-    found = [start.warm_ups[scenario.name].first_s[0] for start in starts if scenario.name in start.warm_ups]
-    return float(np.median(found)) if found else None
 
 
 def _energy_j(blocks: Sequence[Block]) -> float | None:

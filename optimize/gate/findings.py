@@ -8,11 +8,12 @@ from optimize import wording as form
 from optimize.gate.baseline import Baseline
 from optimize.gate.limits import Case, Growth
 from optimize.gate.record import FindingRecord
-from optimize.gate.rounds import GateTrace, SideName
+from optimize.gate.rounds import SIDES, GateTrace
 from optimize.gate.verdict import Decision, Demand, Verdict
 from optimize.measure.bound import Bound, BoundCheck
 from optimize.measure.quality import Quality
 from optimize.measure.runs import Clock
+from optimize.measure.statistics import median
 
 #: What is asked of the outputs where nobody says and nothing else is judged, dB.
 MIN_SQNR_DB = 20.0
@@ -51,7 +52,7 @@ def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[FindingRe
 
 def of_memory(case: Case, trace: GateTrace) -> list[FindingRecord]:
     """Return what follows from the largest resident memory of the processes, the median over restarts."""
-    base, candidate = (_peak(trace, side) for side in ("base", "candidate"))
+    base, candidate = (median(start.peak_memory_bytes for start in trace.starts(side)) for side in SIDES)
     if case.max_memory is not None and (base is None or candidate is None):
         reason = "this system does not tell the memory of a process"
         return [_finding("memory", Verdict.INCONCLUSIVE, _allowed(case.max_memory), form.MISSING, reason)]
@@ -109,11 +110,6 @@ def _allowed(limit: Growth) -> str:
     if limit.size_bytes is not None:
         return f"at most {form.size(int(limit.size_bytes))}"
     return f"at most {100 * (limit.share or 0.0):g} % more"
-
-
-def _peak(trace: GateTrace, side: SideName) -> float | None:
-    found = [start.peak_memory_bytes for start in trace.starts(side) if start.peak_memory_bytes is not None]
-    return float(np.median(found)) if found else None
 
 
 def _finding(metric: str, verdict: Verdict, limit: str, found: str, reason: str) -> FindingRecord:

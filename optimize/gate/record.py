@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from pydantic import AliasChoices, ConfigDict, Field
 
 from optimize.gate import rounds
@@ -14,7 +13,7 @@ from optimize.gate.rounds import GateTrace, SideName
 from optimize.gate.verdict import Decision, Demand, Ratio, Verdict
 from optimize.measure.metrics import Unit
 from optimize.measure.runs import Clock
-from optimize.measure.statistics import percentile
+from optimize.measure.statistics import median, percentile
 from optimize.measure.subjects import Subject
 from optimize.records import FrozenRecord, gather
 
@@ -264,18 +263,17 @@ def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
     if not trace.rounds:
         return {}
     samples, blocks, starts = trace.samples(side), list(trace.blocks(side)), trace.starts(side)
-    peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes is not None]
-    first_calls = [start.first_call_s for start in starts if start.first_call_s is not None]
+    peak = median(start.peak_memory_bytes for start in starts)
     return {
         "runs": samples.size,
-        "median_s": float(np.median(samples)),
-        "cpu_median_s": float(np.median([sample for block in blocks for sample in block.cpu_s])),
+        "median_s": median(samples),
+        "cpu_median_s": median(sample for block in blocks for sample in block.cpu_s),
         "p90_s": percentile(samples, 90),
         "p95_s": percentile(samples, 95),
         "p99_s": percentile(samples, 99),
-        "load_s": float(np.median([start.load_s for start in starts])),
-        "first_call_s": float(np.median(first_calls)) if first_calls else None,
-        "peak_memory_bytes": int(np.median(peaks)) if peaks else None,
+        "load_s": median(start.load_s for start in starts),
+        "first_call_s": median(start.first_call_s for start in starts),
+        "peak_memory_bytes": None if peak is None else int(peak),
         "preempted": sum(block.preempted for block in blocks),
         "waited": sum(block.waited for block in blocks),
     }

@@ -6,6 +6,7 @@ from optimize import wording as form
 from optimize.escaping import plain
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord, SideRecord
 from optimize.gate.verdict import Ratio, Verdict
+from optimize.measure.statistics import SAMPLES_FOR
 
 COLUMNS = ("Case", "Base", "Candidate", "Ratio [95 %]", "Verdict", "Rounds", "Clock")
 
@@ -132,9 +133,10 @@ def _timing(case: CaseRecord) -> list[str]:
 
 def _tail(side: SideRecord) -> str:
     """Return the percentiles, with the number of runs that the missing ones need."""
-    known = [(90, 64, side.p90_s), (95, 130, side.p95_s), (99, 662, side.p99_s)]
-    shown = [f"p{percent} {form.seconds(value)}" for percent, _, value in known if value is not None]
-    missing = next((f"p{percent} n/a (needs {least} runs)" for percent, least, value in known if value is None), "")
+    known = {90: side.p90_s, 95: side.p95_s, 99: side.p99_s}
+    shown = [f"p{percent} {form.seconds(value)}" for percent, value in known.items() if value is not None]
+    lacking = (percent for percent, value in known.items() if value is None)
+    missing = next((f"p{percent} n/a (needs {SAMPLES_FOR[percent]} runs)" for percent in lacking), "")
     return ", ".join([f"{side.runs} runs", *shown, *([missing] if missing else [])])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,12 @@ def percentile(samples: np.ndarray, percent: int) -> float | None:
     (56.7, None)
     """
     return float(np.percentile(samples, percent)) if samples.size >= SAMPLES_FOR[percent] else None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
 
 
 def nested_interval(restarts: Sequence[Sequence[np.ndarray]], *, seed: int) -> tuple[float, float]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-import numpy as np
-
 from optimize import wording as form
 from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
@@ -15,7 +13,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.feed import NOISE
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Start, Track
-from optimize.measure.statistics import SAMPLES_FOR
+from optimize.measure.statistics import SAMPLES_FOR, median
 from optimize.measure.subjects import Subject
 from optimize.records import gather
 from optimize.report import document as doc
@@ -77,8 +75,6 @@ class BenchRow(StrictRecord):
     def of(cls, track: Track[Subject], judged: Judged) -> BenchRow:
         """Return the row of a subject."""
         artifact, starts = track.subject.artifact, track.starts
-        loads = [start.load_s for start in starts if start.load_s]
-        firsts = [next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups]
         peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
         return gather(
             cls,
@@ -89,8 +85,8 @@ class BenchRow(StrictRecord):
             size_bytes=artifact.size_bytes or None,
             sha256=artifact.sha256 or None,
             ran_on=track.ran_on,
-            load_s=float(np.median(loads)) if loads else None,
-            first_call_s=float(np.median(firsts)) if firsts else None,
+            load_s=median(start.load_s or None for start in starts),
+            first_call_s=median(next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups),
             peak_memory_bytes=max(peaks, default=None),
             starts=tuple(starts),
         )
