@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from optimize.measure.environment import ask_gpus
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -95,12 +97,9 @@ def find_meter(device: str, folder: Path = POWERCAP) -> tuple[EnergyMeter | None
 
 def gpu_watts(command: str) -> float | None:
     """Return the power of the first GPU in watts, None where it reports none."""
-    question = [command, "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        answer = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
-        return float(answer.stdout.strip())
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    with suppress(ValueError):
+        return next(map(float, ask_gpus(command, "power.draw", "--format=csv,noheader,nounits", "--id=0")), None)
+    return None
 
 
 def _is_readable(path: Path) -> bool:

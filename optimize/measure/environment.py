@@ -9,11 +9,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 from optimize import processor
 from optimize.registry import targets
+from optimize.targets.packaging import versions_of
 
 CPUFREQ = Path("/sys/devices/system/cpu")
 #: Runnable processes for each core from which a machine counts as busy.
@@ -80,7 +80,7 @@ def current() -> Environment:
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         load_average=_load_average(),
-        gpus=_gpus(),
+        gpus=ask_gpus(shutil.which("nvidia-smi") or "", "name,driver_version,compute_cap", "--format=csv,noheader"),
         versions=_versions(),
     )
 
@@ -137,11 +137,9 @@ def _load_average() -> tuple[float, float, float] | None:
         return None
 
 
-def _gpus() -> tuple[str, ...]:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    question = [command, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+def ask_gpus(command: str, fields: str, *options: str) -> tuple[str, ...]:
+    """Return what ``nvidia-smi`` says of some fields, a line a GPU; nothing where it does not answer."""
+    question = [command, f"--query-gpu={fields}", *options]
     try:
         answer = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
@@ -150,11 +148,5 @@ def _gpus() -> tuple[str, ...]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
     runtimes = (name for target in targets().values() for name in target.packages)
-    for name in dict.fromkeys(("optimize", "torch", "numpy", *runtimes)):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return versions_of(*dict.fromkeys(("optimize", "torch", "numpy", *runtimes)))

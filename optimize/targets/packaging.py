@@ -170,6 +170,17 @@ def require_layers(placed: Coverage, runtime: str) -> None:
         raise Refused(f"No layer can run in INT8 on {runtime}: {reasons}.", hint="Leave --int8 out for this target.")
 
 
+def versions_of(*names: str) -> dict[str, str]:
+    """Return the versions of those distributions that are installed, by name."""
+    from importlib import metadata  # as slow to import as the rest of a worker's own code
+
+    found = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def lacking_compiler() -> tuple[str, str]:
     """Return that inductor finds no C++ compiler and what to install; empty where there is one."""
     if shutil.which(os.environ.get("CXX", "g++")) is not None:

@@ -126,7 +126,9 @@ $feeds
 
     def available(self) -> Availability:
         """Say whether the file can be written (always) and run (ONNX Runtime is installed)."""
-        versions = _versions()
+        from optimize.targets.packaging import versions_of
+
+        versions = versions_of(*_WRITERS, *CPU.packages)
         if any(name in versions for name in CPU.packages):
             return Availability(export=True, run=True, version=versions)
         reason = "ONNX Runtime is not installed"
@@ -282,8 +284,9 @@ class _OnProvider(Onnx):
     def available(self) -> Availability:
         """Say whether this ONNX Runtime has the provider."""
         from optimize.targets.onnx.runner import import_runtime
+        from optimize.targets.packaging import versions_of
 
-        versions = _versions()
+        versions = versions_of(*_WRITERS, *CPU.packages)
         if any(name in versions for name in self.provider.packages):
             if self.provider.name in import_runtime().get_available_providers():
                 return Availability(export=True, run=True, version=versions)
@@ -408,16 +411,3 @@ def _verified(artifact: Artifact, placed: Coverage | None) -> tuple[Coverage | N
         return placed and read_coverage(artifact.path, placed), [halves] if halves else []
     except TargetUnavailable as error:
         return placed, [f"What runs was not verified in the runtime: {error.what}"]
-
-
-def _versions() -> dict[str, str]:
-    return {name: version for name in (*_WRITERS, *CPU.packages) if (version := _version(name))}
-
-
-def _version(name: str) -> str:
-    import importlib.metadata  # as slow to import as the rest of a worker's own code
-
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -9,7 +9,6 @@ HardSigmoid is a clip, and attention is scaled behind its product: each removes 
 
 from __future__ import annotations
 
-import importlib.metadata
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from optimize.registry import register_target
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
+from optimize.targets.packaging import versions_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -109,9 +109,8 @@ $feeds
 
     def available(self) -> Availability:
         """Say whether OpenVINO is installed; it both writes and runs the file."""
-        try:
-            versions = {name: importlib.metadata.version(name) for name in ("openvino", "torch", "onnx")}
-        except importlib.metadata.PackageNotFoundError:
+        versions = versions_of("openvino", "torch", "onnx")
+        if "openvino" not in versions:
             return Availability(export=False, run=False, reason="OpenVINO is not installed", install=INSTALL)
         return Availability(export=True, run=True, version=versions)
 

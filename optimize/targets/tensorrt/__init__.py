@@ -157,9 +157,7 @@ class TensorRT(EngineOptions, Target):
     def _describe(
         self, precision: str, lowered: Program, path: Path, package: Package, built: Built, placed: Coverage | None
     ) -> Artifact:
-        import importlib.metadata
-
-        from optimize.targets.packaging import describe
+        from optimize.targets.packaging import describe, versions_of
         from optimize.targets.tensorrt.command import build_command, compare_command
         from optimize.targets.tensorrt.coverage import precision_note, read_coverage
 
@@ -176,7 +174,7 @@ class TensorRT(EngineOptions, Target):
             *([_RTX_INT8] if placed is not None and package is TENSORRT_RTX else []),
             *(f"{package.title} warns: {text}." for text in built.warnings),
         ]
-        writers = {name: importlib.metadata.version(name) for name in ("torch", "onnx")}
+        writers = versions_of("torch", "onnx")
         artifact = describe(
             self,
             lowered,

@@ -6,14 +6,13 @@ import dataclasses
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.progress import tell
 from optimize.sandbox import ChildLimits, Died, Unforeseen
-from optimize.targets.base import LayerTypes, TypedLayer
-from optimize.targets.tensorrt.layers import Layer
 from optimize.targets.tensorrt.order import Built, Order
 
 _BUILD = "optimize.targets.tensorrt.builder:build_here"
@@ -39,20 +38,7 @@ def build(order: Order) -> Built:
             )
         except (Died, Unforeseen) as error:
             raise _crash(order, error) from error
-    return _built(answer.value)
-
-
-def _built(reply: dict[str, Any]) -> Built:
-    types = reply["types"]
-    return Built(
-        version=reply["version"],
-        layers=tuple(Layer(**entry) for entry in reply["layers"]),
-        types=LayerTypes(types["source"], tuple(TypedLayer(**entry) for entry in types["layers"])),
-        warnings=tuple(reply["warnings"]),
-        build_s=reply["build_s"],
-        inputs=tuple(reply["inputs"]),
-        outputs=tuple(reply["outputs"]),
-    )
+    return TypeAdapter(Built).validate_python(answer.value)
 
 
 def _crash(order: Order, error: Died | Unforeseen) -> Refused:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 
 from optimize.errors import TargetUnavailable
 from optimize.targets.base import Availability
+from optimize.targets.packaging import versions_of
 from optimize.targets.tensorrt.driver import load_driver
 
 NO_GPU = "no GPU"
@@ -52,10 +52,7 @@ class Package:
     @property
     def version(self) -> str:
         """The version pip knows, empty when it was installed otherwise."""
-        try:
-            return importlib.metadata.version(self.distribution)
-        except importlib.metadata.PackageNotFoundError:
-            return ""
+        return versions_of(self.distribution).get(self.distribution, "")
 
     def load(self) -> Any:
         """Return its module.
