@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -57,11 +56,7 @@ def _of_value(value: Any) -> int:
     """Return the terms of a size, or of all sizes of a tensor multiplied."""
     if isinstance(value, list | tuple):
         return max(map(_of_value, value), default=1)
-    return math.prod(_of_sizes(value)) if isinstance(value, torch.Tensor) else _of_size(value)
-
-
-def _of_sizes(value: torch.Tensor) -> Iterator[int]:
-    return map(_of_size, value.shape)
+    return math.prod(map(_of_size, value.shape)) if isinstance(value, torch.Tensor) else _of_size(value)
 
 
 def _of_size(size: Any) -> int:

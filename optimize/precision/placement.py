@@ -77,16 +77,12 @@ def follow_widest(
         if node not in calls or node in chosen or node in kept:
             continue
         promoted = node.op == "call_function" and apex_name(op_name(node)) in APEX_WIDEST
-        sources = [
-            source for source in node.all_input_nodes if source in calls or (promoted and _is_float_weight(source))
-        ]
+        weights = [source for source in node.all_input_nodes if source.op == "get_attr"] if promoted else []
+        floats = [source for source in weights if source.meta["val"].is_floating_point()]
+        sources = [source for source in node.all_input_nodes if source in calls or source in floats]
         if sources and all(source in chosen for source in sources):
             chosen.add(node)
     return chosen
-
-
-def _is_float_weight(node: fx.Node) -> bool:
-    return node.op == "get_attr" and node.meta["val"].is_floating_point()
 
 
 def _connect(capacities: _Capacities, start: Hashable, end: Hashable, capacity: float) -> None:

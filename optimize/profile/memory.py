@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from optimize import graph
-from optimize.costs import Values, size_bytes, storage_owners, values_at
+from optimize.costs import size_bytes, storage_owners, values_at
 from optimize.program import Program
 
 
@@ -48,7 +48,7 @@ def live_memory(program: Program, batch: int = 1) -> LiveMemory:
     owners = storage_owners(program.graph)
     spans = _spans(program, owners)
     live = {
-        node.name: sum(_held(owner, values) for owner, (made, last) in spans.items() if made <= index <= last)
+        node.name: sum(size_bytes(values[owner]) for owner, (made, last) in spans.items() if made <= index <= last)
         for index, node in enumerate(calls)
     }
     peak = max(live, key=lambda name: live[name], default="")
@@ -76,7 +76,3 @@ def _spans(program: Program, owners: Mapping[fx.Node, fx.Node]) -> dict[fx.Node,
         reads = [calls[user] for user in node.users if user in calls]
         spans[owner] = (made, len(calls) if forever else max([last, made, *reads]))
     return spans
-
-
-def _held(node: fx.Node, values: Values) -> int:
-    return size_bytes(values[node])

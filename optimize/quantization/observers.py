@@ -118,7 +118,8 @@ class Statistics:
         if exponent is not None and exponent != self.exponent:
             self.counts, self.exponent = _folded(self, exponent), exponent
         # Scaling by a power of two is exact, and the conversion to integers truncates.
-        bins = (_spaced(rows) * 2.0 ** -(self.exponent or 0)).int().flatten().add_(SIDE - 1)
+        spaced = rows[:, :: spacing(rows.shape[1], COUNTED)]
+        bins = (spaced * 2.0 ** -(self.exponent or 0)).int().flatten().add_(SIDE - 1)
         self.counts = self.counts + torch.bincount(bins, minlength=2 * SIDE - 1).numpy()
 
 
@@ -147,11 +148,6 @@ def _folded(statistics: Statistics, exponent: int | None) -> np.ndarray:
     wider = _no_counts()
     np.add.at(wider, places + SIDE - 1, counts)
     return wider
-
-
-def _spaced(rows: torch.Tensor) -> torch.Tensor:
-    """Return at most ``COUNTED`` values of each row, evenly spaced."""
-    return rows[:, :: spacing(rows.shape[1], COUNTED)]
 
 
 def spacing(length: int, most: int) -> int:

@@ -38,11 +38,8 @@ def onnx_costs(path: Path, inputs: Sequence[np.ndarray]) -> Costs:
     values = _values(inferred)
     owners = _owners(inferred.node)
     costs = [_cost(node, values, owners) for node in inferred.node]
-    return Costs({cost.name: cost for cost in costs}, frozenset(_made(inferred, owners)))
-
-
-def _made(whole: onnx.GraphProto, owners: Mapping[str, str]) -> list[str]:
-    return [owners[entry.name] for entry in whole.output if entry.name in owners]
+    outputs = frozenset(owners[entry.name] for entry in inferred.output if entry.name in owners)
+    return Costs({cost.name: cost for cost in costs}, outputs)
 
 
 def _values(whole: onnx.GraphProto) -> dict[str, _Value]:

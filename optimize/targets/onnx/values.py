@@ -189,11 +189,6 @@ def _producer(value: ir.Value) -> ir.Node | None:
     return node
 
 
-def _is_stored(value: ir.Value) -> bool:
-    """Say whether a value is stored as integers."""
-    return maker(value, "DequantizeLinear") is not None
-
-
 def _sources(value: ir.Value, known: Collection[ir.Value]) -> list[ir.Value]:
     """Return the nearest known values that a value is computed from."""
     found, seen, open_ = [], {value}, _inputs(value)
@@ -282,7 +277,8 @@ def _pair(name: str, first: ir.Value, second: ir.Value, basis: Basis) -> Shared:
     """Return a shared value with the node that computes it."""
     named, node = _producer(first), _producer(second)
     layer = (named and named.name) or (node and node.name) or name
-    return Shared(name, first, second, basis, layer, node.op_type if node else "Input", _is_stored(second))
+    stored = maker(second, "DequantizeLinear") is not None
+    return Shared(name, first, second, basis, layer, node.op_type if node else "Input", stored)
 
 
 def _by_output(first: Values, second: Values) -> Iterator[Shared]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from optimize.errors import TargetUnavailable
 from optimize.files import whole
-from optimize.targets.base import LayerTypes
 from optimize.targets.tensorrt import log
 from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.layers import inspect, network_types, weighted_layers
@@ -51,7 +50,10 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
     build_s = time.perf_counter() - start
     _keep_timings(config, order)
     warnings = tuple(map(plain, log.warnings()))
-    types = network_types(network) if order.module == "tensorrt_rtx" else _inspected(module, logger, engine)
+    if order.module == "tensorrt_rtx":  # an engine of its has no layers: it makes kernels on the GPU that runs it
+        types = network_types(network)
+    else:
+        types = inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
     return Built(str(module.__version__), tuple(weighted_layers(network)), types, warnings, build_s)
 
 
@@ -120,11 +122,6 @@ def _keep_timings(config: Any, order: Order) -> None:
     if order.options.timing_cache:
         with whole(Path(order.options.timing_cache)) as temporary:
             temporary.write_bytes(config.get_timing_cache().serialize())
-
-
-def _inspected(module: Any, logger: Any, engine: Any) -> LayerTypes:
-    """Return the layers of a finished engine; TensorRT-RTX's has none, it makes kernels on the GPU that runs it."""
-    return inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
 
 
 def build_here(folder: Path, tell: Callable[[str, float], None], order: dict[str, Any]) -> dict[str, Any]:

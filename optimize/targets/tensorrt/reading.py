@@ -31,18 +31,17 @@ def read_specs(path: Path) -> tuple[Mapping[str, str], tuple[TensorSpec, ...], t
     engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise TargetUnavailable(f"{package.title} {module.__version__} cannot read '{path.name}'.")
-    specs = [(_is_input(module, engine, name), _spec(module, engine, name)) for name in _names(engine)]
+    inputs, outputs = (
+        tuple(_spec(module, engine, name) for name in names_of(module, engine, mode)) for mode in ("INPUT", "OUTPUT")
+    )
     del engine, runtime, device
-    inputs = tuple(spec for is_input, spec in specs if is_input)
-    return {package.distribution: module.__version__}, inputs, tuple(spec for is_input, spec in specs if not is_input)
+    return {package.distribution: module.__version__}, inputs, outputs
 
 
-def _names(engine: Any) -> list[str]:
-    return [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-
-
-def _is_input(module: Any, engine: Any, name: str) -> bool:
-    return bool(engine.get_tensor_mode(name) == module.TensorIOMode.INPUT)
+def names_of(module: Any, engine: Any, mode: str) -> tuple[str, ...]:
+    """Return an engine's inputs (``INPUT``) or outputs (``OUTPUT``), in order."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    return tuple(name for name in names if engine.get_tensor_mode(name) == getattr(module.TensorIOMode, mode))
 
 
 def _spec(module: Any, engine: Any, name: str) -> TensorSpec:

@@ -15,6 +15,7 @@ from optimize.targets.tensorrt import log, packages
 from optimize.targets.tensorrt.failures import build_failure, plain
 from optimize.targets.tensorrt.layers import inspect
 from optimize.targets.tensorrt.order import Built, Order, import_library
+from optimize.targets.tensorrt.reading import names_of
 
 
 def build(order: Order) -> Built:
@@ -42,7 +43,7 @@ def build(order: Order) -> Built:
     tensorrt = importlib.import_module("tensorrt")
     loaded = tensorrt.Runtime(log.listen(tensorrt)).deserialize_cuda_engine(engine)
     warnings = tuple(map(plain, log.warnings()))
-    inputs, outputs = (_names(tensorrt, loaded, mode) for mode in ("INPUT", "OUTPUT"))
+    inputs, outputs = (names_of(tensorrt, loaded, mode) for mode in ("INPUT", "OUTPUT"))
     return Built(str(library.__version__), (), inspect(tensorrt, loaded), warnings, build_s, inputs, outputs)
 
 
@@ -88,9 +89,3 @@ def _failure(library: str, error: Exception) -> Refused | TargetUnavailable:
         return Refused(f"{library} has no converter: {text.splitlines()[0]}.", hint=hint)
     failure = build_failure(library, [text])
     return failure if isinstance(failure, TargetUnavailable) else Refused(failure.what, hint=failure.hint)
-
-
-def _names(tensorrt: Any, engine: Any, mode: str) -> tuple[str, ...]:
-    """Return the engine's inputs or outputs, in order."""
-    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    return tuple(name for name in names if engine.get_tensor_mode(name) == getattr(tensorrt.TensorIOMode, mode))

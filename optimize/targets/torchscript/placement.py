@@ -162,10 +162,6 @@ def _left_between(
         kernel = KERNELS.get(node.target)
         silent = node in integers or node.target in ops.LAYERS or (kernel and kernel.moves)
         if node.op == "call_function" and node in after & before and is_float(node) and not silent:
-            reason = _refusal(node, ranges) or _unused(node in wanted)
-            left.append(float_layer(node, reason))
+            unused = "all its inputs are float" if node in wanted else "only float operators read it"
+            left.append(float_layer(node, _refusal(node, ranges) or unused))
     return left
-
-
-def _unused(wanted: bool) -> str:
-    return "all its inputs are float" if wanted else "only float operators read it"
