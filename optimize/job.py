@@ -144,8 +144,7 @@ class Export:
     @property
     def plan(self) -> Quantization:
         """The quantization plan, where there is one."""
-        assert self.program.quantization is not None
-        return self.program.quantization
+        return self.program.plan
 
     @property
     def can_be_refined(self) -> bool:

@@ -130,6 +130,12 @@ class Program:
         types = {_dtype(tensor) for tensor in weights}
         return next((name for name in ("bfloat16", "float16", "float32", "float64") if name in types), "float32")
 
+    @property
+    def plan(self) -> Quantization:
+        """The quantization plan of a program that has one."""
+        assert self.quantization is not None
+        return self.quantization
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on what the module took; return what the module returned.
 

@@ -94,8 +94,7 @@ def analyse_pruning(job: Job, progress: Progress = silent) -> PruningSensitivity
 
 def _errors(variant: Variant, datasets: Datasets, progress: Progress) -> tuple[tuple[LayerError, ...], str]:
     """Return the error of each layer, and the name of the data they were taken on."""
-    plan, program = variant.program.quantization, variant.program
-    assert plan is not None
+    plan, program = variant.program.plan, variant.program
     batches, source = calibration(program), plan.calibration.source if plan.calibration else "example inputs"
     if datasets.evaluation is not None:
         size = SAMPLES if program.batch else len(program.inputs[0])

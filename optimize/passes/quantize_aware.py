@@ -106,10 +106,9 @@ class QuantizeAware(IntegerPass):
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
-        assert program.quantization is not None
         batches = FlatBatches(program, self.calibration)
         found = watch(program, batches).ranges("mse", USUAL.activation)
-        program.quantization = replace(program.quantization, ranges={**found, **module.ranges()})
+        program.quantization = replace(program.plan, ranges={**found, **module.ranges()})
 
     def _run(self, train: Callable[[Any], Any], module: QuantizedModule) -> None:
         try:

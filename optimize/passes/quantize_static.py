@@ -152,11 +152,10 @@ class QuantizeStatic(IntegerPass):
 
     def _spared(self, program: Program, batches: FlatBatches) -> Quantization:
         """Return the program's plan without the layers that stay in float."""
-        assert program.quantization is not None
         few = list(batches.first(_SPARING_SAMPLES))
         told = functools.partial(tell, "spare layers")
         spared = spare_layers(program, few, self.spare, told, self._numerics) if self.spare else {}
-        return dataclasses.replace(program.quantization.without(spared), spared=frozenset(spared))
+        return dataclasses.replace(program.plan.without(spared), spared=frozenset(spared))
 
     def _observe(
         self, program: Program, batches: FlatBatches, weights: WeightRounding

@@ -43,8 +43,7 @@ class QuantizedModule(nn.Module):
 
     def __init__(self, program: Program, steps: Steps = "learned") -> None:
         super().__init__()
-        plan = program.quantization
-        assert plan is not None
+        plan = program.plan
         self._program, self._plan = program.clone(), plan
         self._form = planned(USUAL.weight, plan)
         self.body = self._program.graph_module
@@ -214,8 +213,7 @@ def _axis(layer: fx.Node) -> int | None:
 
 def _leaders(program: Program, *, tied: bool) -> dict[str, str]:
     """Return each value that is stored as integers, with the one whose step it takes: itself unless ``tied``."""
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     stored = stored_values(program, plan.layers)
     leaders: dict[str, str] = {}
     for node in program.graph.nodes:

@@ -70,8 +70,7 @@ def layer_errors(
         progress: Told the share done, from 0 to 1.
         numerics: Formats of the target.
     """
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     paths, originals = ops.layer_paths(program.graph), _originals(program)
     wanted_layers = plan.layers if only is None else plan.layers & set(only)
     layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in wanted_layers]

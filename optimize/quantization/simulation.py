@@ -53,8 +53,7 @@ class Simulation(fx.Interpreter):
         weights: bool = True,
     ) -> None:
         super().__init__(program.graph_module)
-        plan = plan or program.quantization
-        assert plan is not None
+        plan = plan or program.plan
         stored = stored_values(program, plan.layers)
         self._steps = {
             node: (*scale_and_zero_point(plan.ranges[node.name], numerics.activation), *numerics.activation.bounds)

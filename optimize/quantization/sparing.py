@@ -54,8 +54,7 @@ def spare_layers(
         progress: Told the share done.
         numerics: Formats of the target.
     """
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     costs = program_costs(program).calls
     work = {node.name: costs[node.name].work for node in graph.calls(program.graph, *ops.WEIGHTED)}
     whole = sum(work.values())

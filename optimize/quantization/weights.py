@@ -140,10 +140,9 @@ def give_back(program: Program, layers: Mapping[str, str]) -> Program:
         program: A program with a quantization plan.
         layers: Names of weighted nodes, with the reason as a sentence without a full stop.
     """
-    assert program.quantization is not None
     changed = program.clone()
     restore(changed, layers, program.unquantized or program)
-    changed.quantization = program.quantization.without(layers)
+    changed.quantization = program.plan.without(layers)
     changed.refresh()
     return changed
 

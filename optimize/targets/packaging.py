@@ -73,8 +73,7 @@ def _promise(target: Target, program: Program, cpu: str) -> str:
     from optimize.quantization.grid import room_bits
     from optimize.quantization.numerics import planned
 
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     layers = [
         node
         for node in graph.calls(program.graph, *ops.CONVOLUTIONS, graph.aten.linear.default)

@@ -372,8 +372,7 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     from optimize.targets.onnx.weight_only import quantize_weights
     from optimize.targets.onnx_graph.quantize import quantize_onnx
 
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     if plan.mode == "weights":
         return quantize_weights(model, program)
     if policy.runtime != ONNX_RUNTIME.runtime:

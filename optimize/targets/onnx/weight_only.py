@@ -40,8 +40,7 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
     Returns:
         The layers written so and those of the plan left in float, by module path.
     """
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     if tables:
         plan = dataclasses.replace(plan, mode="weights", layers=plan.tables, bits=8, group=0)
     done, left = [], []

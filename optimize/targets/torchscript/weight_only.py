@@ -129,8 +129,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
     Returns:
         The module of each layer, and what stays in float, with the reason.
     """
-    plan = program.quantization
-    assert plan is not None
+    plan = program.plan
     tables: dict[str, IntegerTable] = {}
 
     def convert(node: fx.Node) -> nn.Module:
