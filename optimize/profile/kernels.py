@@ -13,7 +13,7 @@ interrupted, the end-to-end time of one thread is its processor time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ _PLAN = Plan(
     restarts=1,
     rounds=8,
     least=2,
+    budget_s=4.0,
     warm_up={"runs": 1, "seconds": 0.2, "cap_s": 0.2},
     block_runs=(_RUNS + 1, 1),
     settle=False,
@@ -70,18 +71,16 @@ class Times:
         return self.total_s - sum(self.seconds)
 
 
-def take_times(probe: Probe, *, budget_s: float = 4.0, progress: Progress = silent) -> Times:
+def take_times(probe: Probe, *, progress: Progress = silent) -> Times:
     """Run a model with and without the profiler in turns and return what its kernels take.
 
     Args:
         probe: The loaded model.
-        budget_s: Seconds after which no further round begins.
         progress: Told how much is done.
     """
     # The run behind the profiler's bookkeeping finds cold caches: each block of plain runs has one more, left out.
-    plan = replace(_PLAN, budget_s=budget_s)
     plain, _ = take_turns(
-        [probe.run, lambda: probe.profile(_RUNS)], plan, progress=lambda _, share: progress("profile", share)
+        [probe.run, lambda: probe.profile(_RUNS)], _PLAN, progress=lambda _, share: progress("profile", share)
     )
     samples = [pair for block in plain for pair in list(zip(block.samples_s, block.cpu_s, strict=True))[1:]]
     kernels, runs = probe.finish()

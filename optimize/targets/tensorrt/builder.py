@@ -7,7 +7,6 @@ strongly typed, so precisions are those of the graph.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
         Refused: It does not accept the model, or runs out of memory; the message names the operator and the layer.
     """
     module = import_library(order)
-    start = time.perf_counter()
     logger = log.listen(module)
     builder = _builder(module, logger, order)
     network = builder.create_network(network_flags(module))
@@ -47,14 +45,13 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
     if engine is None:
         raise build_failure(_library(order, module), log.errors())
     Path(order.engine).write_bytes(engine)
-    build_s = time.perf_counter() - start
     _keep_timings(config, order)
     warnings = tuple(map(plain, log.warnings()))
     if order.module == "tensorrt_rtx":  # an engine of its has no layers: it makes kernels on the GPU that runs it
         types = network_types(network)
     else:
         types = inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
-    return Built(str(module.__version__), tuple(weighted_layers(network)), types, warnings, build_s)
+    return Built(str(module.__version__), tuple(weighted_layers(network)), types, warnings)
 
 
 def network_flags(module: Any) -> int:

@@ -47,7 +47,6 @@ class Built:
         layers: The weighted layers of the parsed network; none where no network was parsed.
         types: All layers and their types, as the engine has them, or as the network has where no GPU can read it.
         warnings: What the parser and builder warned of.
-        build_s: Seconds to parse and build.
         inputs: Names of the engine's inputs where they are not the program's.
         outputs: Those of its outputs where they are not the ONNX model's.
     """
@@ -56,7 +55,6 @@ class Built:
     layers: tuple[Layer, ...]
     types: LayerTypes
     warnings: tuple[str, ...]
-    build_s: float
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 

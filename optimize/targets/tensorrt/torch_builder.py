@@ -6,7 +6,6 @@ Written against the documented interface of Torch-TensorRT 2.8 to 2.12 (``torch_
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ def build(order: Order) -> Built:
     library = import_library(order)
     if not packages.has_gpu():
         raise TargetUnavailable(f"{order.title} builds on a GPU and there is none.", hint="Leave library out.")
-    start = time.perf_counter()
     exported = torch.export.load(order.source)
     try:
         engine = library.dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -39,12 +37,11 @@ def build(order: Order) -> Built:
     except Exception as error:  # whatever the library raises is the reason
         raise _failure(f"{order.title} {library.__version__}", error) from error
     Path(order.engine).write_bytes(engine)
-    build_s = time.perf_counter() - start
     tensorrt = importlib.import_module("tensorrt")
     loaded = tensorrt.Runtime(log.listen(tensorrt)).deserialize_cuda_engine(engine)
     warnings = tuple(map(plain, log.warnings()))
     inputs, outputs = (names_of(tensorrt, loaded, mode) for mode in ("INPUT", "OUTPUT"))
-    return Built(str(library.__version__), (), inspect(tensorrt, loaded), warnings, build_s, inputs, outputs)
+    return Built(str(library.__version__), (), inspect(tensorrt, loaded), warnings, inputs, outputs)
 
 
 def _inputs(library: Any, exported: Any, order: Order) -> list[Any]:
