@@ -27,13 +27,13 @@ class Range:
         if not (float("-inf") < self.low <= 0.0 <= self.high < float("inf")):
             raise ValueError(f"a range must be finite and contain zero, got [{self.low}, {self.high}]")
 
-    def union(self, other: Range) -> Range:
-        """Return the smallest range that holds both.
+    def union(self, *others: Range) -> Range:
+        """Return the smallest range that holds all of them.
 
         >>> Range(-1.0, 2.0).union(Range(-3.0, 1.0))
         Range(low=-3.0, high=2.0)
         """
-        return Range(min(self.low, other.low), max(self.high, other.high))
+        return Range(min(each.low for each in (self, *others)), max(each.high for each in (self, *others)))
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def decide(trace: GateTrace, demand: Demand) -> Decision:
         outcome, reason = Verdict.INCONCLUSIVE, doubt or _undecided(e_fail, e_pass, demand)
     absolute = None
     if demand.max_latency_s is not None:
-        absolute = _absolute(trace, demand.max_latency_s)
+        absolute = _beyond(trace.medians("candidate", Clock.WALL), demand.max_latency_s, demand.max_latency_s)
     reason = reason or _found(outcome, ratios[choice.clock], demand)
     return Decision(outcome, reason, choice, ratios, e_fail, e_pass, restart_ratios, bimodal, absolute)
 
@@ -147,9 +147,12 @@ def is_decided(trace: GateTrace, demand: Demand) -> bool:
 
 def evidence(log_ratios: np.ndarray, max_regression: float) -> tuple[float, float]:
     """Return the evidence of a slowdown above half of ``max_regression``, and of one below all of it."""
-    slower = int((log_ratios > math.log1p(max_regression / 2)).sum())
-    faster = int((log_ratios < math.log1p(max_regression)).sum())
-    return float(e_value(slower, len(log_ratios))), float(e_value(faster, len(log_ratios)))
+    return _beyond(log_ratios, math.log1p(max_regression / 2), math.log1p(max_regression))
+
+
+def _beyond(values: np.ndarray, above: float, below: float) -> tuple[float, float]:
+    """Return the evidence that values lie above a number, and that they lie below one."""
+    return float(e_value((values > above).sum(), len(values))), float(e_value((values < below).sum(), len(values)))
 
 
 def choose_clock(trace: GateTrace, demand: Demand) -> Choice:
@@ -185,12 +188,6 @@ def _doubt(trace: GateTrace, clock: Clock, bimodal: bool) -> str:
     if bimodal and restarts < BIMODAL_RESTARTS:
         return f"restarts disagree, and {restarts} are too few to average that"
     return ""
-
-
-def _absolute(trace: GateTrace, limit_s: float) -> tuple[float, float]:
-    medians = trace.medians("candidate", Clock.WALL)
-    above, below = int((medians > limit_s).sum()), int((medians < limit_s).sum())
-    return float(e_value(above, len(medians))), float(e_value(below, len(medians)))
 
 
 def _undecided(e_fail: float, e_pass: float, demand: Demand) -> str:

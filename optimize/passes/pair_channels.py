@@ -75,7 +75,7 @@ class PairChannels(Pass):
         for group in found.groups:
             readers = _readers(program, found, group)
             if readers and group.why_fixed:
-                skips.append(Skip(_where(group), graph.op_name(group.layers[0]), group.why_fixed))
+                skips.append(Skip(group.where, graph.op_name(group.layers[0]), group.why_fixed))
             elif readers and (room := _room(program, readers)) > 0:
                 weights = [_weight(program, layer).flatten(2) for layer in readers]
                 chosen = match(PairCost(weights, USUAL.weight.bounds[1]), len(group.channels))
@@ -83,7 +83,7 @@ class PairChannels(Pass):
                 done.append((group, readers, room))
         reorder(program, found, order)
         told = [
-            Rewrite(_where(group), f"room for sums takes {_room(program, readers):.2f} bits instead of {before:.2f}")
+            Rewrite(group.where, f"room for sums takes {_room(program, readers):.2f} bits instead of {before:.2f}")
             for group, readers, before in done
         ]
         return Outcome(tuple(told), tuple(skips))
@@ -111,7 +111,3 @@ def _weight(program: Program, layer: fx.Node) -> torch.Tensor:
 def _room(program: Program, readers: Sequence[fx.Node]) -> float:
     """Return the bits that room for sums takes from the rows of layers, on average."""
     return room_bits((_weight(program, layer) for layer in readers), USUAL.weight)
-
-
-def _where(group: Group) -> str:
-    return ", ".join(dict.fromkeys(graph.origin(layer) for layer in group.layers))

@@ -20,7 +20,7 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
-from optimize.quantization.grid import sum_scales, weight_scales
+from optimize.quantization.grid import along, sum_scales, weight_scales
 from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.quantization.simulation import MOVES, stored_values
 
@@ -109,10 +109,7 @@ class QuantizedModule(nn.Module):
     def _start(self, name: str) -> LearnedStep:
         """Return the step of the values that share this one's, and note the integers they reach."""
         members = [self._plan.ranges[member] for member, leader in self._leaders.items() if leader == name]
-        interval = members[0]
-        for other in members[1:]:
-            interval = interval.union(other)
-        scale, zero_point = scale_and_zero_point(interval, USUAL.activation)
+        scale, zero_point = scale_and_zero_point(members[0].union(*members), USUAL.activation)
         low, high = USUAL.activation.bounds
         self._ends[name] = (low - zero_point, high - zero_point)
         node = next(node for node in self._program.graph.nodes if node.name == name)
@@ -326,4 +323,4 @@ def _along(weight: torch.Tensor, steps: torch.Tensor, axis: int | None) -> torch
     """Return steps ``[C_out]`` in a shape that broadcasts against the weight; one where they are all equal."""
     if axis is None:
         return steps[:1].reshape([1] * weight.dim())
-    return steps.reshape([-1 if dim == axis else 1 for dim in range(weight.dim())])
+    return along(weight, steps, axis)

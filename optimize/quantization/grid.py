@@ -157,7 +157,12 @@ def _within_sums(integers: torch.Tensor, ratios: torch.Tensor) -> torch.Tensor:
 def round_weight(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> torch.Tensor:
     """Return a weight as its integers stand for it."""
     integers, scales = quantize_weight(weight, form, axis)
-    return integers * scales.reshape([-1 if dim == axis else 1 for dim in range(weight.dim())])
+    return integers * along(weight, scales, axis)
+
+
+def along(weight: torch.Tensor, numbers: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return numbers ``[C]`` in a shape that broadcasts against a weight, along one of its axes."""
+    return numbers.reshape([-1 if dim == axis else 1 for dim in range(weight.dim())])
 
 
 def anchors(ratios: torch.Tensor, form: TensorFormat) -> torch.Tensor:

@@ -242,5 +242,4 @@ def _share(decision: PlacedParts, ranges: Mapping[str, Range], policy: Placement
     for value, group in groups.items():
         if value in decision.values:
             known = [decision.values[entry] for entry in group if entry in decision.values]
-            for entry in known:
-                decision.values[value] = decision.values[value].union(entry)
+            decision.values[value] = decision.values[value].union(*known)

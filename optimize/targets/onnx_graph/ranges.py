@@ -100,13 +100,8 @@ def _clipped(node: ir.Node, ranges: Mapping[str, Range]) -> Range | None:
 
 
 def _joined(node: ir.Node, ranges: Mapping[str, Range]) -> Range | None:
-    known = [range_of(value, ranges) for value in node.inputs]
-    if not known or any(entry is None for entry in known):
-        return None
-    total = known[0]
-    for entry in known[1:]:
-        total = total.union(entry)  # type: ignore[union-attr,arg-type]
-    return total
+    known = [known for value in node.inputs if (known := range_of(value, ranges)) is not None]
+    return known[0].union(*known) if known and len(known) == len(node.inputs) else None
 
 
 def _scaled(node: ir.Node, ranges: Mapping[str, Range]) -> Range | None:
