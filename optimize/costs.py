@@ -240,7 +240,7 @@ def _cost(node: fx.Node, values: Values, owners: Mapping[fx.Node, fx.Node]) -> N
         parameters=sum(tensor.numel() for tensor in weights),
         reads=reads,
         written_bytes=size_bytes(values[node]) if moves else 0,
-        dtype=str(values[node][0].dtype).removeprefix("torch."),
+        dtype=graph.dtype_name(values[node][0]),
     )
 
 

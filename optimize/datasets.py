@@ -12,6 +12,7 @@ from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.data.examples import draw_inputs
 from optimize.errors import OptimizeError
+from optimize.graph import dtype_name
 from optimize.measure import quality
 from optimize.measure.accuracy import AccuracyMeter
 from optimize.measure.metrics import Metric
@@ -146,7 +147,7 @@ def input_specs(program: Program) -> list[InputSpec]:
         InputSpec(
             name,
             tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:],
-            str(tensor.dtype).removeprefix("torch."),
+            dtype_name(tensor),
         )
         for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
     ]

@@ -51,6 +51,15 @@ def op_name(node: fx.Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return NumPy's name of a tensor's element type.
+
+    >>> dtype_name(torch.zeros(1, dtype=torch.int64))
+    'int64'
+    """
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def origin(node: fx.Node) -> str:
     """Return the path of the module a node came from, or its own name where none is recorded."""
     stack = node.meta.get("nn_module_stack") or {}

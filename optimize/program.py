@@ -127,7 +127,7 @@ class Program:
         if self.quantization is not None:
             return self.quantization.precision
         weights = (*self.graph_module.parameters(), *self.graph_module.buffers())
-        types = {_dtype(tensor) for tensor in weights}
+        types = {graph.dtype_name(tensor) for tensor in weights}
         return next((name for name in ("bfloat16", "float16", "float32", "float64") if name in types), "float32")
 
     @property
@@ -368,7 +368,7 @@ def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None 
 
 def _type_text(value: torch.Tensor, symbols: Mapping[str, str]) -> str:
     sizes = [symbols.get(str(size), str(size)) for size in value.shape]
-    return f"{_dtype(value)}[{', '.join(sizes)}]"
+    return f"{graph.dtype_name(value)}[{', '.join(sizes)}]"
 
 
 def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]) -> str:
@@ -376,14 +376,10 @@ def _text_line(node: fx.Node, module: fx.GraphModule, symbols: Mapping[str, str]
         return f"return {', '.join(str(value) for value in node.args[0])}"  # type: ignore[union-attr]
     if node.op == "get_attr":
         tensor = graph.attribute(module, str(node.target))
-        return f"{node.name}: {_dtype(tensor)}{list(tensor.shape)} = weight {node.target}"
+        return f"{node.name}: {graph.dtype_name(tensor)}{list(tensor.shape)} = weight {node.target}"
     value = tensor_value(node)
     shape = "" if value is None else f": {_type_text(value, symbols)}"
     if node.op == "placeholder":
         return f"{node.name}{shape} = input"
     keywords = [f"{key}={item}" for key, item in node.kwargs.items()]
     return f"{node.name}{shape} = {graph.op_name(node)}({', '.join([*map(str, node.args), *keywords])})"
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

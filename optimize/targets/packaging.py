@@ -17,7 +17,6 @@ from optimize.errors import Refused
 from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
     from torch.utils import _pytree as pytree
 
@@ -141,6 +140,8 @@ def describe_file(
 
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:
     """Return the program's inputs, free dimensions by name."""
+    from optimize.graph import dtype_name
+
     return tuple(
         TensorSpec(name, tuple(dims.get(dim, size) for dim, size in enumerate(tensor.shape)), dtype_name(tensor))
         for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
@@ -149,6 +150,8 @@ def input_specs(program: Program) -> tuple[TensorSpec, ...]:
 
 def output_specs(program: Program, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
     """Return the program's flat outputs, free dimensions by the inputs' names (an expression of them as text)."""
+    from optimize.graph import dtype_name
+
     symbols, names = program.symbols(), names or program.output_names
     specs = []
     for index, node in enumerate(program.outputs):
@@ -225,13 +228,3 @@ def convert_layers(
         except Refused as refusal:
             left.append(float_layer(node, refusal.what))
     return done, left
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Return NumPy's name of a tensor's element type.
-
-    >>> import torch
-    >>> dtype_name(torch.zeros(1, dtype=torch.int64))
-    'int64'
-    """
-    return str(tensor.dtype).removeprefix("torch.")
