@@ -13,7 +13,7 @@ from torch import nn
 import optimize
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import find_target, targets
-from optimize.targets import onnx as onnx_target
+from optimize.targets import packaging
 from optimize.targets.onnx import runner as onnx_runner
 from optimize.targets.onnx.providers import CPU, CUDA, OPENVINO_PROVIDER, TENSORRT_PROVIDER
 
@@ -47,7 +47,7 @@ def falling_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         __version__=onnxruntime.__version__,
     )
     monkeypatch.setattr(onnx_runner, "import_runtime", lambda: fake)
-    monkeypatch.setattr(onnx_target, "_versions", lambda: dict.fromkeys(CPU.packages, "1"))
+    monkeypatch.setattr(packaging, "versions_of", lambda *names: dict.fromkeys(CPU.packages, "1"))
     return asked
 
 
@@ -61,7 +61,7 @@ def test_every_provider_is_a_target_with_a_file_of_its_own() -> None:
 def test_a_missing_provider_says_what_to_install(
     name: str, program: optimize.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_target, "_versions", lambda: {"onnxruntime": "1"})
+    monkeypatch.setattr(packaging, "versions_of", lambda *names: {"onnxruntime": "1"})
     target = find_target(name)
     found = target.available()
     assert not found.run and not found.export and "is not installed" in found.reason
@@ -73,7 +73,7 @@ def test_a_missing_provider_says_what_to_install(
 
 
 def test_a_package_without_the_provider_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_target, "_versions", lambda: {"onnxruntime-gpu": "1"})
+    monkeypatch.setattr(packaging, "versions_of", lambda *names: {"onnxruntime-gpu": "1"})
     monkeypatch.setattr(
         "optimize.targets.onnx.runner.import_runtime",
         lambda: SimpleNamespace(get_available_providers=lambda: [CPU_NAME]),

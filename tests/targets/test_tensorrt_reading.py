@@ -34,7 +34,7 @@ def test_an_engine_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.Monkey
     runtime = SimpleNamespace(deserialize_cuda_engine=lambda content: Engine() if content[4:] == b"good" else None)
     library = SimpleNamespace(
         Runtime=lambda logger: runtime,
-        TensorIOMode=SimpleNamespace(INPUT="in"),
+        TensorIOMode=SimpleNamespace(INPUT="in", OUTPUT="out"),
         nptype=lambda kind: kind,
         __version__="1.7",
     )
