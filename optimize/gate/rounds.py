@@ -79,6 +79,11 @@ class GateTrace:
         """Return the log-ratio of each round, ``[rounds]``."""
         return np.array([entry.log_ratio(clock) for entry in self.rounds])
 
+    def by_restart(self, clock: Clock) -> list[np.ndarray]:
+        """Return the log-ratios of the rounds ``[rounds]`` of each restart that has one."""
+        logs = ([entry.log_ratio(clock) for entry in restart.rounds] for restart in self.restarts)
+        return [np.array(values) for values in logs if values]
+
     def medians(self, side: SideName, clock: Clock) -> np.ndarray:
         """Return the median seconds of each block of one side, ``[rounds]``."""
         return np.array([block.medians[clock] for block in self.blocks(side)])

@@ -22,7 +22,6 @@ from optimize.measure import environment
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.runs import Clock
 from optimize.progress import Progress
 
 DECISIONS = 20
@@ -110,7 +109,8 @@ def smallest_regression(traces: Sequence[GateTrace], demand: Demand, how: Plan) 
     as they are, and 95 % fail once the slowdown is added.
     """
     generator = np.random.default_rng(0)
-    restarts = [values for trace in traces for values in _restarts(trace, choose_clock(trace, demand).clock)]
+    found = (values for trace in traces for values in trace.by_restart(choose_clock(trace, demand).clock))
+    restarts = [values for values in found if len(values) > 1]
     rounds = _affordable_rounds(traces, how)
     streams = np.stack([_stream(restarts, rounds, generator) for _ in range(RESAMPLES)])
     first = min(FIRST_LOOK * (how.rounds or 1), rounds - 1)
@@ -142,11 +142,6 @@ def _affordable_rounds(traces: Sequence[GateTrace], how: Plan) -> int:
     """Return the rounds that fit into the time of one comparison, at the pace of the recorded ones."""
     pace_s = sum(trace.seconds for trace in traces) / sum(len(trace.rounds) for trace in traces)
     return max(min(int((how.budget_s or 0.0) / max(pace_s, 1e-9)), how.restarts * (how.rounds or 1)), 2)
-
-
-def _restarts(trace: GateTrace, clock: Clock) -> list[np.ndarray]:
-    values = ([entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts)
-    return [np.array(entry) for entry in values if len(entry) > 1]
 
 
 def _spread(values: np.ndarray) -> float:

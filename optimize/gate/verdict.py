@@ -125,7 +125,7 @@ def decide(trace: GateTrace, demand: Demand) -> Decision:
     choice = choose_clock(trace, demand)
     ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if ticks(map(trace.blocks, SIDES), clock)}
     e_fail, e_pass = evidence(trace.log_ratios(choice.clock), demand.max_regression)
-    restart_ratios = tuple(_restart_medians(trace, choice.clock))
+    restart_ratios = tuple(math.exp(float(np.median(values))) for values in trace.by_restart(choice.clock))
     bimodal = is_bimodal(trace, choice.clock, demand.max_regression)
     outcome, reason = demand.outcome(e_fail, e_pass), ""
     doubt = _doubt(trace, choice.clock, bimodal)
@@ -163,19 +163,14 @@ def choose_clock(trace: GateTrace, demand: Demand) -> Choice:
 
 def is_bimodal(trace: GateTrace, clock: Clock, max_regression: float) -> bool:
     """Say whether restarts disagree: medians further apart than half of what is allowed, intervals that do not meet."""
-    found = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts]
-    known = [(np.median(values), order_interval(values)) for values in found if len(values) >= SAY]
+    found = (values for values in trace.by_restart(clock) if len(values) >= SAY)
+    known = [(np.median(values), order_interval(values)) for values in found]
     intervals = [interval for _, interval in known if interval]
     if not intervals:
         return False
     medians = [float(median) for median, _ in known]
     apart = max(low for low, _ in intervals) > min(high for _, high in intervals)
     return apart and max(medians) - min(medians) > max_regression / 2
-
-
-def _restart_medians(trace: GateTrace, clock: Clock) -> list[float]:
-    logs = [[entry.log_ratio(clock) for entry in restart.rounds] for restart in trace.restarts if restart.rounds]
-    return [math.exp(float(np.median(values))) for values in logs]
 
 
 def _doubt(trace: GateTrace, clock: Clock, bimodal: bool) -> str:
