@@ -1,4 +1,4 @@
-"""Segments of a network that one layer could stand for: modules, one behind the other, with one value in and one out."""
+"""Segments of a network that one layer could stand for: neighbouring modules with one value in and one out."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Segment:
 def find_segments(program: Program) -> list[Segment]:
     """Return the segments of a program that something smaller may stand for, in the order they run.
 
-    A segment is a module, or neighbours within one, that reads one tensor, and of which one tensor is read elsewhere. It
-    has two layers at least; one of which the shape stays may be left out.
+    A segment is a module, or neighbours within one, that reads one tensor, and of which one tensor is read elsewhere. A
+    layer stands for two at least; nothing, for what keeps its shape.
     """
     steps = _steps(program)
     runs = dict.fromkeys(run for units in _units(steps) for run in _runs(units, steps))

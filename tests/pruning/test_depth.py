@@ -1,4 +1,4 @@
-"""One layer for several: which segments there are, the layer that comes nearest, what is chosen, and what is trained."""
+"""One layer for several: which segments there are, the layer that comes nearest, what is chosen and trained."""
 
 from __future__ import annotations
 
