@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -20,6 +22,9 @@ from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.program import Program
 from optimize.progress import quiet
 from optimize.recurrent import shape_rules
+
+#: Numbers of a tensor of positions that is computed to see where a table ends.
+_MOST_PLACES = 2**22
 
 
 def from_exported(
@@ -96,6 +101,7 @@ def _free_sizes(program: Program, ranges: Mapping[Any, Any], asked: Mapping[str,
     for node, dim, name in program.free_places():
         limits = ranges.get(node.meta["val"].shape[dim].node.expr)
         found[name] = found.get(name, FreeSize()).meet(FreeSize() if limits is None else _size(limits))
+        found[name] = found[name].meet(FreeSize(most=_longest(program, node.meta["val"].shape[dim])))
     for name, wanted in asked.items():
         if name not in found:
             continue
@@ -107,6 +113,73 @@ def _free_sizes(program: Program, ranges: Mapping[Any, Any], asked: Mapping[str,
             )
         found[name] = taken.meet(wanted)
     return found
+
+
+def _longest(program: Program, size: Any) -> int | None:
+    """Return the largest size with which no table is read beyond its end by what sizes alone say, as positions are."""
+    examples = {each.node.expr: each.node.hint for node, dim, _ in program.free_places() if (each := _free(node, dim))}
+    ends = []
+    for call in graph.calls(program.graph, aten.embedding.default):
+        table, places = graph.constant(program.graph_module, call.args[0]), _made_of_sizes(call.args[1])
+        if table is None or not places:
+            continue
+
+        def is_beyond(wanted: int, rows: int = len(table), places: Sequence[fx.Node] = places) -> bool:
+            found = _computed(program, places, examples | {size.node.expr: wanted})
+            return found is not None and found.numel() > 0 and int(found.max()) >= rows
+
+        if is_beyond(len(table) + 1):
+            ends.append(bisect.bisect_left(range(len(table) + 1), True, key=is_beyond) - 1)
+    return min(ends, default=None)
+
+
+def _free(node: fx.Node, dim: int) -> Any:
+    """Return a dimension of an input where it is a symbol."""
+    size = node.meta["val"].shape[dim]
+    return size if isinstance(size, torch.SymInt) else None
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _made_of_sizes(node: Any) -> list[fx.Node]:
+    """Return what a tensor is computed by, itself last, where no value of an input is in it; else nothing."""
+    waiting, found = [node], dict[fx.Node, None]()
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, fx.Node) or each.op == "placeholder":
+            return []
+        if each not in found:
+            found[each] = None
+            waiting += [source for source in each.all_input_nodes if not _is_number(source)]
+    order = {each: place for place, each in enumerate(node.graph.nodes)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _computed(program: Program, nodes: Sequence[fx.Node], sizes: Mapping[Any, int]) -> torch.Tensor | None:
+    """Return the last of some nodes for some sizes; None where that cannot be, or takes much memory."""
+    known: dict[fx.Node, Any] = {}
+
+    def number(size: Any) -> int:
+        return int(size.node.expr.xreplace(sizes)) if isinstance(size, torch.SymInt) else int(size)
+
+    def value(source: fx.Node) -> Any:
+        return number(source.meta["val"]) if _is_number(source) else known[source]
+
+    try:
+        for node in nodes:
+            if node.op == "get_attr":
+                known[node] = graph.attribute(program.graph_module, str(node.target)).detach()
+            elif math.prod(map(number, node.meta["val"].shape)) > _MOST_PLACES:
+                return None
+            else:
+                call = cast(Callable[..., Any], node.target)
+                known[node] = call(*fx.node.map_arg(node.args, value), **fx.node.map_arg(node.kwargs, value))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
+        return None
+    found = known[nodes[-1]]
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _size(limits: Any) -> FreeSize:

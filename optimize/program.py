@@ -29,6 +29,7 @@ from optimize.recurrent import shape_rules
 
 MAX_BATCH = 4096
 _LONGEST_NAME = 64
+_CUT = "Cut it to that (texts: enable_truncation of the tokenizer), or leave it out."
 #: What one does who has a module where a program is wanted.
 CAPTURE_FIRST = "Capture a module first: optimize.capture(module, inputs)."
 
@@ -164,7 +165,7 @@ class Program:
             _check_input(name, value, example, dims)
             for dim, word in dims.items():
                 if word != BATCH and word in self.free and not self.free[word].holds(size := int(value.shape[dim])):
-                    raise Refused(f"Input '{name}' has {size} for '{word}', which may be {self.free[word]}.")
+                    raise Refused(f"Input '{name}' has {size} for '{word}', which may be {self.free[word]}.", hint=_CUT)
         return tuple(flat)
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:

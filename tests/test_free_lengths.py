@@ -1,5 +1,6 @@
 """Lengths left free by name: encoders and recurrent layers, through capture, passes, every target, and the command."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable
@@ -198,6 +199,27 @@ def test_a_table_of_positions_that_is_looked_up_bounds_the_length() -> None:
     assert program.free["time"].most == 40 and program.free["time"].others == (40, 17)
     with pytest.raises(Refused, match=r"'x' has 41 for 'time', which may be 1\.\.40"):
         program(torch.rand(2, 41, 6))
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_the_end_of_a_table_is_found_though_twice_the_example_is_within_it(offset: int) -> None:
+    class LookedUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(9, 6), nn.Embedding(256, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(x.shape[1], device=x.device).unsqueeze(0) + offset
+            return self.tokens(x) + self.places(places)
+
+    text = torch.randint(9, (2, 32))
+    program = optimize.capture(LookedUp().eval(), (text,), dynamic="sequence")
+    assert program.free["sequence"].most == 256 - offset
+    with pytest.raises(Refused, match=rf"is asked for 2\.\.512; the model takes 1\.\.{256 - offset}\."):
+        optimize.capture(LookedUp().eval(), (text,), dynamic="sequence:2..512")
+    for length, fits in ((256 - offset, True), (257 - offset, False)):
+        with contextlib.nullcontext() if fits else pytest.raises(Refused, match=r"has 25. for 'sequence'"):
+            program(torch.randint(9, (2, length)))
 
 
 def test_multiples_alone_are_tried_where_the_model_takes_no_others() -> None:

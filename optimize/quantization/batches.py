@@ -144,11 +144,9 @@ class FlatBatches:
             flat = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             return check(self.program, flat[:-1] if len(flat) == len(self._axes) + 1 else flat)
         except (Refused, TypeError) as error:
-            what = error.what if isinstance(error, Refused) else str(error)
-            raise Refused(
-                f"Calibration batch {number} does not fit the model: {what}",
-                hint="Give whole batches of what the model was captured with: a tensor, or a tuple of them.",
-            ) from error
+            what, hint = (error.what, error.hint) if isinstance(error, Refused) else (str(error), None)
+            usual = "Give whole batches of what the model was captured with: a tensor, or a tuple of them."
+            raise Refused(f"Calibration batch {number} does not fit the model: {what}", hint=hint or usual) from error
 
     def _samples(self, flat: Flat) -> int:
         return samples_of(self.program, flat)
