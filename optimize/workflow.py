@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from optimize import registry, replay
-from optimize.costs import UNASKED_BATCH
+from optimize.costs import UNASKED_BATCH, size_bytes
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import read_dynamic
@@ -178,6 +178,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     variants = [replace(plain, steps=(*entered.steps, *steps)), *others]
     with staging(job.out, (*FILES, RECIPE)) as folder:
         baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
+        examples = size_bytes(model.program.inputs)  # are in that file, and nobody deploys them
+        baseline = replace(baseline, size_bytes=baseline.size_bytes - examples)
         search = Search(job, model.program, baseline, datasets, tell)
         exports = write_files(job, variants, search, folder, tell)
         recipe = replay.recipe_of(job, variants, exports)

@@ -226,6 +226,15 @@ def test_a_module_needs_example_inputs(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_the_original_is_not_larger_for_its_example_inputs(tmp_path: Path) -> None:
+    """A "smaller file" is beside what would be deployed."""
+    net, sizes = nn.Conv2d(1, 2, 3).eval(), []
+    for side in (8, 256):
+        report = optimize.optimize(net, (torch.rand(2, 1, side, side),), targets="onnx", out=tmp_path / str(side))
+        sizes.append(report.baseline.size_bytes)
+    assert abs(sizes[1] - sizes[0]) < 1000 < 4 * 2 * 256 * 256
+
+
 def test_labels_of_calibration_data_are_not_looked_at(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "data.npz", x=np.random.default_rng(0).random((8, 3, 8, 8), np.float32), y=np.zeros(8, np.int64)

@@ -144,7 +144,7 @@ class FlatBatches:
             flat = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             return check(self.program, flat[:-1] if len(flat) == len(self._axes) + 1 else flat)
         except (Refused, TypeError) as error:
-            what, hint = (error.what, error.hint) if isinstance(error, Refused) else (str(error), None)
+            what, hint = (error.what, error.hint) if isinstance(error, Refused) else (str(error), "")
             usual = "Give whole batches of what the model was captured with: a tensor, or a tuple of them."
             raise Refused(f"Calibration batch {number} does not fit the model: {what}", hint=hint or usual) from error
 
