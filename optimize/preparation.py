@@ -111,7 +111,8 @@ def check_it_runs(
         raise Refused(
             f"The model fails on inputs of shape {shapes}{_where(error, module)}: {type(error).__name__}: "
             f"{first_line(error)}",
-            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64) or the example inputs.",
+            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
+            "--preprocess makes of pictures, or the example inputs.",
         ) from error
     before = _weights(origin)
     for path, value in _weights(module).items():

@@ -139,7 +139,7 @@ def test_words_that_are_none(said: str, message: str) -> None:
         ("resize=big", "Write resize=256"),
         ("mean=127.5", r"their pixels are in \[0, 1\]"),
         ("mean=a", "Write one number a channel"),
-        ("resize=16", "Pictures are resized to 16, and the model takes 32x32"),
+        ("resize=16", "Pictures are resized to 16, and 32x32 is to be cut out of them"),
         ("size=16", "do not fit input"),
         ("mean=0.5 std=0.5", "has 3 channels, the image preprocessing 1 means"),
         (f"{HERE}:HERE", "cannot be called"),

@@ -190,9 +190,10 @@ class ImagePreprocessing:
             UsageError: They are resized to less.
         """
         if self.transform is None and self.resize is not None and any(map(int.__lt__, self._sides(), size)):
+            said, asked = ("x".join(map(str, sides)) for sides in (self.resize, size))
             raise UsageError(
-                f"Pictures are resized to {'x'.join(map(str, self.resize))}, and the model takes {size[0]}x{size[1]}.",
-                hint="Say a resize that is not smaller, or another size.",
+                f"Pictures are resized to {said}, and {asked} is to be cut out of them.",
+                hint=f"Say what the model takes, size={said}, or a resize that is not smaller.",
             )
 
     def _sides(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from optimize.distances import output_error
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec, replaced
 from optimize.preparation import first_line, private_copy
@@ -54,6 +54,7 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
             copy: each tensor as many axes as the module's own, none of them longer.
 
     Raises:
+        UsageError: These are no weights.
         Refused: A weight is missing, is wider than the module's or of another kind; or the module's code computes with
             a width that it does not count in an attribute known here, so that the copy fails or answers differently.
 
@@ -67,6 +68,9 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
         >>> narrow(net, thin.state_dict())[3].weight.shape
         torch.Size([4, 4, 3, 3])
     """
+    if not isinstance(weights, Program | Mapping):
+        what = f"narrow takes a program or a state dict, and got a {type(weights).__name__}."
+        raise UsageError(what, hint="Of what a pipeline returns take program: narrow(module, trace.program).")
     program = weights if isinstance(weights, Program) else None
     found = _tensors(weights)
     if any(map(is_lazy, module.parameters())):

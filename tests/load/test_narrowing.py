@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import optimize
 from models import REFERENCES
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 from optimize.load import weights
 
 torch.set_num_threads(1)
@@ -73,6 +73,14 @@ def test_layers_count_the_channels_that_are_left() -> None:
     assert (thin.left.in_channels, thin.left.out_channels, thin.recurrent.input_size) == (8, 3, 3)
     assert (thin.recurrent.hidden_size, thin.head.in_features) == (5, 10)
     assert thin.left.weight is thin.right.weight
+
+
+def test_what_a_pipeline_returns_is_told_where_its_program_is() -> None:
+    net = nn.Linear(4, 4).eval()
+    trace = optimize.Pipeline([]).run(optimize.capture(net, (torch.rand(2, 4),)))
+    with pytest.raises(UsageError, match=r"narrow takes a program or a state dict, and got a Trace") as told:
+        optimize.narrow(net, trace)  # type: ignore[arg-type]
+    assert "trace.program" in told.value.hint
 
 
 class Block(nn.Module):
