@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize import registry
+from optimize.dimensions import BATCH
 from optimize.errors import TargetUnavailable
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
 from optimize.passes.base import Exactness
+from optimize.program import Program
 from optimize.replay import included
 from optimize.report.artifacts import agrees, cost_s
 from optimize.report.model import (
@@ -71,7 +73,8 @@ def assemble(
     change = compare(model.program, variants[0].program)
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
-    about = (*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants)))
+    about = [*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants))]
+    about += _about_sizes(model.program)
     return Report(
         command=job.command or "optimize.optimize(...)",
         files=(str(job.source),) if isinstance(job.source, str | Path) else (),
@@ -93,8 +96,20 @@ def assemble(
         merges=variants[0].merges,
         graph=change,
         layers=tuple(_layers(exports)),
-        warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
+        warnings=(
+            *_about_artifacts(exports),
+            *_about_rows(rows),
+            *about,
+            *timings.warnings,
+        ),
     )
+
+
+def _about_sizes(program: Program) -> Iterator[str]:
+    """Say at which sizes files were timed that take others too."""
+    sizes = [f"{name} {size}" for name, size in program.example_sizes().items() if name != BATCH]
+    if sizes:
+        yield f"Times are those at {', '.join(sizes)}: at other sizes another file may be the fastest."
 
 
 def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
