@@ -41,6 +41,8 @@ from optimize.transaction.commit import Transaction, begin, check
 
 #: A command that has not ended so long after it was told to is ended.
 _PATIENCE_S = 10.0
+#: How long the keeper tries to end what a command leaves behind.
+_ENDING_S = 10.0
 #: How often the keeper looks what has come.
 _LOOK_S = 0.1
 #: Of a request, which holds two names; and of the text that becomes a file (a report, a graph, a baseline).
@@ -274,9 +276,22 @@ def _children() -> set[int]:
 
 
 def _end_orphans(others: set[int]) -> None:
-    """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`)."""
-    while left := _children() - others:
-        for number in left:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(number, signal.SIGKILL)
-                os.waitpid(number, 0)
+    """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`).
+
+    One that forks and ends again and again is gone before a signal reaches its number. So the kernel forgets those that
+    have ended by itself, which keeps the list short, and nobody is waited for: between list and signal is no time.
+    """
+    before, until_s = signal.signal(signal.SIGCHLD, signal.SIG_IGN), time.monotonic() + _ENDING_S
+    try:
+        while left := _children() - others:
+            for number in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            for number in left:  # what had ended before
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(number, os.WNOHANG)
+            if time.monotonic() > until_s:
+                click.echo("optimize: processes that the command left behind could not be ended; they go on.", err=True)
+                break
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)

@@ -285,6 +285,32 @@ def test_nothing_outlives_the_command(tmp_path: Path) -> None:
         assert not Path("/proc", done.stdout.strip()).exists()
 
 
+def test_who_forks_and_ends_again_and_again_does_not_outlive_it(tmp_path: Path) -> None:
+    comets = """
+until = time.monotonic() + 15
+for _ in range(60):
+    if not os.fork():
+        while time.monotonic() < until:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        os.write(1, b"outlived")
+        os._exit(0)
+"""
+    done = broken(tmp_path, comets)  # who still lives has its output open, which is then waited for
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_who_cannot_be_ended_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(keeper, "_ENDING_S", 0.0)
+    monkeypatch.setattr(keeper, "_children", lambda: {0})
+    monkeypatch.setattr(os, "kill", lambda number, signal: None)
+    monkeypatch.setattr(os, "waitpid", lambda number, options: (0, 0))
+    before = signal.getsignal(signal.SIGCHLD)
+    keeper._end_orphans(set())
+    assert "could not be ended" in capsys.readouterr().err and signal.getsignal(signal.SIGCHLD) == before
+
+
 def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None:
     process = started(tmp_path, "run", "net.pt", "--to", "onnx", "--out", "out")
     assert process.stdin is not None and process.stdout is not None
