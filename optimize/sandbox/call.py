@@ -131,7 +131,7 @@ def left_in(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[byt
     """
     try:
         handle = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL, or half a character, in a name that the child has told
         raise Refused("The process that opened the file left no answer.", hint=_HINT) from error
     file = os.fdopen(handle, "rb")
     status = os.fstat(handle)

@@ -183,7 +183,8 @@ def test_results_are_those_of_the_command_line_alone(tmp_path: Path) -> None:
     code = """
 pathlib.Path(os.environ["TMPDIR"], "text").write_text("told")
 for do, path, source in (("write", "other.html", "text"), ("append", "net.pt", "text"), ("commit", "/", ""),
-                         ("write", "page.html", "../../../etc/passwd"), ("remove", "page.html", "text")):
+                         ("write", "page.html", "../../../etc/passwd"), ("remove", "page.html", "text"),
+                         ("write", "page.html", "\\0"), ("write", "page.html", "\\ud800"), ("commit", "\\0", "")):
     try:
         ask(do=do, path=path, source=source)
         print("did", do, path)
@@ -192,7 +193,7 @@ for do, path, source in (("write", "other.html", "text"), ("append", "net.pt", "
 ask(do="write", path="page.html", source="text")
 """
     done = broken(tmp_path, code, "show", "net.pt", "--out", "page.html")
-    assert done.stdout.splitlines() == ["Refused"] * 5 and not done.stderr
+    assert done.stdout.splitlines() == ["Refused"] * 8 and not done.stderr
     assert (tmp_path / "page.html").read_text() == "told" and sorted(os.listdir(tmp_path)) == ["net.pt", "page.html"]
 
 
