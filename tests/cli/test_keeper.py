@@ -254,6 +254,24 @@ def test_a_text_is_added_to_the_step_summary(tmp_path: Path, monkeypatch: pytest
     assert not done.stderr and summary.read_text() == "before\nand after"
 
 
+def test_a_step_summary_is_not_flooded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code = f"""
+pathlib.Path(os.environ["TMPDIR"], "text").write_text("x" * 300_000)
+for _ in range(20):
+    try:
+        ask(do="append", path={str(summary)!r}, source="text")
+        print("did")
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    done = broken(tmp_path, code, "check", "net.pt", "net.pt")
+    assert done.stdout.split() == ["did"] * 3 + ["Refused"] * 17 and not done.stderr
+    assert summary.stat().st_size == len("before\n") + 900_000  # of more than 1 MiB GitHub shows nothing
+
+
 def test_a_crash_is_a_sentence(tmp_path: Path) -> None:
     done = broken(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     assert done.returncode == 1 and "'net.pt' killed the process that opened it (signal SIGSEGV)" in done.stderr
@@ -330,7 +348,8 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
 
 
 def test_what_grows_while_it_is_copied_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_TEXT_BYTES", 3000)
+    for name in ("_TEXT_BYTES", "_SUMMARY_BYTES"):
+        monkeypatch.setattr(keeper, name, 3000)
     opened = keeper.left_in
 
     def growing(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[bytes]:
