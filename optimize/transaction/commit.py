@@ -7,6 +7,7 @@ The process holds a lock on the hidden folder as long as it lives: one that can 
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import itertools
@@ -24,7 +25,7 @@ from optimize.errors import Refused
 from optimize.files import check as check_file
 from optimize.files import refusal, refusing
 from optimize.transaction import note, system
-from optimize.transaction.doubles import Stamp, double, give_back, is_folder, merge, remove_tree, stamp
+from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
@@ -223,10 +224,12 @@ class Transaction:
         """
         if self.mark is not None:
             old = self.old if is_folder(self.old) else self.new
+            if os.path.lexists(old) and not is_folder(old):  # what came for ``out``, and could not be put back
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(old))
             if stamp(old) in (None, self.mark):
                 self._undo()
             elif stamp(self.out) == self.mark:
-                give_back(old, self.out, self.doubles, self.stale)
+                give_back(old, self.out, self.mark, self.doubles, self.stale)
             else:  # stopped between two renames; or yet another folder has taken the place since
                 merge(old, self.out)
             for folder in (self.new, self.old, self.replaced):
@@ -279,7 +282,7 @@ class Transaction:
                 system.rename_to_absent(self.new, self.out)
                 return
         if os.path.lexists(self.out) and not is_folder(self.out):  # links were followed when we began
-            raise Refused(f"'{self.out}' is no folder any more: something else took its place meanwhile.", hint=_HINT)
+            raise self._no_folder()
         names = sorted(os.listdir(self.new))
         _check_names(self.out, self.names.union(names))
         self.stale = sorted(self.names.difference(names))
@@ -298,18 +301,29 @@ class Transaction:
             with suppress(OSError):  # FAT and some network file systems have none
                 system.link(self.path / note.NOTE, self.replaced / note.NOTE)
                 links = True
-            for name in replaced.intersection(os.listdir(self.out)) if links else ():
-                system.link(self.out / name, self.replaced / name)  # a mounted or immutable file cannot be moved either
+            with inside(self.out) as out:
+                if out is None:
+                    raise self._no_folder()
+                for name in replaced.intersection(os.listdir(out)) if links else ():
+                    system.link(out / name, self.replaced / name)  # a mounted or immutable file cannot be moved either
             double(self.out, self.new, links=links, without=replaced)
             os.utime(self.new)
             self.doubles = {name: stamp(self.new / name) for name in {*os.listdir(self.new)} - replaced}
             self.write()
             try:
                 system.exchange(self.new, self.out)
+                if not is_folder(self.new):  # it goes by names, and something else can have one in this very moment
+                    with suppress(OSError):
+                        system.exchange(self.new, self.out)
+                    raise self._no_folder()
             except OSError as error:
                 if error.errno not in system.UNSUPPORTED:
                     raise
                 os.rename(self.out, self.old)
+                if not is_folder(self.old):
+                    with suppress(OSError):
+                        system.rename_to_absent(self.old, self.out)
+                    raise self._no_folder() from None
                 os.rename(self.new, self.out)
         except (OSError, RecursionError):
             with suppress(OSError):  # the second of two renames failed
@@ -321,31 +335,44 @@ class Transaction:
         """Move files to ``out`` one by one; what they replace, and what is stale, is kept under ``replaced``."""
         self.moving = names
         self.write()
-        for name in (*self.stale, *names):
-            file, kept = self.out / name, self.replaced / name
-            _check_names(self.out, [name])  # made just now: what replaces a file is never to remove a folder
-            with suppress(FileNotFoundError):
-                try:
-                    system.link(file, kept)
-                except OSError:  # it can have only one name
-                    os.rename(file, kept)
-            if name in names:
-                os.replace(self.new / name, file)
-            else:
-                file.unlink(missing_ok=True)
+        with inside(self.out) as out:
+            if out is None:
+                raise self._no_folder()
+            for name in (*self.stale, *names):
+                # What was made just now: what replaces a file is never to remove a folder.
+                _check_names(self.out, [name])
+                with refusing(self.out / name):
+                    self._move_one(name, out / name)
+
+    def _move_one(self, name: str, file: Path) -> None:
+        with suppress(FileNotFoundError):
+            try:
+                system.link(file, self.replaced / name)
+            except OSError:  # it can have only one name
+                os.rename(file, self.replaced / name)
+        if name in self.moving:
+            os.replace(self.new / name, file)
+        else:
+            file.unlink(missing_ok=True)
 
     def _undo(self) -> None:
         """Put back what ``_move`` has moved so far; once all of it has been moved, it stays."""
         moved = [name for name in self.moving if not os.path.lexists(self.new / name)]
         if len(moved) == len(self.moving):
             return
-        for name in moved:
-            with suppress(FileNotFoundError):
-                os.rename(self.out / name, self.new / name)
-        for name in os.listdir(self.replaced):
-            if not os.path.lexists(self.out / name):
-                os.rename(self.replaced / name, self.out / name)
+        with inside(self.out) as out:
+            if out is None:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.out))
+            for name in moved:
+                with suppress(FileNotFoundError):
+                    os.rename(out / name, self.new / name)
+            for name in os.listdir(self.replaced):
+                if not os.path.lexists(out / name):
+                    os.rename(self.replaced / name, out / name)
         os.rename(self.new, self.old)  # whoever is stopped while removing it does not take its files for moved
+
+    def _no_folder(self) -> Refused:
+        return Refused(f"'{self.out}' is no folder any more: something else took its place meanwhile.", hint=_HINT)
 
 
 def _settle_dead(out: Path) -> None:

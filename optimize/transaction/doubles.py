@@ -3,6 +3,9 @@
 The double of a file is a hard link: the same file under a second name. The double of a folder is a folder of hard
 links. Once the new folder is in place, original folders go back where their doubles stand in for them: programs that
 work inside them, and runs that have such a folder for their ``--out``, never notice.
+
+Whoever else may write where these folders lie can put a link in one's place at any time. So a folder is opened first,
+and what is done in it is done in what was opened (``inside``).
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optimize.transaction.system import UNSUPPORTED, exchange, link, rename_to_absent
 
 #: Inode and, of a file, when it was last written to (ns).
 Stamp = list[int]
+#: Names of what this process has open, which lead to the thing itself (Linux), and how a folder is opened for them:
+#: its own permissions need not let it be read, and a link is not followed.
+_OPEN = Path("/proc/self/fd")
+_ITSELF = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -35,6 +42,27 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+@contextmanager
+def inside(folder: Path) -> Iterator[Path | None]:
+    """Yield a name of a folder that leads into it whatever is put in its place meanwhile; None for anything else.
+
+    Where a system has no such names (macOS, Windows), it is the folder's own.
+
+    Raises:
+        OSError: Something else took the folder's place in this very moment, or too many files are open.
+    """
+    if not is_folder(folder):
+        yield None
+    elif not hasattr(os, "O_PATH") or not _OPEN.is_dir():
+        yield folder
+    else:
+        descriptor = os.open(folder, _ITSELF)
+        try:
+            yield _OPEN / str(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def double(original: Path, twin: Path, *, links: bool, without: Collection[str] = ()) -> None:
     """Make the double of an entry; permissions, owner and times are the original's.
 
@@ -47,23 +75,26 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
     Raises:
         OSError: Something cannot be doubled.
     """
-    if is_folder(original):
-        twin.mkdir(stat.S_IRWXU, exist_ok=True)
-        for name in set(os.listdir(original)).difference(without):
-            with suppress(FileNotFoundError):  # its owner has removed it just now
-                double(original / name, twin / name, links=links)
-    elif links:
-        link(original, twin)
-        return
-    else:
-        shutil.copy2(original, twin, follow_symlinks=False)
-    found, mine = os.lstat(original), os.lstat(twin)
-    if (found.st_uid, found.st_gid) != (mine.st_uid, mine.st_gid):
-        os.chown(twin, found.st_uid, found.st_gid, follow_symlinks=False)
-    shutil.copystat(original, twin, follow_symlinks=False)
+    with inside(original) as folder:
+        if folder is not None:
+            twin.mkdir(stat.S_IRWXU, exist_ok=True)
+            with inside(twin) as place:  # as many are open as in `merge`: what is nested too deeply fails here already
+                if place is None:
+                    raise _not_a_folder(twin)
+                for name in set(os.listdir(folder)).difference(without):
+                    with suppress(FileNotFoundError):  # its owner has removed it just now
+                        double(folder / name, place / name, links=links)
+                _own_alike(folder, place, follow=True)
+        elif links:
+            link(original, twin)
+        else:
+            shutil.copy2(original, twin, follow_symlinks=False)
+            _own_alike(original, twin, follow=False)
 
 
-def give_back(old: Path, out: Path, doubles: Mapping[str, Stamp | None], stale: Collection[str]) -> None:
+def give_back(
+    old: Path, out: Path, mark: Stamp, doubles: Mapping[str, Stamp | None], stale: Collection[str]
+) -> None:
     """Empty the folder that ``out`` was exchanged for.
 
     Originals take their doubles' places, what appeared meanwhile is moved over, and names go for which ``out`` has the
@@ -72,25 +103,29 @@ def give_back(old: Path, out: Path, doubles: Mapping[str, Stamp | None], stale: 
     Args:
         old: The folder to empty.
         out: The one in its place.
+        mark: The stamp of ``out``.
         doubles: The stamp of each double in ``out``.
         stale: Names of results that the new one does without.
 
     Raises:
-        OSError: Something cannot be moved; it stays where it is.
+        OSError: Something cannot be moved, or something else has taken the place of a folder; it stays where it is.
     """
-    for name in os.listdir(old):
-        here, there, twin = old / name, out / name, doubles.get(name)
-        if twin is not None and stamp(there) == twin != stamp(here):
-            _swap(here, there)
-            if stamp(here) not in (None, twin):  # written to in this very moment: then that stays
+    with inside(old) as source, inside(out) as target:
+        if source is None or target is None or os.stat(target).st_ino != mark[0]:
+            raise _not_a_folder(out)
+        for name in os.listdir(source):
+            here, there, twin = source / name, target / name, doubles.get(name)
+            if twin is not None and stamp(there) == twin != stamp(here):
                 _swap(here, there)
-        if not os.path.lexists(here):
-            continue
-        is_over = os.path.lexists(there) or name in stale or stamp(here) == twin
-        if is_over and not is_folder(here):
-            os.unlink(here)
-        else:
-            merge(here, there)
+                if stamp(here) not in (None, twin):  # written to in this very moment: then that stays
+                    _swap(here, there)
+            if not os.path.lexists(here):
+                continue
+            is_over = os.path.lexists(there) or name in stale or stamp(here) == twin
+            if is_over and not is_folder(here):
+                os.unlink(here)
+            else:
+                merge(here, there)
     os.rmdir(old)
 
 
@@ -103,30 +138,46 @@ def merge(source: Path, target: Path) -> None:
     with suppress(FileExistsError):
         rename_to_absent(source, target)
         return
-    if is_folder(source) and is_folder(target):
-        os.chmod(source, stat.S_IRWXU)
-        for name in os.listdir(source):
-            merge(source / name, target / name)
-        os.rmdir(source)
-    elif os.lstat(source).st_mtime_ns > os.lstat(target).st_mtime_ns:
-        os.replace(source, target)
-    else:
-        os.unlink(source)
+    with inside(source) as here, inside(target) as there:
+        if here is not None and there is not None:
+            os.chmod(here, stat.S_IRWXU)
+            for name in os.listdir(here):
+                merge(here / name, there / name)
+            os.rmdir(source)
+        elif os.lstat(source).st_mtime_ns > os.lstat(target).st_mtime_ns:
+            os.replace(source, target)
+        else:
+            os.unlink(source)
 
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder of ours with all in it, read-only doubles of folders included.
 
     Raises:
-        OSError: Something in it cannot be removed.
+        OSError: Something in it cannot be removed, or it is a link.
     """
     try:
         for path, _, _ in os.walk(folder):
-            os.chmod(path, stat.S_IRWXU)
+            with inside(Path(path)) as place:
+                if place is None:
+                    raise _not_a_folder(folder)
+                os.chmod(place, stat.S_IRWXU)
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
     except RecursionError as error:
         raise OSError(errno.ELOOP, "nested too deeply to be removed", str(folder)) from error
+
+
+def _own_alike(original: Path, twin: Path, *, follow: bool) -> None:
+    """Give a double its original's owner, permissions and times."""
+    found, mine = (os.stat(path, follow_symlinks=follow) for path in (original, twin))
+    if (found.st_uid, found.st_gid) != (mine.st_uid, mine.st_gid):
+        os.chown(twin, found.st_uid, found.st_gid, follow_symlinks=follow)
+    shutil.copystat(original, twin, follow_symlinks=follow)
+
+
+def _not_a_folder(path: Path) -> NotADirectoryError:
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _swap(here: Path, there: Path) -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 from optimize.transaction import staging, system
 
 CALLS = ("mkdir", "link", "rename", "replace", "unlink", "rmdir", "chmod")
+#: Calls that only look, behind which something else may lie by the time of the next.
+LOOKS = ("listdir", "open", "lstat")
 
 NAMES = ("report.json",)
 RESULTS = ("a.onnx", "report.json")
@@ -20,7 +22,7 @@ WAYS = ("exchange", "two renames", "in place", "no links")
 
 
 @contextmanager
-def before_step(number: int, happens: Callable[[], None]) -> Iterator[list[str]]:
+def before_step(number: int, happens: Callable[[], None], calls: Sequence[str] = CALLS) -> Iterator[list[str]]:
     """Let something happen before the n-th call, once; yield the names of the calls so far."""
     seen: list[str] = []
 
@@ -34,7 +36,7 @@ def before_step(number: int, happens: Callable[[], None]) -> Iterator[list[str]]
         return step
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
+        for name in calls:
             patch.setattr(os, name, stepping(getattr(os, name), name))
         patch.setattr(system, "_renameat2", stepping(system._renameat2, "renameat2"))
         yield seen

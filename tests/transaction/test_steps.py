@@ -4,7 +4,7 @@ import errno
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from optimize.errors import Refused
 from optimize.transaction import commit, system
 from tests.transaction.steps import (
+    CALLS,
+    LOOKS,
     RESULTS,
     WAYS,
     before_step,
@@ -36,14 +38,16 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def steps(tmp_path: Path, happens: Callable[[Path], None], *, old: bool = True) -> Iterator[tuple[Path, object]]:
+def steps(
+    tmp_path: Path, happens: Callable[[Path], None], *, old: bool = True, calls: Sequence[str] = CALLS
+) -> Iterator[tuple[Path, object]]:
     """Run generation 2 into a fresh folder for each step that something may happen before; yield it with the error."""
     for number in itertools.count():
         out = tmp_path / str(number) / "made" / "out"
         if old:
             prepare(out)
         error: object = None
-        with before_step(number, lambda out=out: happens(out)) as seen:
+        with before_step(number, lambda out=out: happens(out), calls) as seen:
             try:
                 run(out, "2")
             except (Refused, KeyboardInterrupt) as caught:
@@ -202,6 +206,42 @@ def test_nothing_that_the_user_does_at_any_step_is_lost(
         assert found(out) == "2" and not error and not hidden(out)
         assert out not in done or (out / file).read_text().endswith("late")
     assert len(done) > 10
+
+
+@pytest.mark.parametrize("name", [".", "data"])
+def test_a_link_that_takes_a_folders_place_at_any_step_is_not_followed(way: str, name: str, tmp_path: Path) -> None:
+    """Nothing of what it leads to is changed, taken or added to, and nothing of the user's is gone."""
+    victim = tmp_path / "victim"
+    for path in (*RESULTS, "notes.txt", "deep/x", "data/deep/x"):
+        (victim / path).parent.mkdir(parents=True, exist_ok=True)
+        (victim / path).write_text("precious")
+        os.utime(victim / path, (1, 1))  # older than all of the user's
+    before = tree(victim)
+    swapped: set[Path] = set()
+
+    def swap(out: Path) -> None:
+        place = out / name
+        begun = any(out.parent.glob(".*"))  # before that, a link is what the user has named
+        if begun and place.is_dir() and not place.is_symlink():  # between two renames it is not
+            place.rename(out.parent / "moved")
+            place.symlink_to(victim)
+            (out.parent / "moved" / "late").write_text("late")
+            swapped.add(out)
+
+    for out, error in steps(tmp_path, swap, calls=(*CALLS, *LOOKS)):
+        assert tree(victim) == before
+        assert not error or isinstance(error, Refused)
+        if out in swapped:
+            kept = {path.name for path in out.parent.rglob("*")}
+            assert kept >= {"notes.txt", "x", "late"} and (kept >= {"a.onnx"} or name == ".")
+    assert len(swapped) > 20
+
+
+def tree(folder: Path) -> list[tuple[object, ...]]:
+    """Return what is in a folder: names, contents, permissions and names elsewhere."""
+    found = [(path, os.lstat(path)) for path in sorted(folder.rglob("*"))]
+    texts = [path.read_text() if path.is_file() else "" for path, _ in found]
+    return [(path, text, it.st_mode, it.st_nlink, it.st_ino) for (path, it), text in zip(found, texts, strict=True)]
 
 
 def test_a_folder_that_appears_meanwhile_is_kept(way: str, tmp_path: Path) -> None:
