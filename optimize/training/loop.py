@@ -10,10 +10,8 @@ import contextlib
 import copy
 import math
 import operator
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +23,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.progress import Progress, silent
+from optimize.regular import find
+from optimize.training import checkpoint
 from optimize.training.losses import Labels, Lesson, Loss
 
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-#: A checkpoint, the one before it while they change places, and one that is being written.
-_LAST, _BEFORE, _NEXT = "last", "before", "next"
+_CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Training:
             gets the best epoch's weights.
         patience: Epochs without a better score after which it stops; None for all of them.
         folder: Where a checkpoint is kept after each epoch; a training that was cut off goes on from it.
-        seed: Of the order of a ``DataLoader`` that shuffles, and of dropout.
+        seed: Of the order of a ``DataLoader`` that shuffles, of dropout, and of what the data draws from ``random`` and
+            NumPy: each epoch has its own.
         progress: Told which share is done.
 
     Example:
@@ -124,34 +124,9 @@ class Training:
         Raises:
             UsageError: There is no batch, nothing that learns, or a loss lacks what it compares.
             TargetUnavailable: Accelerate is not installed.
-            Refused: A loss is not finite, or the folder holds the checkpoint of another training.
+            Refused: A loss is not finite, or the folder holds a damaged checkpoint or that of another training.
         """
         return _Trainer(self, module).run()
-
-
-@dataclass
-class _Seen:
-    """What a checkpoint holds beside weights and optimizer."""
-
-    settings: str
-    losses: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as a checkpoint keeps it."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from it.
-
-        Raises:
-            Refused: It is another training's.
-        """
-        if state["settings"] != self.settings:
-            hint = "Give another folder, or remove it to start anew."
-            raise Refused(f"The checkpoint is of {state['settings']}, this training of {self.settings}.", hint=hint)
-        vars(self).update(state)
 
 
 class _Trainer:
@@ -186,28 +161,28 @@ class _Trainer:
             module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(asked.average), use_buffers=True
         )  # fmt: skip
         self.steps_of_epoch = math.ceil(_length(asked.data) / asked.accumulate)
-        self.seen = _Seen(f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}")
-        kept = [self.seen, *([] if self.averaged is None else [self.averaged])]
-        self.accelerator.register_for_checkpointing(*kept)
+        self.settings = f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}"
+        self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()
 
     def run(self) -> History:
         self._resume()
-        for epoch in range(len(self.seen.losses), self.asked.epochs):
+        for epoch in range(len(self.losses), self.asked.epochs):
             if self._is_over():
                 break
-            self.seen.losses.append(self._epoch(epoch))
+            self.losses.append(self._epoch(epoch))
             self._judge()
             self._keep()
         result = self.averaged.module if self.averaged is not None else self.module
-        self.module.load_state_dict(self.seen.best or result.state_dict())
+        self.module.load_state_dict(self.best or result.state_dict())
         self.accelerator.wait_for_everyone()
         for each, home in self.homes.items():
             each.to(home).eval()
-        return History(tuple(self.seen.losses), tuple(self.seen.scores))
+        return History(tuple(self.losses), tuple(self.scores))
 
     def _epoch(self, epoch: int) -> float:
         """Go through the data once; return the mean loss."""
-        torch.manual_seed(self.asked.seed + epoch)  # of dropout: a training that is resumed goes on alike
+        # Dropout, and data that is changed by chance: a training that is resumed goes on alike.
+        _import_accelerate().utils.set_seed((self.asked.seed + epoch) % 2**32)
         self.batches.set_epoch(epoch)
         self.module.train()
         step, total, count = epoch * self.steps_of_epoch, torch.zeros((), device=self.accelerator.device), 0
@@ -260,37 +235,70 @@ class _Trainer:
         subject = self.averaged.module if self.averaged is not None else self.module
         with torch.no_grad():
             (score,) = _broadcast([float(self.asked.judge(subject.eval()))])
-        if not self.seen.scores or score > max(self.seen.scores):
-            self.seen.best = {name: value.detach().cpu().clone() for name, value in subject.state_dict().items()}
-        self.seen.scores.append(score)
+        if not self.scores or score > max(self.scores):
+            self.best = {name: value.detach().cpu().clone() for name, value in subject.state_dict().items()}
+        self.scores.append(score)
 
     def _is_over(self) -> bool:
-        scores, patience = self.seen.scores, self.asked.patience
+        scores, patience = self.scores, self.asked.patience
         return patience is not None and len(scores) - 1 - History((), tuple(scores)).best >= patience
 
     def _keep(self) -> None:
         """Write a checkpoint; whenever the program is ended, a whole one lies in the folder."""
-        folder = self.asked.folder
-        if folder is None:
-            return
-        if self.accelerator.is_main_process:
-            shutil.rmtree(folder / _NEXT, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(folder / _NEXT))
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            if (folder / _LAST).exists():  # else the one before is all there is
-                shutil.rmtree(folder / _BEFORE, ignore_errors=True)
-                os.replace(folder / _LAST, folder / _BEFORE)
-            os.replace(folder / _NEXT, folder / _LAST)
-            shutil.rmtree(folder / _BEFORE, ignore_errors=True)
+        if self.asked.folder is not None and self.accelerator.is_main_process:
+            told = {"losses": self.losses, "scores": self.scores, "best": self.best}
+            checkpoint.write(
+                self.asked.folder / _CHECKPOINT, self.settings, {**self._state(self.optimizer.optimizer), **told}
+            )
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
-        places = [] if self.asked.folder is None else [self.asked.folder / _LAST, self.asked.folder / _BEFORE]
-        found = next((place for place in places if place.is_dir()), None)
-        if found is not None:
-            self.accelerator.load_state(str(found))
+        """Go on from a checkpoint.
+
+        Raises:
+            Refused: It is damaged, or another training's.
+        """
+        path = None if self.asked.folder is None else self.asked.folder / _CHECKPOINT
+        if path is None or find(path) is None:
+            return
+        state = checkpoint.read(path, self.settings, self._wanted)
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.losses, self.scores, self.best = state["losses"], state["scores"], state["best"]
+
+    def _state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return what a checkpoint holds beside what was seen; the state of an optimizer is that of the one given."""
+        scaler = self.accelerator.scaler
+        return {
+            "module": self.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "averaged": {} if self.averaged is None else self.averaged.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def _wanted(self, names: Collection[str]) -> dict[str, Any]:
+        """Return values as a checkpoint of this training with these names holds them.
+
+        An optimizer makes its state at its first step: a copy takes one.
+        """
+        self._set_rate(0)
+        tried = copy.deepcopy(self.optimizer.optimizer)
+        for group in tried.param_groups:
+            for weight in group["params"]:
+                weight.grad = torch.zeros_like(weight)
+        tried.step()
+        state, made = self._state(tried), tried.state_dict()["state"]
+        # A parameter that had no gradient yet has no state.
+        held = {name.split(".")[2] for name in names if name.startswith("optimizer.state.")}
+        state["optimizer"]["state"] = {key: made[key] for key in made if str(key) in held}
+        for told in ("losses", "scores"):
+            state[told] = [0.0] * min(sum(name.startswith(f"{told}.") for name in names), self.asked.epochs)
+        state["best"] = self.module.state_dict() if any(name.startswith("best.") for name in names) else {}
+        return state
 
     def _placed(self, data: Iterable[Any]) -> Any:
         """Return the batches of this process, on its device."""

@@ -1,13 +1,20 @@
 """The training loop: what it computes, that it stops and goes on, on one process and on two."""
 
+import math
+import os
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -207,24 +214,151 @@ def test_what_does_not_learn_is_said(batches: Batches) -> None:
 
 def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> None:
     Training(batches, folder=tmp_path)(net())
-    assert [place.name for place in tmp_path.iterdir()] == ["last"]
+    assert [place.name for place in tmp_path.iterdir()] == ["checkpoint.safetensors"]
     with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
         Training(batches, epochs=2, folder=tmp_path)(net())
 
 
 def test_the_only_checkpoint_is_there_until_the_next_is(batches: Batches, tmp_path: Path, monkeypatch: Any) -> None:
-    Training(batches, epochs=3, folder=tmp_path, judge=lambda _: 0.0)(net())
-    (tmp_path / "last").rename(tmp_path / "before")  # as if the process had been killed between two renames
-    trainer, replaced = _Trainer(Training(batches, epochs=3, folder=tmp_path, judge=lambda _: 0.0), net()), []
+    training, path = Training(batches, folder=tmp_path), tmp_path / "checkpoint.safetensors"
+    training(net())
+    before = path.read_bytes()
 
-    def replace(source: Path, target: Path) -> None:
-        assert (tmp_path / "before").is_dir() or (tmp_path / "last").is_dir()
-        replaced.append((source.name, target.name))
-        source.rename(target)
+    def write(tensors: object, place: Path, metadata: object) -> None:
+        place.write_bytes(b"half of it")
+        assert path.read_bytes() == before
+        raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("optimize.training.loop.os.replace", replace)
-    trainer._keep()
-    assert replaced == [("next", "last")] and [place.name for place in tmp_path.iterdir()] == ["last"]
+    with monkeypatch.context() as patched, pytest.raises(Refused, match="cannot be written: No space left"):
+        patched.setattr("optimize.training.checkpoint.save_file", write)
+        _Trainer(training, net())._keep()
+    assert path.read_bytes() == before
+    (tmp_path / ".checkpoint-0123abcd.safetensors").write_bytes(b"of one that was killed")
+    _Trainer(training, net())._keep()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Code:
+    """What runs when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_checkpoint_of_somebody_else_runs_no_code(batches: Batches, tmp_path: Path) -> None:
+    training = Training(batches, epochs=2, folder=tmp_path / "kept", average=0.5, judge=lambda _: 0.0)
+    training(net())
+    found = [place for place in (tmp_path / "kept").rglob("*") if place.is_file()]
+    for place in found:
+        whole = place.read_bytes()
+        torch.save(Code(tmp_path / "owned"), place)
+        with pytest.raises(Refused, match="is damaged") as caught:
+            training(net())
+        assert not (tmp_path / "owned").exists() and "remove it to start anew" in caught.value.hint
+        place.write_bytes(whole)
+    assert found and len(training(net()).losses) == 2
+
+
+DAMAGED: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "'module.0.bias' is not in both": lambda held: held.pop("module.0.bias"),
+    "'ghost' is not in both": lambda held: held.update(ghost=torch.zeros(1)),
+    r"'module.0.bias' is torch.float32 \[9\], not torch.float32 \[8\]": lambda held: held.update(
+        {"module.0.bias": torch.zeros(9)}
+    ),
+    r"'optimizer.state.0.momentum_buffer' is torch.float32 \[1\]": lambda held: held.update(
+        {"optimizer.state.0.momentum_buffer": torch.zeros(1)}
+    ),
+    r"'optimizer.param_groups.\[0\].momentum' is torch.int64": lambda held: held.update(
+        {"optimizer.param_groups.[0].momentum": torch.tensor(1)}
+    ),
+    r"'losses.\[2\]' is not in both": lambda held: held.update(
+        {f"losses.[{place}]": torch.zeros(1) for place in range(3)}
+    ),
+    "'best.0.bias' is not in both": lambda held: held.update({"best.9": torch.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("match", DAMAGED)
+def test_a_checkpoint_holds_what_the_training_has(match: str, batches: Batches, tmp_path: Path) -> None:
+    path, training, module = tmp_path / "checkpoint.safetensors", Training(batches, epochs=2, folder=tmp_path), net()
+    training(net())
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    held = load_file(path)
+    DAMAGED[match](held)
+    save_file(held, path, about)
+    with pytest.raises(Refused, match=match):
+        training(module)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), net().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08" + bytes(7) + b"{}      ", b"\xff" * 100])
+def test_a_damaged_checkpoint_is_refused(content: bytes, batches: Batches, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.safetensors").write_bytes(content)
+    with pytest.raises(Refused, match="checkpoint"):
+        Training(batches, folder=tmp_path)(net())
+
+
+def test_a_checkpoint_is_a_regular_file(batches: Batches, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "checkpoint.safetensors")
+    with pytest.raises(Refused, match="is a fifo"):
+        Training(batches, folder=tmp_path)(net())
+
+
+class Unsure(nn.Module):
+    """It has a parameter that no answer depends on, and one that learns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.fixed = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 3).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.tensor([random.random() + np.random.rand()], dtype=torch.float32)  # as data that is changed
+        return self.fixed(self.used(nn.functional.dropout(x, 0.5, self.training))) + noise
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda weights: torch.optim.AdamW(weights, 0.1, amsgrad=True),
+        lambda weights: torch.optim.Adafactor(weights, 0.1),
+        lambda weights: torch.optim.Rprop([{"params": weights[:1]}, {"params": weights[1:], "lr": 1}], 0.1),
+        lambda weights: torch.optim.SGD(weights, 0.1),
+    ],
+)
+def test_what_was_cut_off_goes_on_to_the_same_bits(optimizer: Any, batches: Batches, tmp_path: Path) -> None:
+    def train(folder: Path | None, stop: float) -> tuple[optimize.training.History, nn.Module]:
+        def judge(module: nn.Module) -> float:
+            said.append(-math.inf)
+            if len(said) > stop:
+                raise KeyboardInterrupt
+            return said[-1]
+
+        torch.manual_seed(0)
+        module, said = Unsure(), list[float]()
+        how = {"epochs": 4, "accumulate": 3, "average": 0.5, "folder": folder}
+        training = Training(batches, optimizer=optimizer, judge=judge, **how)
+        return training(module), module
+
+    whole, wanted = train(None, math.inf)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 2)
+    random.seed(9), np.random.seed(9)
+    again, found = train(tmp_path, math.inf)
+    assert again == whole and len(again.scores) == 4
+    assert all(torch.equal(found.state_dict()[name], value) for name, value in wanted.state_dict().items())
+
+
+def test_what_gradients_are_scaled_by_is_kept(batches: Batches, tmp_path: Path) -> None:
+    before, after = (_Trainer(Training(batches, folder=tmp_path), net()) for _ in range(2))
+    before.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    after.accelerator.scaler = torch.amp.GradScaler("cpu")
+    before._keep()
+    after._resume()
+    assert after.accelerator.scaler.get_scale() == 2.0
 
 
 def ran(*words: object) -> int:
@@ -246,7 +380,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_killed_training_goes_on_to_the_same_weights(whole: dict[str, Any], tmp_path: Path) -> None:
     assert ran("tests.training.work", tmp_path, 2) == -signal.SIGKILL and not (tmp_path / "weights.pt").exists()
-    (tmp_path / "kept" / "last").rename(tmp_path / "kept" / "before")  # as if it had been killed between two renames
     assert ran("tests.training.work", tmp_path, 99) == 0
     found = left(tmp_path)
     assert found["losses"] == whole["losses"]
