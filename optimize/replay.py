@@ -12,6 +12,7 @@ import torch
 
 from optimize import named, registry
 from optimize.datasets import Datasets
+from optimize.escaping import plain
 from optimize.job import Export, Job
 from optimize.load.opening import CapturedModel
 from optimize.measure.quality import Quality
@@ -37,8 +38,11 @@ def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) 
 
 
 def written(job: Job, recipe: Recipe) -> str:
-    """Return a recipe as the text of its file, with the command that replays it."""
-    return "".join(f"# {line}\n" for line in _about(job, recipe)) + recipe.yaml()
+    """Return a recipe as the text of its file, with the command that replays it.
+
+    A name of a file may hold what ends a line of YAML: whatever follows would be a key of the recipe.
+    """
+    return "".join(f"# {plain(line)}\n" for line in _about(job, recipe)) + recipe.yaml()
 
 
 def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:

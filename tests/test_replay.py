@@ -15,7 +15,9 @@ import yaml
 
 import optimize
 from optimize.errors import UsageError
+from optimize.job import Job
 from optimize.recipe import PassEntry, parse, read
+from optimize.replay import written
 from optimize.search import as_decided
 from tests.quantization.test_sensitivity import fragile, images
 
@@ -124,3 +126,11 @@ def test_python_passes_are_written_with_their_options(tmp_path: Path) -> None:
         PassEntry(name="FuseConvBN"),
         PassEntry(name="QuantizeStatic", options={"calibrator": "mse", "keep": ["last"]}),
     )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u0085", "\u2028", "\u2029"])
+def test_the_name_of_a_model_is_no_key_of_its_recipe(end: str) -> None:
+    """YAML ends a line at each of these, and what stands behind would be in force."""
+    recipe = parse({"targets": ["onnx"]})
+    text = written(Job(source=f"m{end}metric: top5{end}#.pt", recipe=recipe, out=Path("out")), recipe)
+    assert parse(yaml.safe_load(text)) == recipe and "metric: top5" in text
