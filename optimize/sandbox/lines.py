@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 from typing import IO, Any
@@ -42,17 +43,26 @@ class Lines:
 
 
 def read_object(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line; None of what is none, NaN and Infinity by name included.
+    """Return the JSON object in a line; None of what is none, numbers that are not finite included.
 
     >>> read_object(b'{"share": 0.5}'), read_object(b'{"share": NaN}'), read_object(b"[1]")
     ({'share': 0.5}, None, None)
+    >>> read_object(b'{"share": 1e999}') is None
+    True
     """
     try:
-        found = json.loads(line, parse_constant=_refuse_constant)
+        found = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+def _finite(digits: str) -> float:
+    """Return a number; ``1e999`` is no name, and infinite all the same.
+
+    Raises:
+        ValueError: It is not finite.
+    """
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits} is not finite")
+    return number

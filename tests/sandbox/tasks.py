@@ -1,5 +1,6 @@
 """What a confined child is asked to try: each returns what came of it."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -189,6 +190,13 @@ def babble(folder: Path, tell: Tell) -> None:
             os.write(number, b"[" * 100_000 + b"\n")
         except OSError:
             continue
+
+
+def overflow(folder: Path, tell: Tell) -> None:
+    """Say a number by digits that no float holds."""
+    for number in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(number, b'{"answer": [1e999, 0, 0, 0]}\n')
 
 
 def forge(folder: Path, tell: Tell) -> None:
