@@ -6,7 +6,7 @@ import contextlib
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -67,11 +67,13 @@ class Members(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, file: Path | IO[bytes], name: str = "") -> None:
-        self._file, self._name, self._asked = file, name or str(file), set[str]()
+        self._name, self._asked, self._claimed = name or str(file), set[str](), 0
         refuse_directory(file, self._name)
-        with _readable(self._name), zipfile.ZipFile(file) as archive:
-            self._entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            names = Counter(entry.filename.removesuffix(".npy") for entry in archive.infolist())
+        with _readable(self._name):
+            self._archive = zipfile.ZipFile(file)  # once: its list of members may be long
+            members = self._archive.infolist()
+        self._entries = {entry.filename.removesuffix(".npy"): entry for entry in members}
+        names = Counter(entry.filename.removesuffix(".npy") for entry in members)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise Refused(f"'{shown(self._name)}' holds two arrays '{shown(twice)}'.", hint=_HINT)
@@ -83,13 +85,14 @@ class Members(Mapping[str, np.ndarray]):
             Refused: It is damaged, holds objects, or is larger than the free memory, or inflates with what was read.
         """
         entry = self._entries[name]
-        with _readable(self._name), zipfile.ZipFile(self._file) as archive:
+        with _readable(self._name):
             _check_member(entry)
+            self._claimed += 0 if name in self._asked else entry.file_size
             self._asked.add(name)
-            _check_sum([self._entries[other] for other in self._asked], archive.start_dir)
-            with archive.open(entry) as member:
+            _check_sum(len(self._asked), self._claimed, self._archive.start_dir)
+            with self._archive.open(entry) as member:
                 _check_header(member, entry.file_size)
-            with archive.open(entry) as member:
+            with self._archive.open(entry) as member:
                 array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
             return array
 
@@ -157,8 +160,7 @@ def _check_member(entry: zipfile.ZipInfo) -> None:
         raise ValueError(f"'{shown(entry.filename)}' needs {entry.file_size} bytes of memory; {free} are there for it")
 
 
-def _check_sum(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
+def _check_sum(count: int, claimed: int, size: int) -> None:
     """Refuse members that are small each and not together; several may be inflated from the same bytes."""
-    claimed = sum(entry.file_size for entry in entries)
     if claimed > max(_INFLATED_FREELY * size, _INFLATED_BYTES):
-        raise ValueError(f"{len(entries)} of its arrays claim {claimed} bytes together, in a file of {size}")
+        raise ValueError(f"{count} of its arrays claim {claimed} bytes together, in a file of {size}")

@@ -11,6 +11,7 @@ callers; ``warm_up`` a scenario; run a ``block`` of it; ``run`` other inputs and
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import os
@@ -35,6 +36,8 @@ from optimize.targets.calling import check_array
 
 #: Runs of each warm-up that are kept; the rest is counted.
 WARM_UP_KEPT = 50
+#: Many times those of any network, its inner values included.
+_MOST_OUTPUTS = 4096
 _READINGS = 200
 Inputs = list[np.ndarray]
 Reply = dict[str, Any]
@@ -265,16 +268,23 @@ def read_answer(folder: Path, name: str) -> list[np.ndarray]:
     """Read the arrays that another process left in its folder, which it may have made something else of.
 
     Raises:
-        Refused: They are not a regular file of arrays, each as large as it says, that leaves room for others.
+        Refused: They are not a regular file of arrays, each as large as it says, that leaves room for others; or they
+            are more than any file has outputs.
     """
     from optimize.data.array_files import Members  # not in the worker, whose memory is measured
 
-    with left_in(folder, name, most_bytes=free_bytes() // 4) as file:
-        arrays = Members(file, name)
-        try:
-            return [arrays[f"arr_{index}"] for index in range(len(arrays))]
-        except KeyError as error:
-            raise Refused(f"The process that ran the file left no output {error}.") from error
+    most_bytes = free_bytes() // 4
+    with left_in(folder, name, most_bytes=most_bytes) as file:
+        # Its writer is still there, and could change what was looked at until it is read.
+        arrays = Members(io.BytesIO(file.read(min(os.fstat(file.fileno()).st_size, most_bytes))), name)
+    if len(arrays) > _MOST_OUTPUTS:
+        raise Refused(
+            f"The process that ran the file left {len(arrays):,} outputs; a file has {_MOST_OUTPUTS:,} at most."
+        )
+    try:
+        return [arrays[f"arr_{index}"] for index in range(len(arrays))]
+    except KeyError as error:
+        raise Refused(f"The process that ran the file left no output {error}.") from error
 
 
 def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:

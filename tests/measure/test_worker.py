@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 import optimize
+from optimize.errors import Refused
 from optimize.measure import worker
 from optimize.measure.modules import ModuleRunner
-from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_arrays, write_arrays
+from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_answer, read_arrays, write_arrays
 from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Artifact]
@@ -169,3 +171,33 @@ def test_a_failure_in_torchscript_is_told_by_its_cause() -> None:
     text = "The following operation failed in the TorchScript interpreter.\nTraceback\nRuntimeError: no such kernel"
     assert worker._describe(RuntimeError(text)) == "RuntimeError: no such kernel"
     assert worker._describe(RuntimeError("one\ntwo")) == "RuntimeError: one"
+
+
+def test_an_answer_of_many_outputs_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of members was read anew for each of them: their square."""
+    opened = []
+    archive = zipfile.ZipFile
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *given: opened.append(given) or archive(*given))
+    with (tmp_path / "x.npz").open("wb") as file, archive(file, "w") as made:
+        for place in range(60):
+            with made.open(f"arr_{place}.npy", "w") as member:
+                np.save(member, np.full(1, place))
+    assert read_answer(tmp_path, "x.npz") == [[place] for place in range(60)] and len(opened) == 1
+    monkeypatch.setattr("optimize.measure.worker._MOST_OUTPUTS", 59)
+    with pytest.raises(Refused, match="left 60 outputs; a file has 59 at most"):
+        read_answer(tmp_path, "x.npz")
+
+
+def test_an_answer_is_not_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looked at the list of members and what read it saw one file, which its writer held open."""
+    from optimize.data import array_files
+
+    look, path = array_files.refuse_directory, tmp_path / "x.npz"
+    write_arrays(path, [np.ones(3, np.float32)])
+
+    def change(file: Any, name: str) -> None:
+        look(file, name)
+        path.write_bytes(b"something else")
+
+    monkeypatch.setattr(array_files, "refuse_directory", change)
+    assert [values.tolist() for values in read_answer(tmp_path, "x.npz")] == [[1.0] * 3]
