@@ -8,7 +8,7 @@ import importlib.util
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 from optimize.errors import Refused
 from optimize.escaping import plain
 from optimize.measure.subjects import MODULE
-from optimize.measure.worker import read_answer, write_arrays
+from optimize.measure.worker import WARM_UP_KEPT, read_answer, write_arrays
 from optimize.processor import emulator
 from optimize.progress import Progress
 from optimize.registry import find_target
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 #: The module that runs as the process of a session.
 _PROGRAM = "optimize.measure.worker"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-#: Of a reply, and how many may wait: a block of a benchmark has some thousand samples.
-_LINE_BYTES, _LINES = 64 << 20, 16
+#: Of a reply, and how many may wait: a block of a benchmark has some thousand samples, of twenty digits each.
+_LINE_BYTES, _LINES = 4 << 20, 16
+#: Providers or lacks that a reply may name, and letters of each and of an error that are kept.
+_TEXTS, _LETTERS = 64, 2000
 #: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
 _WALLS = ("landlock", "pyseccomp")
 
@@ -172,7 +174,7 @@ class Session:
             raise WorkerFailed(self.failure, self.place)
         reply = self._exchange({"do": command, **fields})
         if not reply["ok"]:
-            raise self._fail(f"{command}: {reply['error']}")
+            raise self._fail(f"{command}: {plain(reply['error'][:_LETTERS])}")
         return reply
 
     def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
@@ -243,7 +245,7 @@ class Session:
             line = b""
         if not line:
             raise self._fail(f"{told}: {self._last_words()}")
-        reply = read_reply(line, self._asked, request["do"])
+        reply = read_reply(line, self._asked, request)
         if reply is None:
             raise self._fail(f"{told}: the worker answered with what is no answer")
         return reply
@@ -259,13 +261,13 @@ class Session:
         return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
 
 
-def read_reply(line: bytes, number: int, command: str) -> dict[str, Any] | None:
+def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the reply to a request by its number; None of what is none, whatever the worker was made to say.
 
     >>> line = b'{"ok": true, "number": 1, "load_s": 0.5, "clock_step_s": 1e-7, "ran_on": [], "missing": []}'
-    >>> read_reply(line, 1, "load")["load_s"]
+    >>> read_reply(line, 1, {"do": "load"})["load_s"]
     0.5
-    >>> read_reply(line, 1, "block") is None
+    >>> read_reply(line, 1, {"do": "block", "runs": 5, "streams": 1}) is None
     True
     """
     reply = read_object(line)
@@ -273,42 +275,53 @@ def read_reply(line: bytes, number: int, command: str) -> dict[str, Any] | None:
         return None
     if not reply["ok"]:
         return reply if isinstance(reply.get("error"), str) else None
-    told = _REPLIES.get(command, {})
-    return reply if all(key in reply and fits(reply[key]) for key, fits in told.items()) else None
+    return reply if all(key in reply and fits(reply[key]) for key, fits in _fitting(request).items()) else None
+
+
+def _fitting(request: Mapping[str, Any]) -> dict[str, Callable[[Any], bool]]:
+    """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
+    if request["do"] == "load":
+        return {"load_s": _is_time, "clock_step_s": _is_time, "ran_on": _is_texts, "missing": _is_texts}
+    if request["do"] == "warm_up":
+        kept = range(1, WARM_UP_KEPT + 1)
+        return {"runs": _is_count, "first_s": lambda value: _is_list(value, _is_time, kept), "run_s": _is_time}
+    if request["do"] != "block":
+        return {}
+    runs = request["runs"]
+    counted = runs if request["streams"] == 1 else 1  # processor time belongs to all callers together
+    return {
+        "samples_s": lambda value: _is_list(value, _is_time, (runs,)),
+        "cpu_s": lambda value: _is_list(value, _is_spent, (counted,)),
+        "span_s": _is_time,
+        "settling_s": lambda value: value is None or _is_time(value),
+        "device_s": lambda value: _is_list(value, _is_spent, (0, runs)),
+        "preempted": _is_count,
+        "waited": _is_count,
+    }
+
+
+#: Shorter than any call, and rounded to nothing; longer than anybody waits.
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < _LONGEST_S
+    return type(value) in (int, float) and _SHORTEST_S <= value < _LONGEST_S
+
+
+def _is_spent(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _LONGEST_S
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_list(value: Any, fits: Callable[[Any], bool], least: int = 0) -> bool:
-    return isinstance(value, list) and len(value) >= least and all(map(fits, value))
+def _is_list(value: Any, fits: Callable[[Any], bool], counts: Container[int]) -> bool:
+    return isinstance(value, list) and len(value) in counts and all(map(fits, value))
 
 
 def _is_texts(value: Any) -> bool:
-    return _is_list(value, lambda entry: isinstance(entry, str))
-
-
-#: Longer than anybody waits.
-_LONGEST_S = 1e9
-#: What the reply to each command holds, where it holds anything.
-_REPLIES: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "load": {"load_s": _is_time, "clock_step_s": _is_time, "ran_on": _is_texts, "missing": _is_texts},
-    "warm_up": {"runs": _is_count, "first_s": lambda value: _is_list(value, _is_time, 1), "run_s": _is_time},
-    "block": {
-        "samples_s": lambda value: _is_list(value, _is_time, 1),
-        "cpu_s": lambda value: _is_list(value, lambda spent: spent == 0 or _is_time(spent), 1),
-        "span_s": _is_time,
-        "settling_s": lambda value: value is None or _is_time(value),
-        "device_s": lambda value: _is_list(value, lambda spent: spent == 0 or _is_time(spent)),
-        "preempted": _is_count,
-        "waited": _is_count,
-    },
-}
+    return _is_list(value, lambda entry: isinstance(entry, str) and len(entry) <= _LETTERS, range(_TEXTS + 1))
 
 
 class Fleet:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ TOLD = {
     | {"waited": 0},
     "run": {},
 }
+ASKED = {command: {"do": command, "runs": 1, "streams": 1} for command in TOLD}
 BAD = [None, "soon", [], {}, [[]], 10**400, -1, 1.5, True, [0], [0, 0], ["x", 1], [1e300]]
 
 
@@ -133,7 +135,7 @@ def test_a_reply_that_lacks_or_garbles_what_was_asked_is_none(command: str) -> N
     """A worker that runs an untrusted file may be made to say anything."""
 
     def read(fields: dict[str, object]) -> dict[str, object] | None:
-        return read_reply(json.dumps({"ok": True, "number": 7, **fields}).encode(), 7, command)
+        return read_reply(json.dumps({"ok": True, "number": 7, **fields}).encode(), 7, ASKED[command])
 
     told = TOLD[command]
     assert read(told) is not None
@@ -145,3 +147,36 @@ def test_a_reply_that_lacks_or_garbles_what_was_asked_is_none(command: str) -> N
         assert 10**400 not in kept and -1 not in kept and "soon" not in kept and {} not in kept and [[]] not in kept
     empty = {"warm_up": "first_s", "block": "samples_s"}.get(command)
     assert empty is None or read({**told, empty: []}) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        ({"do": "load"}, {"ran_on": ["x"] * 100_000}),
+        ({"do": "load"}, {"missing": ["x" * 10_000]}),
+        ({"do": "load"}, {"load_s": 5e-324}),
+        ({"do": "warm_up"}, {"first_s": [0.1] * 51}),
+        ({"do": "warm_up"}, {"run_s": 5e-324}),  # what follows divides by it
+        ({"do": "block", "runs": 5, "streams": 1}, {"samples_s": [0.1] * 6}),
+        ({"do": "block", "runs": 5, "streams": 1}, {"samples_s": [0.1] * 4}),
+        ({"do": "block", "runs": 5, "streams": 1}, {"samples_s": [5e-324] * 5}),
+        ({"do": "block", "runs": 5, "streams": 1}, {"cpu_s": [0.0]}),
+        ({"do": "block", "runs": 5, "streams": 2}, {"cpu_s": [0.0] * 5}),
+        ({"do": "block", "runs": 5, "streams": 1}, {"device_s": [0.0] * 6}),
+    ],
+)
+def test_a_reply_holds_as_much_as_was_asked(asked: dict[str, Any], held: dict[str, object]) -> None:
+    """Fifteen million samples of five runs were taken."""
+    told = dict(TOLD[asked["do"]])
+    if asked["do"] == "block":
+        told |= {"samples_s": [0.1] * 5, "cpu_s": [0.0] * (5 if asked["streams"] == 1 else 1), "device_s": [0.0] * 5}
+    read = [json.dumps({"ok": True, "number": 7, **told, **more}).encode() for more in ({}, held)]
+    assert [read_reply(line, 7, asked) is not None for line in read] == [True, False]
+
+
+def test_an_error_is_told_short_and_escaped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Fleet([make()]) as fleet:
+        session = fleet.sessions[0]
+        monkeypatch.setattr(session, "_exchange", lambda request: {"ok": False, "error": "\x1b[31m" + "a" * 50_000_000})
+        with pytest.raises(WorkerFailed, match=r"^block: \\x1b\[31ma{1900,2000}$"):
+            session.ask("block")
