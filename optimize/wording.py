@@ -160,6 +160,15 @@ def change(difference: float, unit: str) -> str:
     return f"{'±' if float(text) == 0 else text[0]}{text[1:]} {points(unit)}".strip().replace("-", "−")
 
 
+def percent_change(ratio: float) -> str:
+    """Return by how many percent a ratio is from one.
+
+    >>> percent_change(1.0684), percent_change(0.836)
+    ('+6.8 %', '−16.4 %')
+    """
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
+
+
 def change_interval(low: float | None, high: float | None, unit: str) -> str:
     """Return the interval of a change of a metric, empty where there is none.
 

@@ -70,7 +70,7 @@ def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *,
         batch: Samples in a run.
     """
     ratio = decision.ratios.get(decision.clock.clock)
-    found = f"{100 * (ratio.value - 1):+.1f} %" if ratio else form.MISSING
+    found = form.percent_change(ratio.value) if ratio else form.MISSING
     limit = f"at most {100 * case.max_regression:g} % more"
     checks = [_finding("time", decision.outcome, limit, found, decision.reason)]
     if decision.absolute is None or demand.max_latency_s is None:
@@ -88,9 +88,9 @@ def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *,
 
 def of_numbers(stored: Baseline, trace: GateTrace, max_regression: float) -> FindingRecord:
     """Return what stored numbers say of the candidate: a warning, whatever they are."""
-    change = 100 * (float(np.median(trace.samples("candidate"))) / stored.median_s - 1)
-    reason = f"{change:+.1f} % against a median that was stored, which is no verdict"
-    return _finding("time", Verdict.WARN, f"at most {100 * max_regression:g} % more", f"{change:+.1f} %", reason)
+    change = form.percent_change(float(np.median(trace.samples("candidate"))) / stored.median_s)
+    reason = f"{change} against a median that was stored, which is no verdict"
+    return _finding("time", Verdict.WARN, f"at most {100 * max_regression:g} % more", change, reason)
 
 
 def _latency(verdict: Verdict, limit_s: float, median_s: float) -> FindingRecord:

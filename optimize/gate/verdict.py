@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from optimize import wording as form
 from optimize.gate.evidence import e_value
 from optimize.gate.rounds import FIRST_LOOK, SIDES, GateTrace
 from optimize.measure.clock import Choice, choose, ticks
@@ -193,7 +194,7 @@ def _undecided(e_fail: float, e_pass: float, demand: Demand) -> str:
 
 
 def _found(outcome: Verdict, ratio: Ratio, demand: Demand) -> str:
-    change, limit = f"{100 * (ratio.value - 1):+.1f} % time", f"{100 * demand.max_regression:g} %"
+    change, limit = f"{form.percent_change(ratio.value)} time", f"{100 * demand.max_regression:g} %"
     if outcome is not Verdict.FAIL:
         return f"{change}, less than {limit} beyond doubt"
     return f"{change}, more than half of the {limit} allowed beyond doubt"

@@ -64,8 +64,9 @@ def percent(found: Ratio) -> str:
     '+6.8 % [5.9, 7.7]'
     """
     if found.low is None or found.high is None:
-        return f"{100 * (found.value - 1):+.1f} %"
-    return f"{100 * (found.value - 1):+.1f} % [{100 * (found.low - 1):.1f}, {100 * (found.high - 1):.1f}]"
+        return form.percent_change(found.value)
+    ends = f"[{100 * (found.low - 1):.1f}, {100 * (found.high - 1):.1f}]".replace("-", "−")
+    return f"{form.percent_change(found.value)} {ends}"
 
 
 def explanation(case: CaseRecord) -> str:

@@ -30,7 +30,8 @@ _ANNOTATIONS = {
 def tell_check(record: Record) -> Document:
     """Return the verdict, a row a case, why each got its verdict, what was measured, and how sure it is."""
     warnings = (Item(case.name, text) for case in record.cases for text in case.warnings)
-    how_sure = Text(wording.how_sure(record), "dim")
+    timed = record.self_test is not None or any(case.time for case in record.cases)
+    how_sure = Text(wording.how_sure(record) if timed else "", "dim")
     sections = some(
         Grid(wording.COLUMNS, tuple(map(_line, record.cases)), left=("Verdict", "Clock")),
         only(how_sure, *PAGES),

@@ -10,7 +10,7 @@ import pytest
 
 from optimize.gate import junit, record, wording
 from optimize.gate.record import Record
-from optimize.gate.verdict import Verdict
+from optimize.gate.verdict import Ratio, Verdict
 from optimize.report import check, markdown
 from tests.gate.records import CASES, RECORD
 from tests.report.test_golden import on_console
@@ -55,6 +55,18 @@ def test_annotations_escape_what_github_would_read_as_commands() -> None:
     case = CASES[3].model_copy(update={"name": "a,b:c", "reason": "100 %"})
     (line,) = check.commands(RECORD.model_copy(update={"cases": (case,)}))
     assert line == "::error title=optimize check%3A a%2Cb%3Ac%3A NOT COMPARABLE::100 %25"
+
+
+def test_error_rates_are_told_of_what_was_timed() -> None:
+    """Of a path that was mistyped there is nothing to be sure of."""
+    record = RECORD.model_copy(update={"self_test": None})
+    lost = record.model_copy(update={"cases": CASES[3:]})
+    told = [on_console(check.tell_check(entry), 132) for entry in (record, lost)]
+    assert ["Error rates" in text for text in told] == [True, False]
+
+
+def test_a_minus_is_a_minus() -> None:
+    assert wording.percent(Ratio(value=0.836, low=0.83, high=0.84)) == "−16.4 % [−17.0, −16.0]"
 
 
 def test_record_reads_back() -> None:
