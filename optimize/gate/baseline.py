@@ -2,7 +2,8 @@
 
 The file is what counts. Where it is at hand, it is measured again beside the candidate; its stored numbers decide
 nothing. Measured 25 minutes apart on one machine, 91 % of equal pairs differed by more than 2.5 % in their medians.
-Where only numbers are left, those of this machine give a warning and those of another machine are refused.
+Where only numbers are left, a time of this machine gives a warning, size and accuracy are judged by them, and those of
+another machine are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
+from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.records import FrozenRecord, gather
 
@@ -78,6 +80,19 @@ class Baseline(FrozenRecord):
     time: TimeRecord | None
     raw: Any
     created: str
+
+    def beside(self, found: Accuracy) -> Accuracy:
+        """Return the accuracy of a candidate beside the one that is stored.
+
+        Raises:
+            Refused: The stored one says nothing of it.
+        """
+        if self.accuracy is None:
+            raise Refused("the baseline stores no accuracy")
+        (stored, there), (asked, here) = ((entry.metric, entry.samples) for entry in (self.accuracy, found))
+        if (stored, there) != (asked, here):
+            raise Refused(f"the baseline stores {stored} of {there} samples, asked is {asked} of {here}")
+        return found.beside(self.accuracy.value)
 
 
 @dataclass(frozen=True)

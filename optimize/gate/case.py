@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
 import time
@@ -52,6 +53,12 @@ class _State:
     input_digest: str | None = None
     sides: tuple[SideName, ...] = SIDES
 
+    @property
+    def models(self) -> dict[SideName, Subject]:
+        """The sides that were opened; a candidate alone stands for both in ``pair``."""
+        both = zip(SIDES, self.pair.models, strict=True) if self.pair else ()
+        return {side: model for side, model in both if side in self.sides}
+
 
 def check(case: Case, settings: Settings, opening: Opening, *, progress: Progress | None = None) -> CaseRecord:
     """Return the verdict on one pair; whatever goes wrong with a file or a worker becomes part of it.
@@ -72,7 +79,7 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
     except UsageError:
         raise
     except WorkerFailed as error:
-        side = SIDES[error.place]
+        side = SIDES[error.place] if state.sides == SIDES else "candidate"
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
         verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
         return _record(state, verdict, f"the {side} does not run: {error}".rstrip("."))
@@ -85,15 +92,18 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
 def _check(state: _State, settings: Settings, opening: Opening, progress: Progress | None) -> None:
     case = state.case
     stored = baseline.stored_by(case)
-    if stored is not None and not stored.file.is_file():
-        _against_numbers(state, stored, opening)
-        return
-    state.pair = open_case(case, opening)
-    _require_instructions(state.pair)
+    gone = stored if stored is not None and not stored.file.is_file() else None
+    if gone is not None:
+        gone.require_same_machine(environment.current())
+        state.sides = ("candidate",)
+    state.pair = open_case(_alone(case) if gone else case, opening)
+    _require_instructions(state)
     samples = asked_of(case, state.pair)
     inputs = samples.timed(case.batch)
     state.input_digest = digest(inputs)
-    state.warnings += [*_warnings_before(case), *_warnings_of_processors(state.pair, stored), *samples.notes]
+    if gone is not None:
+        gone.require_same_run(case, state.input_digest)
+    state.warnings += [*_warnings_before(case, gone), *_warnings_of_processors(state.pair, stored), *samples.notes]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
@@ -105,18 +115,49 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         state.qualities = judge(fleet, batches, subjects=subjects, metric=metric, compare_only=True, noise=noise)
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
-        state.findings += findings.of_outputs(case, state.qualities[1])
-        state.findings += _findings_elsewhere(case, state.pair, samples)
-        state.findings += findings.of_size(case, *(model.artifact.size_bytes for model in state.pair.models))
+        _judge_answers(state, samples, gone)
+        base_bytes, candidate_bytes = (model.artifact.size_bytes for model in state.pair.models)
+        state.findings += findings.of_size(case, gone.baseline.size_bytes if gone else base_bytes, candidate_bytes)
         if any(entry.verdict is Verdict.FAIL and entry.metric != "size" for entry in state.findings):
             return  # the time of a wrong answer says nothing
         state.demand = demand_of(case, settings, [model.artifact for model in state.pair.models])
         tell = (lambda _, done: progress(f"{case.title}: measure", done)) if progress else None
-        state.trace = measure(state.pair, inputs, plan, lambda trace: is_decided(trace, state.demand), tell, fleet)
-    state.decision = decide(state.trace, state.demand)
-    state.findings += findings.of_time(case, state.decision, state.trace, state.demand, batch=len(inputs[0]))
-    state.findings += findings.of_memory(case, state.trace)
-    state.warnings += _warnings_after(state.decision, case.max_regression)
+        decided = functools.partial(is_decided, demand=state.demand, alone=gone is not None)
+        state.trace = measure(state.pair, inputs, plan, decided, tell, fleet)
+    _judge_costs(state, gone, batch=len(inputs[0]))
+
+
+def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
+    """Add what follows from the answers; without a base, what is known of them is less, too."""
+    assert state.pair is not None
+    case, (base, found) = state.case, state.qualities
+    if gone is None:
+        state.findings += findings.of_outputs(case, found)
+        state.findings += _findings_elsewhere(case, state.pair, samples)
+        return
+    known, entries = findings.of_outputs_alone(case, found, gone.baseline)
+    state.qualities = (base, known)
+    state.findings += [*entries, *findings.of_elsewhere_alone(case)]
+    if known.accuracy is not None and case.bound.max_drop is not None:
+        state.warnings.append(
+            "What was lost is judged by the accuracy that is stored, as of other samples: beside the base's file fewer "
+            "labels would tell it."
+        )
+
+
+def _judge_costs(state: _State, gone: Stored | None, *, batch: int) -> None:
+    """Add what follows from time and memory; beside a stored median no ratio is decided."""
+    case, trace, demand = state.case, state.trace, state.demand
+    decision = decide(trace, demand)
+    if gone is not None:
+        state.findings.append(findings.of_time_alone(case, trace, gone.baseline))
+        state.findings += findings.of_latency(case, decision, trace, demand, batch=batch)
+        state.findings += findings.of_memory_alone(case, trace)
+        return
+    state.decision = decision
+    state.findings += findings.of_time(case, decision, trace, demand, batch=batch)
+    state.findings += findings.of_memory(case, trace)
+    state.warnings += _warnings_after(decision, case.max_regression)
 
 
 def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterator[FindingRecord]:
@@ -154,13 +195,13 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     return open_pair(base, candidate, interpreters, case.input_shape)
 
 
-def _require_instructions(pair: AgreedPair) -> None:
-    """Check that both sides answer here as they do on the processors they were made for.
+def _require_instructions(state: _State) -> None:
+    """Check that the sides answer here as they do on the processors they were made for.
 
     Raises:
         TargetUnavailable: The integers of one are wrong on this machine: nothing that is measured here tells of it.
     """
-    for side, model in zip(SIDES, pair.models, strict=True):
+    for side, model in state.models.items():
         if reason := processor.misfit(model.artifact.cpu, processor.host()):
             raise TargetUnavailable(f"The {side}'s {reason}.")
 
@@ -170,25 +211,9 @@ def _apart(opening: Opening) -> Opening:
     return dataclasses.replace(opening, folder=Path(tempfile.mkdtemp(dir=opening.folder)))
 
 
-def _against_numbers(state: _State, stored: Stored, opening: Opening) -> None:
-    """Compare with stored numbers: the base's file is gone, so this warns and never fails.
-
-    Raises:
-        Refused: The numbers are of another machine, or were taken in another way.
-    """
-    case = state.case
-    stored.require_same_machine(environment.current())
-    lone = case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
-    state.pair, state.sides = open_case(lone, opening), ("candidate",)
-    inputs = asked_of(case, state.pair).timed(case.batch)
-    state.input_digest = digest(inputs)
-    stored.require_same_run(case, state.input_digest)
-    state.trace = measure(state.pair, inputs, plan_for(case), lambda trace: True)
-    state.findings.append(findings.of_numbers(stored.baseline, state.trace, case.max_regression))
-    state.warnings.append(
-        f"'{stored.file}' is gone: only its numbers are left, and the machine has moved on since. "
-        "Equal files failed 6 to 91 % of such comparisons when that was measured, so this one fails nothing."
-    )
+def _alone(case: Case) -> Case:
+    """Return the case with its candidate in the place of a base that is gone: runs of one file, to be judged alone."""
+    return case.model_copy(update={"base": case.candidate, "base_python": case.candidate_python})
 
 
 def plan_for(case: Case) -> Plan:
@@ -223,11 +248,16 @@ def _reasons(found: Sequence[FindingRecord], verdict: Verdict) -> list[str]:
     return [entry.reason for entry in deciding]
 
 
-def _warnings_before(case: Case) -> list[str]:
+def _warnings_before(case: Case, gone: Stored | None) -> list[str]:
     found = []
+    if gone is not None:
+        found.append(
+            f"'{gone.file}' is gone: only its numbers are left, and the machine has moved on since. Equal files failed "
+            "6 to 91 % of such comparisons of time when that was measured, so time fails nothing here."
+        )
     if told := environment.busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0):
         found.append(f"{told} Ratios hold.")
-    if case.data is None and case.eval is None:
+    if case.data is None and case.eval is None and gone is None:
         found.append(
             "Outputs were compared on noise, which judges no file that rounds: give samples (--data) or labelled ones "
             "(--eval)."
@@ -259,11 +289,9 @@ def _warnings_after(decision: Decision, max_regression: float) -> list[str]:
 
 def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
     pair, case, (base, found) = state.pair, state.case, state.qualities or (Quality(), Quality())
-    agreement, models = found.agreement, zip(SIDES, pair.models, (base, found), strict=True) if pair else ()
+    agreement, digests = found.agreement, {"base": base.digest, "candidate": found.digest}
     sides = dict.fromkeys(SIDES) | {
-        side: record.side_record(model, state.trace, side, quality.digest)
-        for side, model, quality in models
-        if side in state.sides
+        side: record.side_record(model, state.trace, side, digests[side]) for side, model in state.models.items()
     }
     return gather(
         CaseRecord,

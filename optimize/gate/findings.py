@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from optimize import wording as form
+from optimize.errors import Refused
 from optimize.gate.baseline import Baseline
 from optimize.gate.limits import Case, Growth
 from optimize.gate.record import FindingRecord
@@ -29,12 +32,65 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     if found.agreement is not None and least is not None:
         asked.append(("outputs", "the outputs agree to", Bound(min_sqnr_db=least)))
     if (case.eval or case.metric) and found.accuracy is None:
-        reason = "none of the labels says anything, so accuracy cannot be compared"
-        return [_finding("accuracy", Verdict.INCONCLUSIVE, "labels", form.MISSING, reason)]
+        return [_unlabelled()]
     if found.accuracy is not None:
         asked.append(("accuracy", found.accuracy.metric, case.bound))
     needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
     return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
+
+
+def of_outputs_alone(case: Case, found: Quality, stored: Baseline) -> tuple[Quality, list[FindingRecord]]:
+    """Return what is known of the answers where the base's file is gone, and what follows from it.
+
+    Accuracy is judged beside the stored one, what it must reach by itself; what needs the base's outputs is not judged.
+
+    Args:
+        case: What is asked.
+        found: How the candidate answers beside itself.
+        stored: What is stored of the base.
+    """
+    own, checks = found.accuracy, []
+    if found.failure is not None:
+        return found, of_outputs(case, found)
+    labelled = bool(case.eval or case.metric)
+    if case.min_sqnr is not None or not labelled:
+        least = MIN_SQNR_DB if case.min_sqnr is None else case.min_sqnr
+        checks.append(_unjudged("outputs", f"at least {least:g} dB"))
+    known = replace(found, agreement=None, accuracy=None)
+    if not labelled:
+        return known, checks
+    if own is None:
+        return known, [*checks, _unlabelled()]
+    bound = case.bound
+    if own.beside_original:
+        why = f"{own.metric} is told beside the base's outputs"
+        return known, [*checks, _unjudged("accuracy", bound.check(found).wanted, why)]
+    try:
+        found = known = replace(known, accuracy=stored.beside(own))
+    except Refused as error:
+        if bound.max_drop is not None:
+            lost = replace(bound, min_accuracy=None)
+            checks.append(_unjudged("accuracy", lost.check(found).wanted, error.what))
+        bound = replace(bound, max_drop=None)
+    if bound.option:
+        checks.append(_kept("accuracy", own.metric, bound.check(found), asked=True))
+    return known, checks
+
+
+def of_elsewhere_alone(case: Case) -> list[FindingRecord]:
+    """Return that nothing is known of emulated processors, whose answers are held against the base's."""
+    return [_unjudged(f"outputs on {cpu}", "the base's outputs") for cpu in case.verify_on]
+
+
+def _unlabelled() -> FindingRecord:
+    reason = "none of the labels says anything, so accuracy cannot be compared"
+    return _finding("accuracy", Verdict.INCONCLUSIVE, "labels", form.MISSING, reason)
+
+
+def _unjudged(metric: str, limit: str, why: str = "") -> FindingRecord:
+    """Return that something was asked which cannot be judged without the base's file."""
+    reason = f"not judged without the base's file: {metric}, asked: {limit}{f'; {why}' if why else ''}"
+    return _finding(metric, Verdict.INCONCLUSIVE, limit, form.MISSING, reason)
 
 
 def _kept(metric: str, about: str, check: BoundCheck, *, asked: bool) -> FindingRecord:
@@ -59,8 +115,23 @@ def of_memory(case: Case, trace: GateTrace) -> list[FindingRecord]:
     return _grown("memory", "its process", case.max_memory, base or 0, candidate or 0)
 
 
+def of_memory_alone(case: Case, trace: GateTrace) -> list[FindingRecord]:
+    """Return what follows from the candidate's memory; nothing of a share of the base's, which was not measured."""
+    if case.max_memory is not None and case.max_memory.size_bytes is None:
+        return [_unjudged("memory", _allowed(case.max_memory))]
+    return of_memory(case, trace)
+
+
 def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *, batch: int) -> list[FindingRecord]:
-    """Return what follows from the rounds: the ratio, and the latency or throughput that is asked for.
+    """Return what follows from the rounds: the ratio, and what ``of_latency`` says."""
+    ratio = decision.ratios.get(decision.clock.clock)
+    found = form.percent_change(ratio.value) if ratio else form.MISSING
+    checks = [_finding("time", decision.outcome, _slower(case), found, decision.reason)]
+    return checks + of_latency(case, decision, trace, demand, batch=batch)
+
+
+def of_latency(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *, batch: int) -> list[FindingRecord]:
+    """Return what follows from the candidate's own runs: the latency or throughput that is asked for.
 
     Args:
         case: What is asked.
@@ -69,10 +140,7 @@ def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *,
         demand: What the verdict was held against.
         batch: Samples in a run.
     """
-    ratio = decision.ratios.get(decision.clock.clock)
-    found = form.percent_change(ratio.value) if ratio else form.MISSING
-    limit = f"at most {100 * case.max_regression:g} % more"
-    checks = [_finding("time", decision.outcome, limit, found, decision.reason)]
+    checks: list[FindingRecord] = []
     if decision.absolute is None or demand.max_latency_s is None:
         return checks
     verdict = demand.outcome(*decision.absolute)
@@ -86,11 +154,15 @@ def of_time(case: Case, decision: Decision, trace: GateTrace, demand: Demand, *,
     return checks
 
 
-def of_numbers(stored: Baseline, trace: GateTrace, max_regression: float) -> FindingRecord:
-    """Return what stored numbers say of the candidate: a warning, whatever they are."""
+def of_time_alone(case: Case, trace: GateTrace, stored: Baseline) -> FindingRecord:
+    """Return what the stored median says of the candidate's time: a warning, whatever it is."""
     change = form.percent_change(float(np.median(trace.samples("candidate"))) / stored.median_s)
-    reason = f"{change} against a median that was stored, which is no verdict"
-    return _finding("time", Verdict.WARN, f"at most {100 * max_regression:g} % more", change, reason)
+    reason = f"{change} time against a median that was stored, which is no verdict"
+    return _finding("time", Verdict.WARN, _slower(case), change, reason)
+
+
+def _slower(case: Case) -> str:
+    return f"at most {100 * case.max_regression:g} % more"
 
 
 def _latency(verdict: Verdict, limit_s: float, median_s: float) -> FindingRecord:

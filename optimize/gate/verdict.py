@@ -139,10 +139,17 @@ def decide(trace: GateTrace, demand: Demand) -> Decision:
     return Decision(outcome, reason, choice, ratios, e_fail, e_pass, restart_ratios, bimodal, absolute)
 
 
-def is_decided(trace: GateTrace, demand: Demand) -> bool:
-    """Say whether measuring can stop: a failure is known, or everything that was asked is."""
+def is_decided(trace: GateTrace, demand: Demand, *, alone: bool = False) -> bool:
+    """Say whether measuring can stop: a failure is known, or everything that was asked is.
+
+    Args:
+        trace: What was measured so far.
+        demand: What is asked.
+        alone: Whether there is no base, so that nothing is asked of the ratio.
+    """
     found = decide(trace, demand)
-    outcomes = [found.outcome] + ([demand.outcome(*found.absolute)] if found.absolute else [])
+    outcomes = [] if alone else [found.outcome]
+    outcomes += [demand.outcome(*found.absolute)] if found.absolute else []
     return Verdict.FAIL in outcomes or Verdict.INCONCLUSIVE not in outcomes
 
 

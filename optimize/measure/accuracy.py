@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,25 @@ class Accuracy:
     def noun(self) -> str:
         """What it was judged on, one of it."""
         return "sample" if self.beside_original else "label"
+
+    def beside(self, baseline: float) -> Accuracy:
+        """Return it beside a figure that was written down of as many samples, which need not be the same ones.
+
+        The interval is that of unpaired samples, Newcombe's of answers that have nothing to do with each other: wider
+        than the one of samples that both models answered, and no flips are known.
+
+        Args:
+            baseline: The share of the original's samples that were right.
+
+        Raises:
+            Refused: Samples are not right or wrong each: the original's spread is not known.
+        """
+        if not self.flips:
+            raise Refused(f"the stored figure of {self.metric} has no interval")
+        p, q = self.value, baseline
+        low, high = paired.newcombe(*(self.samples * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)])))
+        figures: dict[str, Any] = {"baseline": baseline, "difference_low": low, "difference_high": high}
+        return replace(self, lost=None, gained=None, **figures)
 
     def drop_interval(self, times: float = 1.0) -> tuple[float, float] | None:
         """Return the 95 % interval of the drop in the metric's unit; None where there is none.

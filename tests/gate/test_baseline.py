@@ -2,23 +2,37 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.gate import baseline, suite
 from optimize.gate import case as cases
-from optimize.gate.limits import Case, Settings
+from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
 from optimize.measure.openers import Opening
+from optimize.targets.arrays import digest
 from tests.gate.records import RECORD
 from tests.gate.streams import draw
 
 Models = Callable[..., None]
+Gone = Callable[..., Path]
+#: An accuracy as it is stored.
+TOP1 = {
+    "metric": "top1",
+    "value": 0.9,
+    "base": 0.9,
+    "samples": 480,
+    "drop": 0.0,
+    "difference_low": -0.01,
+    "difference_high": 0.01,
+}
 
 
 @pytest.fixture
@@ -32,6 +46,25 @@ def judged(tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> R
 def against(path: Path, **asked: Any) -> CaseRecord:
     case = Case(base=str(path), candidate="candidate", **asked)
     return cases.check(case, Settings(cases=(case,)), Opening(path.parent))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples that a factor of one answers with themselves."""
+
+    path: str
+    x: np.ndarray
+    digest: str
+
+
+def labelled(folder: Path, count: int = 480, wrong: int | None = None) -> Labelled:
+    """Write samples of which a factor of one gets so many wrong, a tenth where nobody says, the last ones."""
+    x = np.random.default_rng(0).standard_normal((count, 3)).astype(np.float32)
+    y, wrong = x.argmax(1), count // 10 if wrong is None else wrong
+    y[count - wrong :] = x[count - wrong :].argmin(1)
+    path = folder / f"{count}_{wrong}.npz"
+    np.savez(path, x=x, y=y)
+    return Labelled(str(path), x, digest([x[:1]]))
 
 
 def edited(stored: Path, **changes: object) -> Path:
@@ -52,15 +85,120 @@ def test_what_is_stored(judged: Record, tmp_path: Path) -> None:
     assert stored.fingerprint == baseline.fingerprint(environment.current())
 
 
-def test_numbers_of_this_machine_warn_and_never_fail(judged: Record, tmp_path: Path) -> None:
-    path = tmp_path / "base.json"
-    stored = baseline.save(judged, path)
-    for median_s in (stored.median_s / 10, stored.median_s):
-        found = against(edited(path, path="gone.onnx", median_s=median_s))
+@pytest.fixture
+def gone(judged: Record, tmp_path: Path) -> Callable[..., Path]:
+    """Returns a function that makes a baseline whose file is gone, of a network that was right on 90 % of 480."""
+    path, labels = tmp_path / "base.json", labelled(tmp_path)
+    baseline.save(judged, path)
+    content = {"path": "gone.onnx", "accuracy": TOP1, "input_digest": labels.digest}
+    return lambda **changes: edited(path, **(content | changes))
+
+
+def test_numbers_of_this_machine_warn_and_never_fail(gone: Gone, tmp_path: Path) -> None:
+    labels = labelled(tmp_path).path
+    for median_s in (0.0004, 0.004):
+        found = against(gone(median_s=median_s), eval=labels, min_accuracy=85)
         assert found.verdict is Verdict.WARN and "no verdict" in found.reason
         assert any("is gone" in warning for warning in found.warnings)
         assert found.base is None and found.candidate is not None and found.time is None
     assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 0
+
+
+def test_the_accuracy_that_is_stored_fails_a_worse_candidate(gone: Gone, tmp_path: Path) -> None:
+    worse, same = (labelled(tmp_path, wrong=wrong).path for wrong in (80, 48))
+    found = against(gone(), eval=worse, max_drop=0.5)
+    assert found.verdict is Verdict.FAIL and found.time is None and found.candidate is not None
+    assert found.reason.startswith("top1 −6.67 points [−1") and found.reason.endswith("asked: at most 0.5 points lost")
+    assert found.accuracy is not None and (found.accuracy.base, found.sqnr_db) == (0.9, None)
+    assert any("as of other samples" in warning for warning in found.warnings)
+    found = against(gone(), eval=same, max_drop=0.5)
+    assert found.verdict is Verdict.INCONCLUSIVE and "cannot be told with 480 labels" in found.reason
+    found = against(gone(), eval=same, max_drop=3)
+    assert found.verdict is Verdict.WARN and [entry.metric for entry in found.findings] == ["accuracy", "time"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "why"),
+    [
+        (None, "the baseline stores no accuracy"),
+        ({"samples": 479}, "the baseline stores top1 of 479 samples, asked is top1 of 480"),
+        ({"metric": "top5"}, "the baseline stores top5 of 480 samples, asked is top1 of 480"),
+    ],
+)
+def test_accuracy_that_is_not_stored_is_not_judged(
+    accuracy: dict[str, object] | None, why: str, gone: Gone, tmp_path: Path
+) -> None:
+    base, labels = gone(accuracy=accuracy and TOP1 | accuracy), labelled(tmp_path).path
+    found = against(base, eval=labels)
+    assert found.verdict is Verdict.INCONCLUSIVE and found.accuracy is None
+    assert found.reason == f"not judged without the base's file: accuracy, asked: at most 1 points lost; {why}"
+    found = against(base, eval=labels, max_drop=0.5, min_accuracy=95)
+    assert found.verdict is Verdict.FAIL and found.reason == "top1 90.00 %, asked: top1 at least 95.00 %"
+    assert against(base, eval=labels, min_accuracy=85).verdict is Verdict.WARN  # nothing else was asked
+
+
+def test_a_metric_without_an_interval_of_its_own_is_not_judged(gone: Gone, tmp_path: Path) -> None:
+    path, x = tmp_path / "pairs.npz", labelled(tmp_path).x
+    np.savez(path, x=x, y=x)
+    base = gone(accuracy=TOP1 | {"metric": "mae", "value": 0.0, "unit": ""})
+    found = against(base, eval=str(path), metric="mae", max_drop=0.1)
+    assert found.verdict is Verdict.INCONCLUSIVE and "the stored figure of mae has no interval" in found.reason
+    found = against(base, data=str(path), metric="cosine")
+    assert found.verdict is Verdict.INCONCLUSIVE and "cosine is told beside the base's outputs" in found.reason
+
+
+def test_limits_of_the_candidate_alone_are_judged(gone: Gone, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"eval": labelled(tmp_path).path, "min_accuracy": 85}
+    limits: list[tuple[dict[str, Any], str, str]] = [
+        ({"max_latency": 0.003}, "latency", "3.00 ms are allowed"),
+        ({"min_throughput": 1000}, "throughput", "1000 are asked for"),
+        ({"max_size": Growth(size_bytes=1)}, "size", "1 B are allowed"),
+        ({"max_memory": Growth(size_bytes=60e6)}, "memory", "60.0 MB are allowed"),
+    ]
+    for limit, metric, reason in limits:
+        found = against(gone(), **asked, **limit)
+        assert found.verdict is Verdict.FAIL and found.reason.endswith(reason), found.reason
+        assert {entry.metric: entry.verdict.value for entry in found.findings} | {metric: "fail", "time": "warn"} == {
+            entry.metric: entry.verdict.value for entry in found.findings
+        }
+    kept = {"max_latency": 0.005, "max_size": Growth(size_bytes=9), "max_memory": Growth(size_bytes=80e6)}
+    found = against(gone(), **asked, **kept)
+    assert found.verdict is Verdict.WARN and found.reason.endswith("which is no verdict")
+    assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 0
+
+
+def test_size_is_held_against_the_one_that_is_stored(gone: Gone, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"eval": labelled(tmp_path).path, "min_accuracy": 85, "max_size": Growth(share=0.1)}
+    assert against(gone(), **asked).verdict is Verdict.WARN
+    assert against(gone(size_bytes=1), **asked).reason == "the file takes 2 B; 1 B are allowed"
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({}, "outputs, asked: at least 20 dB"),
+        ({"min_sqnr": 30}, "outputs, asked: at least 30 dB"),
+        ({"max_memory": Growth(share=0.1)}, "memory, asked: at most 10 % more"),
+        ({"verify_on": ("avx2",)}, "outputs on avx2, asked: the base's outputs"),
+    ],
+)
+def test_what_needs_the_file_is_named_and_inconclusive(
+    asked: dict[str, Any], what: str, gone: Gone, tmp_path: Path
+) -> None:
+    labels = labelled(tmp_path)
+    answers = {"eval": labels.path, "min_accuracy": 85} if asked else {"data": labels.path}
+    found = against(gone(), **answers, **asked)
+    assert found.verdict is Verdict.INCONCLUSIVE and found.reason == f"not judged without the base's file: {what}"
+    assert [entry.found for entry in found.findings if entry.verdict is Verdict.INCONCLUSIVE] == ["–"]
+    for choice, code in (("keep", 3), ("pass", 0), ("fail", 1)):
+        settings = Settings(on_inconclusive=choice)  # type: ignore[arg-type]
+        assert suite.of(settings, (found,), environment.current(), command="").exit_code == code
+
+
+def test_a_candidate_that_crashes_alone_fails(gone: Gone, tmp_path: Path, models: Models) -> None:
+    models(candidate={"dies_at": 1})
+    found = against(gone(), eval=labelled(tmp_path).path)
+    assert found.verdict is Verdict.FAIL and found.reason.startswith("the candidate does not run: ")
 
 
 def test_numbers_of_another_machine_are_refused(judged: Record, tmp_path: Path) -> None:

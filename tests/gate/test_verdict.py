@@ -106,6 +106,13 @@ def test_a_latency_limit_is_judged_on_the_wall() -> None:
         assert is_decided(trace, demand) is (expected is not Verdict.INCONCLUSIVE)
 
 
+def test_without_a_base_the_candidates_own_time_alone_decides_when_it_ends() -> None:
+    trace = draw(1.0, noise=0.2, run_s=0.004)
+    assert not is_decided(trace, Demand()) and is_decided(trace, Demand(), alone=True)
+    for limit_s, known in ((0.008, True), (0.002, True), (0.004, False)):
+        assert is_decided(trace, Demand(max_latency_s=limit_s), alone=True) is known
+
+
 def test_a_run_too_short_for_the_clock_gets_no_verdict() -> None:
     found = decide(draw(1.5, run_s=1e-8), Demand())
     assert found.outcome is Verdict.INCONCLUSIVE and "too short" in found.reason

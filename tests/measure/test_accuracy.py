@@ -39,6 +39,25 @@ def test_top1_of_both_models_on_the_same_samples() -> None:
     assert result.low is not None and result.high is not None and result.low < 0.75 < result.high
 
 
+def test_a_figure_that_was_written_down_has_the_interval_of_other_samples() -> None:
+    """Newcombe's method 10 of independent samples: both shares' own intervals, squared and added."""
+    labels = np.zeros(480, np.int64)
+    found = score(logits([0] * 480), logits([0] * 400 + [1] * 80), labels)
+    assert found is not None
+    beside = found.beside(0.9)
+    (low, high), (less, more) = (paired.wilson(share, 480) for share in (400 / 480, 0.9))
+    assert (beside.value, beside.baseline, beside.lost, beside.gained) == (found.value, 0.9, None, None)
+    lower = found.value - 0.9 - math.hypot(found.value - low, more - 0.9)
+    upper = found.value - 0.9 + math.hypot(high - found.value, 0.9 - less)
+    assert (beside.difference_low, beside.difference_high) == (pytest.approx(lower), pytest.approx(upper))
+    assert beside.drop == pytest.approx(100 * (0.9 - found.value)) and beside.drop_interval() is not None
+    rows = np.arange(4.0)[:, None]
+    numbers = score(rows, rows + 1, rows, find("mae"))
+    assert numbers is not None
+    with pytest.raises(Refused, match="stored figure of mae has no interval"):
+        numbers.beside(0.0)
+
+
 def test_pixel_accuracy_leaves_void_pixels_out() -> None:
     labels = np.zeros((4, 2, 2), np.int64)
     labels[0, 0, 0] = 255
