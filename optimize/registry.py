@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from optimize.errors import UsageError, nearest
+from optimize.errors import UsageError, first_line, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,21 +58,28 @@ def targets() -> Mapping[str, Target]:
     return MappingProxyType(_targets)
 
 
+def broken(what: str) -> tuple[str, ...]:
+    """Return which ``passes`` or ``targets`` of other packages cannot be imported and why, a sentence each."""
+    return _import_others(f"optimize.{what}")
+
+
 @functools.cache
-def _import_others(group: str) -> str:
-    """Import what other packages register, once; return what cannot be imported and why, as sentences."""
+def _import_others(group: str) -> tuple[str, ...]:
+    """Import what other packages register, once; return what cannot be imported and why, a sentence each."""
     failures = []
     for entry in importlib.metadata.entry_points(group=group):
         try:
             entry.load()
         except Exception as error:  # another package's defect is no reason to do nothing at all
             owner = entry.dist.name if entry.dist else "another package"
-            failures.append(f"'{entry.name}' of {owner} cannot be imported: {type(error).__name__}: {error}.")
-    return " ".join(failures)
+            failures.append(
+                f"'{entry.name}' of {owner} cannot be imported: {type(error).__name__}: {first_line(error)}."
+            )
+    return tuple(failures)
 
 
 def _unknown(what: str, name: str, known: Iterable[str], group: str) -> UsageError:
-    hint = f"{nearest(name, known)} {_import_others(group)}".rstrip()
+    hint = " ".join((nearest(name, known), *_import_others(group)))
     return UsageError(f"There is no {what} '{name}'.", hint=hint)
 
 

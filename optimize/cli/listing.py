@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import click
+
 from optimize.cli import options
+from optimize.escaping import plain, shortened
 
 
 @options.command("passes")
@@ -13,6 +16,7 @@ def list_passes() -> None:
 
     found = passes()
     options.tell(tell_passes(found), lambda: listed(map(pass_record, found.values()), options.command_line()))
+    _tell_broken("passes")
 
 
 @options.command("targets")
@@ -23,3 +27,12 @@ def list_targets() -> None:
 
     found = targets()
     options.tell(tell_targets(found), lambda: listed(map(target_record, found.values()), options.command_line()))
+    _tell_broken("targets")
+
+
+def _tell_broken(what: str) -> None:
+    """Say which of other packages cannot be imported and are not in the list; beside JSON on standard error."""
+    from optimize.registry import broken
+
+    for sentence in broken(what):
+        click.echo(shortened(plain(sentence)), err=options.is_printed())
