@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -123,6 +124,57 @@ def first_line(error: BaseException) -> str:
     ('no such size', 'KeyError')
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+#: Where the traceback of an error in somebody else's code is seen.
+_TRACEBACK = {
+    "pass": "The command shows the traceback with --debug.",
+    "target": "optimize.export(...).load() shows the traceback in Python.",
+}
+
+
+def is_foreign(owner: type) -> bool:
+    """Say whether a class is of another package than this one."""
+    return owner.__module__.partition(".")[0] != "optimize"
+
+
+def named_with_package(kind: str, name: str, owner: type) -> str:
+    """Return what a pass or a target is called, with the package that its class is of where that is another.
+
+    >>> named_with_package("pass", "Error", OptimizeError)
+    'The pass Error'
+    """
+    package = owner.__module__.partition(".")[0]
+    return f"The {kind} {name}" + ("" if package in ("optimize", "__main__") else f" of the package '{package}'")
+
+
+@contextlib.contextmanager
+def attributed(kind: str, name: str, owner: type) -> Iterator[None]:
+    """Tell an error in a pass or a target of another package as its own, in its words and with its line.
+
+    Args:
+        kind: ``pass`` or ``target``.
+        name: What it is called.
+        owner: Its class.
+
+    Raises:
+        Refused: There was one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OptimizeError) or lacks_memory(error) or not is_foreign(owner):
+            raise
+        import traceback  # not in a worker, whose memory is measured, before it is needed
+
+        walked = [(at.f_globals.get("__name__", ""), line) for at, line in traceback.walk_tb(error.__traceback__)]
+        package = owner.__module__.partition(".")[0]
+        frames = [(module, line) for module, line in walked if module.partition(".")[0] == package]
+        place = " in {}, line {}".format(*frames[-1]) if frames else ""
+        raise Refused(
+            f"{named_with_package(kind, name, owner)} failed{place}: {type(error).__name__}: {first_line(error)}",
+            hint=f"It is the {kind} that failed, not the model: mend it, or leave it out to go on. {_TRACEBACK[kind]}",
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

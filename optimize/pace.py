@@ -160,7 +160,7 @@ class Pace:
 
     def _written(self, variant: Variant, folder: Path) -> Artifact:
         folder.mkdir()
-        return self.target.export(variant.program, folder / f"trial{self.target.suffix}")
+        return self.target.write(variant.program, folder / f"trial{self.target.suffix}")
 
     def _told(self, cut: Cut, trial: _Trial) -> str:
         """Say what a file took."""

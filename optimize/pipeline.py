@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from optimize.distances import output_error
-from optimize.errors import (
-    OptimizeError,
-    Refused,
-    UsageError,
-    VerificationFailed,
-    first_line,
-    lacks_memory,
-    require,
-)
+from optimize.errors import UsageError, VerificationFailed, attributed, require
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
@@ -119,34 +109,10 @@ class Pipeline:
         steps = []
         for entry in self.passes:
             tell(entry.name, 0.0)
-            with _attributed(entry):
+            with attributed("pass", entry.name, type(entry)):
                 step, program = _run_pass(entry, program, verify=self.verify)
             steps.append(step)
         return Trace(program, tuple(steps))
-
-
-@contextlib.contextmanager
-def _attributed(entry: Pass) -> Iterator[None]:
-    """Tell an error in a pass of another package as that pass's own, in its words and with its line.
-
-    Raises:
-        Refused: There was one.
-    """
-    try:
-        yield
-    except Exception as error:
-        home = type(entry).__module__
-        package = home.partition(".")[0]
-        if isinstance(error, OptimizeError) or lacks_memory(error) or package == "optimize":
-            raise
-        frames = [at for at in traceback.walk_tb(error.__traceback__) if at[0].f_globals.get("__name__") == home]
-        place = f" in {home}, line {frames[-1][1]}" if frames else ""
-        owner = "" if package == "__main__" else f" of the package '{package}'"
-        raise Refused(
-            f"The pass {entry.name}{owner} failed{place}: {type(error).__name__}: {first_line(error)}",
-            hint="It is the pass that failed, not the model: mend it, or leave it out to go on. The command shows the "
-            "traceback with --debug.",
-        ) from error
 
 
 def _run_pass(entry: Pass, program: Program, *, verify: bool) -> tuple[Step, Program]:

@@ -144,7 +144,7 @@ class Search:
     def _without(self, export: Export, reasons: Mapping[str, str], folder: Path) -> Export:
         """Return the file without layers in INT8, written to a folder under the same name."""
         program = give_back(export.program, reasons)
-        artifact = self.job.recipe.target(export.target).export(program, folder / export.made.path.name)
+        artifact = self.job.recipe.target(export.target).write(program, folder / export.made.path.name)
         return replace(export, program=program, artifact=artifact)
 
     def _holds(self, export: Export, reference: Fleet) -> bool:

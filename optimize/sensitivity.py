@@ -110,7 +110,7 @@ def _times(
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         progress("export", 0.0)
         real, integer = (
-            (variant.program, backend.export(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}"))
+            (variant.program, backend.write(variant.program, Path(folder) / f"{variant.precision}{backend.suffix}"))
             for variant in (plain, quantized)
         )
         return layer_times(real, integer, one_sample(quantized.program), threads=threads, progress=progress)

@@ -142,7 +142,7 @@ def export(program: Program, target: str, path: str | Path, **options: Any) -> A
     """
     hint = "Give its program: export(trace.program, ...)." if isinstance(program, Trace) else CAPTURE_FIRST
     require(program, Program, "export", hint=hint)
-    return configured(target, options, source="export").export(program, Path(path))
+    return configured(target, options, source="export").write(program, Path(path))
 
 
 def run_job(job: Job, *, progress: Progress | None = None) -> Report:
@@ -266,7 +266,7 @@ def _export(program: Program, precision: str, target: Target, path: Path, tell: 
     tell(phase, 0.0)
     try:
         with heard_by(lambda _, share: tell(phase, share)):
-            return Export(target.name, precision, program, target.export(program, path))
+            return Export(target.name, precision, program, target.write(program, path))
     except (Refused, TargetUnavailable, VerificationFailed) as error:
         return Export(target.name, precision, program, error=error)
 

@@ -15,6 +15,7 @@ import numpy as np
 from optimize.errors import TargetUnavailable
 from optimize.measure.subjects import MODULE, Subject, running
 from optimize.registry import find_target, target_of
+from optimize.regular import require_file
 from optimize.targets.base import Artifact, Runner, file_digest
 from optimize.targets.packaging import describe_file, input_specs
 
@@ -139,7 +140,7 @@ class Side:
         self, run: Callable[[Sequence[np.ndarray]], list[np.ndarray]], arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Run something of the file's as ``run`` does."""
-        with running(self.subject.artifact.path):
+        with running(self.subject.artifact.path), self.runner.answering():
             told = self.runner.artifact.inputs or self.subject.outside
             return run(self.subject.arranged(arrays) if told else arrays)
 
@@ -151,7 +152,11 @@ def open_file(path: Path, *, trust: bool) -> Subject | None:
         OptimizeError: It is missing, or refused by the checks of its kind.
     """
     target = target_of(path)
-    return None if target is None else _named(path, target.noun, target.open(path, trust=trust))
+    if target is None:
+        return None
+    require_file(path)
+    with target.answering():
+        return _named(path, target.noun, target.open(path, trust=trust))
 
 
 def _named(path: Path, noun: str, artifact: Artifact) -> Subject:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ class Worker:
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """Carry out one request and return its reply; an exception becomes a reply too."""
         try:
-            return {"ok": True, **self.commands[request["do"]](request)}
+            with self.runners[0].answering() if self.runners else nullcontext():
+                return {"ok": True, **self.commands[request["do"]](request)}
         except Exception as error:  # the parent records why; whatever the runtime raises is the reason
             return {"ok": False, "error": _describe(error)}
 

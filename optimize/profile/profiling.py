@@ -134,7 +134,7 @@ def _export(program: Program, target: str, folder: Path, progress: Progress) -> 
     progress(f"export {target}", 0.0)
     backend = find_target(target)
     with backend.noting_kernels():
-        return backend.export(program, folder / f"model{backend.suffix}")
+        return backend.write(program, folder / f"model{backend.suffix}")
 
 
 def run_fresh(artifact: Artifact, inputs: Sequence[np.ndarray], threads: int, progress: Progress) -> Timing:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optimize import processor
-from optimize.errors import TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable, attributed, is_foreign, named_with_package
 from optimize.quantization.numerics import USUAL, Numerics
 
 if TYPE_CHECKING:
@@ -218,7 +218,9 @@ class Artifact:
         """
         from optimize.registry import find_target
 
-        return find_target(self.target).load(self, threads=threads)
+        target = find_target(self.target)
+        with target.answering():
+            return target.load(self, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,10 @@ class Runner(ABC):
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays. This is what is timed."""
 
+    def answering(self) -> AbstractContextManager[None]:
+        """Tell an error in runs meanwhile as that of the target's package, where it is another than this one."""
+        return attributed("target", self.artifact.target, type(self))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on what the module took; return what the module returned.
 
@@ -276,7 +282,7 @@ class Target(ABC):
         name: The word after ``--to``.
         suffix: File name ending, with its dot.
         summary: One line for ``optimize targets``.
-        support: What it writes and runs.
+        support: What it writes and runs; of another package, all that it is asked for, unless it names nothing.
         packages: Distributions whose versions a figure depends on.
         profiled: Whether its runtime tells the time of each kernel (``probe``).
         times_layers: Whether it tells it of any file, not of those alone that were exported to tell it.
@@ -326,6 +332,41 @@ class Target(ABC):
         if not found.run:
             raise TargetUnavailable(f"{self.name}: {found.reason}.", hint=found.install)
 
+    def answering(self) -> AbstractContextManager[None]:
+        """Tell an error in it meanwhile as that of its package, where that is another than this one."""
+        return attributed("target", self.name, type(self))
+
+    def require_precision(self, program: Program) -> None:
+        """Check that ``support`` names the precision of a program: INT4 is INT8's form, float64 the model's own.
+
+        Raises:
+            Refused: It does not.
+        """
+        written, asked = self.support.precisions, program.precision
+        if written and asked != "float64" and asked.replace("int4", "int8") not in written:
+            raise Refused(
+                f"{self.name} files are written in {', '.join(written)}; this one is {asked}.",
+                hint="Leave the precision out for this target.",
+            )
+
+    def write(self, program: Program, path: Path) -> Artifact:
+        """Export a program: the way to ``export`` from outside a target.
+
+        Targets of other packages are asked for nothing but what their ``support`` names. Those of this one refuse in
+        their own words, and write some precisions that their runtime only widens.
+
+        Raises:
+            TargetUnavailable: The backend is not installed.
+            Refused: The precision is not the target's, the program has something it lacks, or the target failed.
+        """
+        if is_foreign(type(self)):
+            self.require_precision(program)
+        with self.answering():
+            written: object = self.export(program, path)
+            if not isinstance(written, Artifact):
+                raise TypeError(f"export returned a {type(written).__name__}, not an Artifact")
+        return written
+
     def files(self, path: Path) -> tuple[Path, ...]:
         """Return the files an artifact at ``path`` consists of, ``path`` first."""
         return (path,)
@@ -351,9 +392,13 @@ class Target(ABC):
             trust: Take whatever the file asks for, code included; without, the artifact is ``untrusted``.
 
         Raises:
-            Refused: The file is missing, or is refused by the checks.
+            Refused: The file is missing, or is refused by the checks; or the target only names ``endings``.
         """
-        raise NotImplementedError(f"{self.name} opens no files")
+        raise Refused(
+            f"{named_with_package('target', self.name, type(self))} cannot open '{path}': it names the ending "
+            f"'{path.suffix}' in `endings`, and has no method `open`.",
+            hint="Write `open`, or leave `endings` out: CONTRIBUTING.md, Add a target.",
+        )
 
     def module(self, path: Path, *, trust: bool = False) -> torch.nn.Module:
         """Return the model that one of its files holds as a module that a run starts from (``frontend.ForeignGraph``).
@@ -378,7 +423,7 @@ class Target(ABC):
             Refused: The program cannot be translated, or no layer of a plan can run in INT8.
         """
         paths = [folder / f"trial_{index}{self.suffix}" for index in range(len(plans))]
-        return [self.export(replace(program, quantization=plan), path) for plan, path in zip(plans, paths, strict=True)]
+        return [self.write(replace(program, quantization=plan), path) for plan, path in zip(plans, paths, strict=True)]
 
     def noting_kernels(self) -> AbstractContextManager[None]:
         """Let files that are exported meanwhile tell a profiler of their kernels, where they must be asked to."""

@@ -34,7 +34,8 @@ def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     wants_tensors = any(hasattr(value, "detach") for value in flat)
     arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]
-    outputs: list[Any] = runner.run(arrays)
+    with runner.answering():
+        outputs: list[Any] = runner.run(arrays)
     if wants_tensors:
         outputs = [to_tensor(output) for output in outputs]
     return pytree.tree_unflatten(outputs, pytree.treespec_loads(runner.artifact.out_spec))

@@ -56,11 +56,7 @@ class ExecuTorch(Target):
             Refused: The program is not float32, or ExecuTorch lacks an operator of it.
         """
         self.require()
-        if program.quantization is not None or program.precision != "float32":
-            raise Refused(
-                f"ExecuTorch programs are written in float32; this one is {program.precision}.",
-                hint="Leave the precision out for this target.",
-            )
+        self.require_precision(program)
         lowered = _lower(program.export())
         with whole(path) as temporary:
             temporary.write_bytes(lowered.buffer)
