@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,78 @@ class Net(torch.nn.Linear):
 """
 
 
+_PLAIN = """
+import torch
+
+
+class Plain(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(5, 3)
+"""
+#: A target that runs float32 alone, with a method that fails where its name says so; one that opens nothing.
+_TOYS = """
+from neighbour.linear import Linear, LinearRunner
+from optimize.registry import register_target
+from optimize.targets.base import Target
+
+
+class FailingRunner(LinearRunner):
+    def run(self, inputs):
+        return inputs[0].nothing
+
+
+@register_target
+class Toy(Linear):
+    name, suffix, endings = "toy", ".toy", ()
+
+
+@register_target
+class BadExport(Toy):
+    name, suffix = "bad-export", ".bad-export"
+
+    def export(self, program, path):
+        return program.nothing
+
+
+@register_target
+class Forgetful(Toy):
+    name, suffix = "forgetful", ".forgetful"
+
+    def export(self, program, path):
+        super().export(program, path)
+
+
+@register_target
+class BadLoad(Toy):
+    name, suffix = "bad-load", ".bad-load"
+
+    def load(self, artifact, *, threads=None):
+        return artifact.nothing
+
+
+@register_target
+class BadRun(Toy):
+    name, suffix = "bad-run", ".bad-run"
+
+    def load(self, artifact, *, threads=None):
+        return FailingRunner(artifact)
+
+
+@register_target
+class BadOpen(Toy):
+    name, suffix, endings = "bad-open", ".bad-open", (".bad-open",)
+
+    def open(self, path, *, trust=False):
+        return path.nothing
+
+
+@register_target
+class Closed(Toy):
+    name, suffix, endings = "closed", ".closed", (".closed",)
+    open = Target.open
+"""
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed package of CONTRIBUTING's pass and target, and one that cannot be imported."""
@@ -51,14 +124,18 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "neighbour").mkdir()
     (folder / "neighbour" / "__init__.py").touch()
     (folder / "neighbour" / "drop_identity_scale.py").write_text(dedent(block) + _NET)
-    (folder / "neighbour" / "linear.py").write_text((ROOT / "tests/contract/linear_target.py").read_text())
+    (target,) = re.findall(r"^       from __future__ import annotations\n(?:       .*\n|\n)+", text, re.MULTILINE)
+    (folder / "neighbour" / "linear.py").write_text(dedent(target))
+    (folder / "neighbour" / "toys.py").write_text(_TOYS)
+    (folder / "neighbour" / "linear_net.py").write_text(_PLAIN)
     info = folder / "neighbour-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neighbour\nVersion: 1.0\n")
     groups = re.findall(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', dedent(entries))
     assert [group for group, _, _ in groups] == ["optimize.passes", "optimize.targets"]
-    points = "".join(f"[{group}]\n{name} = {module}\n" for group, name, module in groups)
-    (info / "entry_points.txt").write_text(f"{points}broken = neighbour.nowhere\n")
+    passes, targets = (f"[{group}]\n{name} = {module}\n" for group, name, module in groups)
+    broken = "broken = neighbour.nowhere\n"
+    (info / "entry_points.txt").write_text(f"{passes}{broken}{targets}{broken}toys = neighbour.toys\n")
     return folder
 
 
@@ -79,13 +156,16 @@ def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_pat
         outside, tmp_path, ("passes",), ("targets",), (model, *asked), (model, "--to", "broken")
     )
     assert "DropIdentityScale" in passes.stdout
+    # One that cannot be imported stops nothing, and is named with the reason below both lists.
+    reason = "'broken' of neighbour cannot be imported: ModuleNotFoundError: No module named 'neighbour.nowhere'."
+    assert passes.stdout.splitlines()[-1] == targets.stdout.splitlines()[-1] == reason
     assert "One linear layer, in NumPy" in targets.stdout
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
     (step,), (row,) = report["trace"], report["rows"]
     assert step["rewrites"] == [{"where": "mul", "what": "multiplication by one removed"}]
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 100
-    # One that cannot be imported stops nothing, and is named where it misses.
+    # ... and where it misses.
     assert broken.returncode == 2
     assert "There is no target 'broken'." in broken.stderr
     assert "'broken' of neighbour cannot be imported: ModuleNotFoundError" in " ".join(broken.stderr.split())
@@ -94,3 +174,60 @@ def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_pat
     timed, judged = type_all(outside, tmp_path, bench, check)
     assert timed.returncode == 0, timed.stderr
     assert judged.returncode in (0, 3), judged.stderr  # 3 where a busy machine leaves the speed open
+
+
+def test_a_precision_that_support_does_not_name_is_a_failed_row(outside: Path, tmp_path: Path) -> None:
+    words = (
+        "neighbour.linear_net:Plain",
+        "--input-shape",
+        5,
+        "--int8=dynamic",
+        "--to",
+        "toy,onnx",
+        "--out",
+        "out",
+        "-q",
+    )
+    (done,) = type_all(outside, tmp_path, words)
+    rows = _rows(tmp_path / "out")
+    assert done.returncode == 1, done.stderr
+    row = rows["toy", "int8-dynamic"]
+    assert row["status"] == "failed"
+    assert row["reason"].startswith("toy files are written in float32; this one is int8-dynamic.\n")
+    others = ("toy", "float32"), ("onnx", "float32"), ("onnx", "int8-dynamic")
+    assert all(rows[key]["status"] == "measured" for key in others)
+    assert not (tmp_path / "out/Plain.int8-dynamic.toy").exists()
+
+
+def test_an_error_in_a_target_is_its_own_row_with_its_package_and_line(outside: Path, tmp_path: Path) -> None:
+    names = ("bad-export", "forgetful", "bad-load", "bad-run")
+    words = ("neighbour.linear_net:Plain", "--input-shape", 5, "--to", ",".join((*names, "onnx")), "--out", "out", "-q")
+    (tmp_path / "net.closed").write_bytes(b"PK")
+    (tmp_path / "net.bad-open").write_bytes(b"PK")
+    done, *judged = type_all(
+        outside,
+        tmp_path,
+        words,
+        *(("check", f"net.{name}", f"net.{name}", "-q") for name in ("closed", "bad-open")),
+        ("check", "none.bad-open", "none.bad-open", "-q"),
+    )
+    assert done.returncode == 1, done.stderr
+    rows = _rows(tmp_path / "out")
+    assert rows["onnx", "float32"]["status"] == "measured" and (tmp_path / "out/Plain.float32.onnx").is_file()
+    for name in names:
+        row, owner = rows[name, "float32"], f"The target {name} of the package 'neighbour' failed"
+        assert row["status"] == "failed" and owner in row["reason"], row
+        if name != "forgetful":
+            assert " in neighbour.toys, line " in row["reason"] and "has no attribute 'nothing'" in row["reason"]
+    assert "export returned a NoneType, not an Artifact" in rows["forgetful", "float32"]["reason"]
+    assert all(ended.returncode == 4 for ended in judged)
+    closed, bad, missing = (" ".join(ended.stdout.split()) for ended in judged)
+    assert "The target closed of the package 'neighbour' cannot open 'net.closed'" in closed
+    assert "has no method `open`" in closed
+    assert "The target bad-open of the package 'neighbour' failed in neighbour.toys, line" in bad
+    assert "There is no file 'none.bad-open'" in missing
+
+
+def _rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = json.loads((out / "report.json").read_text())["rows"]
+    return {(row["target"], row["precision"]): row for row in rows}
