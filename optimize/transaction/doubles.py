@@ -92,9 +92,7 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
             _own_alike(original, twin, follow=False)
 
 
-def give_back(
-    old: Path, out: Path, mark: Stamp, doubles: Mapping[str, Stamp | None], stale: Collection[str]
-) -> None:
+def give_back(old: Path, out: Path, mark: Stamp, doubles: Mapping[str, Stamp | None], stale: Collection[str]) -> None:
     """Empty the folder that ``out`` was exchanged for.
 
     Originals take their doubles' places, what appeared meanwhile is moved over, and names go for which ``out`` has the
