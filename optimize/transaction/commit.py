@@ -25,7 +25,7 @@ from optimize.errors import Refused
 from optimize.files import check as check_file
 from optimize.files import refusal, refusing
 from optimize.transaction import note, system
-from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, remove_tree, stamp
+from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, opened, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
@@ -151,7 +151,21 @@ class Transaction:
     moving: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.new, self.old, self.replaced, self.foreign = (self.path / name for name in note.FOLDERS)
+        self._name(self.path)
+
+    def _name(self, home: Path) -> None:
+        self._home = home
+        self.new, self.old, self.replaced, self.foreign = (home / name for name in note.FOLDERS)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Name what is in the hidden folder through what was opened when it was made, whatever has its place by now."""
+        before = self._home
+        self._name(opened(self.lock, self.path))
+        try:
+            yield
+        finally:
+            self._name(before)
 
     def make(self) -> None:
         """Make the folders, those above included, and the note.
@@ -175,7 +189,7 @@ class Transaction:
 
     def write(self) -> None:
         """Write the note, whole or not at all."""
-        note.write(self.path, {name: getattr(self, name) for name in note.NOTED})
+        note.write(self._home, {name: getattr(self, name) for name in note.NOTED})
 
     def take(self) -> None:
         """Take what another process, which nobody trusts, has made in ``foreign``: plain files with plain names.
@@ -183,16 +197,19 @@ class Transaction:
         Raises:
             Refused: There is something else, or what in ``out`` only its owner can have made would be replaced.
         """
-        with os.scandir(self.foreign) as found:
-            names = [entry.name for entry in itertools.islice(found, _MOST_TAKEN + 1)]
-        if len(names) > _MOST_TAKEN:
-            raise Refused(f"The model made the process that ran it leave more than {_MOST_TAKEN} files.", hint=_HINT)
-        for name in names:
-            self._check_result(self.foreign / name)
-            os.rename(self.foreign / name, self.new / name)  # from now on that process cannot exchange it
-        for name in sorted(os.listdir(self.new)):
-            self._check_result(self.new / name)
-            os.chmod(self.new / name, os.lstat(self.new / name).st_mode & _NOT_RUN)
+        with self._inside():
+            with os.scandir(self.foreign) as found:
+                names = [entry.name for entry in itertools.islice(found, _MOST_TAKEN + 1)]
+            if len(names) > _MOST_TAKEN:
+                raise Refused(
+                    f"The model made the process that ran it leave more than {_MOST_TAKEN} files.", hint=_HINT
+                )
+            for name in names:
+                self._check_result(self.foreign / name)
+                os.rename(self.foreign / name, self.new / name)  # from now on that process cannot exchange it
+            for name in sorted(os.listdir(self.new)):
+                self._check_result(self.new / name)
+                os.chmod(self.new / name, os.lstat(self.new / name).st_mode & _NOT_RUN)
 
     def commit(self) -> None:
         """Let the files appear in ``out``, all in one moment.
@@ -205,7 +222,7 @@ class Transaction:
                 f"'{self.out}' is not written: a folder above it was moved or replaced meanwhile.", hint=_HINT
             )
         try:
-            with system.locked(self.out.parent) as alone, system.locked(self.out):
+            with self._inside(), system.locked(self.out.parent) as alone, system.locked(self.out):
                 if alone:
                     _settle_dead(self.out)
                 try:
@@ -237,7 +254,7 @@ class Transaction:
             with suppress(OSError, RecursionError):  # made to be in the way; whoever made it may still be there
                 shutil.rmtree(self.foreign)
         if not os.path.lexists(self.new) or not os.listdir(self.new):
-            for file in (self.path / note.NOTE, *self.path.glob(".transaction-*.json")):
+            for file in (self._home / note.NOTE, *self._home.glob(".transaction-*.json")):
                 file.unlink(missing_ok=True)
             for folder in (self.new, self.path):  # with anything else in it, the folder stays
                 with suppress(FileNotFoundError):
@@ -251,7 +268,8 @@ class Transaction:
                 self.path = Path(os.readlink(f"/proc/self/fd/{self.lock}"))
                 self.__post_init__()
                 self.out = self.path.parent / self.out.name
-            self.settle()
+            with self._inside():
+                self.settle()
         if self.lock is not None:
             os.close(self.lock)
         for folder in reversed(self.made if is_in_place else []):
@@ -299,7 +317,7 @@ class Transaction:
         try:
             links = False
             with suppress(OSError):  # FAT and some network file systems have none
-                system.link(self.path / note.NOTE, self.replaced / note.NOTE)
+                system.link(self._home / note.NOTE, self.replaced / note.NOTE)
                 links = True
             with inside(self.out) as out:
                 if out is None:

@@ -53,14 +53,19 @@ def inside(folder: Path) -> Iterator[Path | None]:
     """
     if not is_folder(folder):
         yield None
-    elif not hasattr(os, "O_PATH") or not _OPEN.is_dir():
+    elif not hasattr(os, "O_PATH"):
         yield folder
     else:
         descriptor = os.open(folder, _ITSELF)
         try:
-            yield _OPEN / str(descriptor)
+            yield opened(descriptor, folder)
         finally:
             os.close(descriptor)
+
+
+def opened(descriptor: int | None, name: Path) -> Path:
+    """Return a name that leads into an open folder whatever is put in its place; ``name`` where there are none."""
+    return _OPEN / str(descriptor) if descriptor is not None and _OPEN.is_dir() else name
 
 
 def double(original: Path, twin: Path, *, links: bool, without: Collection[str] = ()) -> None:

@@ -25,7 +25,7 @@ FOLDERS = ("new", "old", "replaced", "foreign")
 
 def write(path: Path, said: dict[str, Any]) -> None:
     """Write the note of a hidden folder, whole or not at all."""
-    write_text(path / NOTE, json.dumps({**said, "home": os.lstat(path).st_ino}))
+    write_text(path / NOTE, json.dumps({**said, "home": os.stat(path).st_ino}))
 
 
 def read(path: Path, out: Path) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ def hold(folder: Path, patience_s: float = 0.0) -> int | None:
     """
     until = time.monotonic() + patience_s
     while fcntl is not None:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
