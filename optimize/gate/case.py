@@ -257,7 +257,9 @@ def _warnings_before(case: Case, gone: Stored | None) -> list[str]:
         )
     if told := environment.busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0):
         found.append(f"{told} Ratios hold.")
-    if case.data is None and case.eval is None and gone is None:
+    if case.data is None and case.eval is None and gone is not None:
+        found.append("Outputs are not judged: there are neither samples nor the base's file.")
+    elif case.data is None and case.eval is None:
         found.append(
             "Outputs were compared on noise, which judges no file that rounds: give samples (--data) or labelled ones "
             "(--eval)."

@@ -173,6 +173,12 @@ def test_size_is_held_against_the_one_that_is_stored(gone: Gone, tmp_path: Path)
     assert against(gone(size_bytes=1), **asked).reason == "the file takes 2 B; 1 B are allowed"
 
 
+def test_where_there_are_neither_samples_nor_the_file_outputs_are_a_warning(gone: Gone, judged: Record) -> None:
+    found = against(gone(input_digest=judged.cases[0].input_digest))
+    assert found.verdict is Verdict.WARN
+    assert "Outputs are not judged: there are neither samples nor the base's file." in found.warnings
+
+
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
