@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -16,10 +16,22 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 
-if TYPE_CHECKING:
-    from optimize.targets.torchscript.lowering import Integers
-
 quantized = torch.ops.quantized
+
+
+class Emitter(Protocol):
+    """The part of a lowering that kernels write through."""
+
+    graph: fx.Graph
+
+    def integer(self, node: Any) -> fx.Node:
+        """Return the integer value of a node, quantizing it where it is float."""
+
+    def mapped(self, value: Any) -> Any:
+        """Return arguments with float tensors replaced by integer ones and sizes by their copies."""
+
+    def scale(self, node: fx.Node) -> tuple[float, int]:
+        """Return the scale and zero point of a node's result."""
 
 
 @dataclass(frozen=True)
@@ -33,48 +45,48 @@ class QuantizedKernel:
         refuses: Returns why a particular call has no integer kernel, or an empty string.
     """
 
-    emit: Callable[[Integers, fx.Node], fx.Node]
+    emit: Callable[[Emitter, fx.Node], fx.Node]
     rescales: bool = False
     moves: bool = False
     refuses: Callable[[fx.Node], str] = lambda node: ""
 
 
-def _same(emitter: Integers, node: fx.Node) -> fx.Node:
+def _same(emitter: Emitter, node: fx.Node) -> fx.Node:
     """The ATen operator itself takes integer tensors; the result keeps the scale of the input."""
     return emitter.graph.call_function(node.target, emitter.mapped(node.args), dict(node.kwargs))  # type: ignore[arg-type]
 
 
-def _rescaled(kernel: Any) -> Callable[[Integers, fx.Node], fx.Node]:
+def _rescaled(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
     """``kernel(input, scale, zero_point)``."""
 
-    def emit(emitter: Integers, node: fx.Node) -> fx.Node:
+    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
         return emitter.graph.call_function(kernel, (emitter.integer(node.args[0]), *emitter.scale(node)))
 
     return emit
 
 
-def _binary(kernel: Any) -> Callable[[Integers, fx.Node], fx.Node]:
+def _binary(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
     """``kernel(a, b, scale, zero_point)``."""
 
-    def emit(emitter: Integers, node: fx.Node) -> fx.Node:
+    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
         operands = (emitter.integer(node.args[0]), emitter.integer(node.args[1]))
         return emitter.graph.call_function(kernel, (*operands, *emitter.scale(node)))
 
     return emit
 
 
-def _cat(emitter: Integers, node: fx.Node) -> fx.Node:
+def _cat(emitter: Emitter, node: fx.Node) -> fx.Node:
     arguments = (emitter.mapped(node.args[0]), graph.argument(node, "dim"), *emitter.scale(node))
     return emitter.graph.call_function(quantized.cat.default, arguments)
 
 
-def _leaky_relu(emitter: Integers, node: fx.Node) -> fx.Node:
+def _leaky_relu(emitter: Emitter, node: fx.Node) -> fx.Node:
     slope = graph.argument(node, "negative_slope")
     arguments = (emitter.integer(node.args[0]), slope, False, *emitter.scale(node))
     return emitter.graph.call_function(quantized.leaky_relu.default, arguments)
 
 
-def _silu(emitter: Integers, node: fx.Node) -> fx.Node:
+def _silu(emitter: Emitter, node: fx.Node) -> fx.Node:
     """``x * sigmoid(x)``, the sigmoid on all 256 levels of [0, 1)."""
     x = emitter.integer(node.args[0])
     gate = emitter.graph.call_function(quantized.sigmoid.default, (x, 1 / 256, 0))
