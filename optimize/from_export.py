@@ -117,7 +117,8 @@ def _free_sizes(program: Program, ranges: Mapping[Any, Any], asked: Mapping[str,
 
 def _longest(program: Program, size: Any) -> int | None:
     """Return the largest size with which no table is read beyond its end by what sizes alone say, as positions are."""
-    examples = {each.node.expr: each.node.hint for node, dim, _ in program.free_places() if (each := _free(node, dim))}
+    sizes = [node.meta["val"].shape[dim] for node, dim, _ in program.free_places()]
+    examples = {each.node.expr: each.node.hint for each in sizes if isinstance(each, torch.SymInt)}
     ends = []
     for call in graph.calls(program.graph, aten.embedding.default):
         table, places = graph.constant(program.graph_module, call.args[0]), _made_of_sizes(call.args[1])
@@ -131,12 +132,6 @@ def _longest(program: Program, size: Any) -> int | None:
         if is_beyond(len(table) + 1):
             ends.append(bisect.bisect_left(range(len(table) + 1), True, key=is_beyond) - 1)
     return min(ends, default=None)
-
-
-def _free(node: fx.Node, dim: int) -> Any:
-    """Return a dimension of an input where it is a symbol."""
-    size = node.meta["val"].shape[dim]
-    return size if isinstance(size, torch.SymInt) else None
 
 
 def _is_number(node: fx.Node) -> bool:

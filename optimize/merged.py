@@ -96,20 +96,3 @@ def read_spec(text: torch.Tensor) -> str:
     if text.dtype is not torch.uint8 or text.dim() != 1 or not 0 < len(text) <= _LONGEST or int(text.max()) > 127:
         raise Refused(f"'{STANDS_FOR}' of the state dict is no words that say what stands for a module.")
     return bytes(text.tolist()).decode("ascii")
-
-
-def replaced(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """Return a module with another one at a path, in its place.
-
-    Raises:
-        Refused: There is none at that path.
-    """
-    parent, _, name = path.rpartition(".")
-    try:
-        holder = root.get_submodule(parent)
-        old = holder._modules[name]
-    except (AttributeError, KeyError) as error:
-        raise Refused(f"'{path[:_LONGEST]}' is no module of {type(root).__name__}.") from error
-    module.train(old.training if old is not None else root.training)
-    holder._modules[name] = module
-    return root

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from optimize.distances import output_error
 from optimize.errors import Refused, UsageError
 from optimize.invariants import EXACT_TOLERANCE
-from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec, replaced
+from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec
 from optimize.preparation import first_line, private_copy
 from optimize.program import Program
 
@@ -33,6 +33,8 @@ _OF_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "attn_dim", "a
 _PROJECTIONS = re.compile(r"(^|[._])([qkv]+|query(_key_value)?|key|value|in_proj|c_attn)([._]|$)")
 #: Of recurrent layers, those that have several.
 _GATES = {"LSTM": 4, "GRU": 3}
+#: Letters of a path that a message has.
+_LONGEST = 40
 _ARGUMENTS = "Are these weights of this module, made with the same arguments?"
 _INTACT = "Leave such modules as they are: PruneChannels(ratio, intact=('*.attention',)), or name others."
 
@@ -77,7 +79,7 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
         raise Refused("A layer of the module has no weights yet.", hint="Run the module once before.")
     thin = private_copy(module)
     for path, spec in (_stated(found) if program is None else _recorded(program)).items():
-        thin = replaced(thin, path, Merged(spec, found.get(f"{path}.0.weight")))
+        _replace(thin, path, Merged(spec, found.get(f"{path}.0.weight")))
     if program is None:
         _require_buffers(thin, found)
     shapes = {name: tensor.shape for name, tensor in _tensors(thin).items()}
@@ -97,6 +99,14 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
     if program is not None:
         _check(thin, program)
     return thin
+
+
+def _replace(root: nn.Module, path: str, new: nn.Module) -> None:
+    try:
+        new.train(root.get_submodule(path).training)
+        root.set_submodule(path, new, strict=True)
+    except (AttributeError, ValueError) as error:
+        raise Refused(f"'{path[:_LONGEST]}' is no module of {type(root).__name__}.") from error
 
 
 def _recorded(program: Program) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -16,6 +16,7 @@ from optimize import graph, ops, processor
 from optimize.data import Given
 from optimize.errors import UsageError, nearest
 from optimize.program import Program
+from optimize.quantization.batches import require_batches
 from optimize.records import MergeOutlook, Rewrite, Skip
 
 
@@ -192,3 +193,71 @@ class IntegerPass(PrecisionPass):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "cpu", processor.named(self.cpu))
+
+
+#: What a share is of, in the words of a report.
+_MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
+
+
+class Cutting(Pass):
+    """Base of the passes that make a program smaller by a share; each declares these fields, and what more it takes.
+
+    ``measures`` is what the share may be of, and a ``survey_type`` may stand for the data that it was made of.
+    """
+
+    stage: ClassVar[Stage] = Stage.GRAPH
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    measures: ClassVar[tuple[str, ...]]
+    survey_type: ClassVar[type[Any]]
+
+    ratio: float
+    of: str
+    calibration: Any
+    times: dict[str, float] | None
+    intact: tuple[str, ...]
+
+    @property
+    def data(self) -> Given | None:
+        """The calibration data it was given."""
+        given: Given | None = self.calibration
+        return self.calibration.data if isinstance(self.calibration, self.survey_type) else given
+
+    def __post_init__(self) -> None:
+        words = (self.intact,) if isinstance(self.intact, str) else tuple(self.intact)
+        object.__setattr__(self, "intact", words)
+        if self.of not in self.measures:
+            raise UsageError(f"{self.name}: of='{self.of}' is not {', '.join(self.measures)}.")
+        if self.data is not None:
+            require_batches(self.data)
+        if not 0 <= self.ratio < 1:
+            raise UsageError(f"{self.name}: ratio must be at least 0 and below 1; got {self.ratio}.")
+
+    def require_times(self) -> None:
+        """Check that the layers' times are known where the share is of them.
+
+        Raises:
+            UsageError: They are not.
+        """
+        if self.of == "time" and not self.times:
+            raise UsageError(
+                f"{self.name}: of='time' needs the time of each layer.",
+                hint="Say latency='0.5x' (--latency 0.5x), which measures them, or give times={'layer': seconds}.",
+            )
+
+    def layers_intact(self, layers: Set[str]) -> dict[str, str]:
+        """Return the layers that the user leaves as they are, by path, each with the word that says so.
+
+        Raises:
+            UsageError: A word names none.
+        """
+        found: dict[str, str] = {}
+        for word in self.intact:
+            named = {path for path in layers if graph.is_within(path, word)}
+            if not named:
+                raise UsageError(f"intact '{word}': no layer is there.", hint=nearest(word, layers))
+            found |= dict.fromkeys(named, word)
+        return found
+
+    def told(self, gone: float) -> str:
+        """Say which share went."""
+        return f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for."

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
 from optimize import graph, ops
 from optimize.data import Given, Samples
-from optimize.errors import UsageError, nearest
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.errors import UsageError
+from optimize.passes.base import Cutting, Outcome, Rewrite, Skip
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
 from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_readers, rank
@@ -20,13 +20,12 @@ from optimize.pruning.groups import Dependencies, Group, dependencies
 from optimize.pruning.importance import Order, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
 from optimize.pruning.sensitivity import TRIED_ON, weigh
-from optimize.quantization.batches import FlatBatches, require_batches
+from optimize.quantization.batches import FlatBatches
 from optimize.registry import register_pass
 from optimize.wording import plural
 
 #: Channels that kernels of most runtimes take at once.
 _GRANULE = 8
-MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
 
 NOT_FINE_TUNED = (
     "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
@@ -37,7 +36,7 @@ NOT_FINE_TUNED = (
 
 @register_pass
 @dataclass(frozen=True)
-class PruneChannels(Pass):
+class PruneChannels(Cutting):
     """Cut the least important channels out of the weights, and out of everything that reads them.
 
     Channels that must be cut together (a residual, a gate, a depthwise convolution, the rows of an attention's head,
@@ -87,8 +86,8 @@ class PruneChannels(Pass):
     2301.12900; H. Li et al., "Pruning Filters for Efficient ConvNets", 2016, arXiv 1608.08710.
     """
 
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    measures: ClassVar[tuple[str, ...]] = MEASURES
+    survey_type: ClassVar[type[Any]] = Survey
 
     ratio: float
     round_to: int | None = None
@@ -97,30 +96,14 @@ class PruneChannels(Pass):
     times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
 
-    @property
-    def data(self) -> Given | None:
-        """The calibration data it was given."""
-        return self.calibration.data if isinstance(self.calibration, Survey) else self.calibration
-
     def __post_init__(self) -> None:
-        words = (self.intact,) if isinstance(self.intact, str) else tuple(self.intact)
-        object.__setattr__(self, "intact", words)
-        if self.of not in MEASURES:
-            raise UsageError(f"PruneChannels: of='{self.of}' is not {', '.join(MEASURES)}.")
-        if self.data is not None:
-            require_batches(self.data)
-        if not 0 <= self.ratio < 1:
-            raise UsageError(f"PruneChannels: ratio must be at least 0 and below 1; got {self.ratio}.")
+        super().__post_init__()
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
             raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""
-        if self.of == "time" and not self.times:
-            raise UsageError(
-                "PruneChannels: of='time' needs the time of each layer.",
-                hint="Say latency='0.5x' (--latency 0.5x), which measures them, or give times={'layer': seconds}.",
-            )
+        self.require_times()
         found = dependencies(program)
         stay = self._stay(found)
         skips = _unfollowed(program, set(found.outputs))
@@ -167,16 +150,11 @@ class PruneChannels(Pass):
     def _stay(self, found: Dependencies) -> dict[Group, str]:
         """Return the groups that lose nothing, with the reason: they cannot be cut, or the user leaves them alone."""
         kept = {group: group.why_fixed for group in found.groups if group.why_fixed}
-        for word in self.intact:
-            of_word = [
-                group
-                for group in found.groups
-                if any(graph.is_within(graph.origin(each), word) for each in group.layers)
-            ]
-            if not of_word:
-                known = {graph.origin(layer) for group in found.groups for layer in group.layers}
-                raise UsageError(f"intact '{word}': no layer is there.", hint=nearest(word, known))
-            kept |= dict.fromkeys(of_word, f"you leave '{word}' intact")
+        layers = {group: [graph.origin(layer) for layer in group.layers] for group in found.groups}
+        words = self.layers_intact({path for paths in layers.values() for path in paths})
+        for group, paths in layers.items():
+            if said := [words[path] for path in paths if path in words]:
+                kept[group] = f"you leave '{max(said, key=self.intact.index)}' intact"
         return kept
 
     def _going(
@@ -211,8 +189,7 @@ class PruneChannels(Pass):
                 f"{plural(mended, 'layer')} got weights that make up for the channels that they no longer read."
             )
         if self.of != "channels":
-            gone = 1 - Budget(program, found, self.of, self.times).left(removed)
-            notes.append(f"{100 * gone:.1f} % of the {MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for.")
+            notes.append(self.told(1 - Budget(program, found, self.of, self.times).left(removed)))
         return tuple(notes)
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from optimize import costs, graph, ops
 from optimize.data import Given, Samples
-from optimize.errors import UsageError, nearest
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Stage
-from optimize.passes.prune_channels import MEASURED
+from optimize.errors import UsageError
+from optimize.passes.base import Cutting, Outcome, Rewrite
 from optimize.program import Program
 from optimize.pruning.compensation import SAMPLES
 from optimize.pruning.merging import Choice, apply, choose, fit, merge
 from optimize.pruning.segments import Form, Segment, find_segments
 from optimize.pruning.sensitivity import TRIED_ON, Trial
-from optimize.quantization.batches import FlatBatches, require_batches
+from optimize.quantization.batches import FlatBatches
 from optimize.registry import register_pass
 from optimize.wording import plural
 
@@ -47,7 +46,7 @@ class DepthSurvey:
 
 @register_pass
 @dataclass(frozen=True)
-class ReduceDepth(Pass):
+class ReduceDepth(Cutting):
     """Let one layer stand for several, or nothing for a block, where the answers lose least for what it saves.
 
     A module, or neighbours in one, that reads one value and gives one may become a convolution (for linear layers a
@@ -87,8 +86,8 @@ class ReduceDepth(Pass):
     and Merging", 2024, arXiv 2406.12837.
     """
 
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    measures: ClassVar[tuple[str, ...]] = get_args(Saving)
+    survey_type: ClassVar[type[Any]] = DepthSurvey
 
     ratio: float
     of: Saving = field(default="macs", kw_only=True)
@@ -96,43 +95,22 @@ class ReduceDepth(Pass):
     times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
 
-    @property
-    def data(self) -> Given | None:
-        """The calibration data it was given."""
-        return self.calibration.data if isinstance(self.calibration, DepthSurvey) else self.calibration
-
-    def __post_init__(self) -> None:
-        words = (self.intact,) if isinstance(self.intact, str) else tuple(self.intact)
-        object.__setattr__(self, "intact", words)
-        if self.of not in get_args(Saving):
-            raise UsageError(f"ReduceDepth: of='{self.of}' is not {', '.join(get_args(Saving))}.")
-        if not 0 <= self.ratio < 1:
-            raise UsageError(f"ReduceDepth: ratio must be at least 0 and below 1; got {self.ratio}.")
-        require_batches(self.data)
-
     def rewrite(self, program: Program) -> Outcome:
         """Choose segments by what each loses alone, then put layers in their places, one after the other."""
-        if self.of == "time" and not self.times:
-            raise UsageError(
-                "ReduceDepth: of='time' needs the time of each layer.",
-                hint="Say latency='0.5x' (--latency 0.5x), which measures them, or give times={'layer': seconds}.",
-            )
+        self.require_times()
         total, saving = self._savings(program)
         losses = self.survey(program).losses if self.ratio else {}
         gains = [(choice, gain, loss) for choice, loss in losses.items() if (gain := saving(choice)) > 0]
         chosen = choose(gains, self.ratio * total) if gains else []
         if not chosen:
-            return Outcome(
-                notes=("No segment of the network can be one layer and save something.",) if self.ratio else ()
-            )
+            note = "No segment of the network can be one layer and save something."
+            return Outcome(notes=(note,) if self.ratio else ())
         folds = FlatBatches(program, self.data or ()).folds(SAMPLES)
         apply(program.clone(), chosen, folds, program)
         rewrites = (
             Rewrite(segment.where, f"{plural(len(segment.layers), 'layer')} -> {form}") for segment, form in chosen
         )
-        gone = 100 * sum(map(saving, chosen)) / total
-        told = f"{gone:.1f} % of the {MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for."
-        return Outcome(tuple(rewrites), notes=(_NOT_FINE_TUNED, told))
+        return Outcome(tuple(rewrites), notes=(_NOT_FINE_TUNED, self.told(sum(map(saving, chosen)) / total)))
 
     def survey(self, program: Program) -> DepthSurvey:
         """Return what there is to know of a program's segments: given as ``calibration``, nothing is looked at again.
@@ -156,13 +134,8 @@ class ReduceDepth(Pass):
 
     def _free(self, program: Program) -> list[Segment]:
         """Return the segments that the user does not leave as they are."""
-        found, known = find_segments(program), {graph.origin(node) for node in graph.calls(program.graph, *ops.LAYERS)}
-        for word in self.intact:
-            kept = {path for path in known if graph.is_within(path, word)}
-            if not kept:
-                raise UsageError(f"intact '{word}': no layer is there.", hint=nearest(word, known))
-            found = [segment for segment in found if kept.isdisjoint(segment.layers)]
-        return found
+        kept = self.layers_intact({graph.origin(node) for node in graph.calls(program.graph, *ops.LAYERS)})
+        return [segment for segment in find_segments(program) if kept.keys().isdisjoint(segment.layers)]
 
     def _savings(self, program: Program) -> tuple[float, Callable[[Choice], float]]:
         """Return what the program weighs, and what each way takes off that."""

@@ -15,16 +15,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
 
 from optimize import graph
-from optimize.graph import aten
+from optimize.algebra.affine import Affine
+from optimize.algebra.emit import emit
+from optimize.algebra.kernel import Kernel
 from optimize.merged import STANDS_FOR, Merged
-from optimize.program import Program, tensor_value
+from optimize.program import Program
 from optimize.pruning.compensation import no_samples
 from optimize.pruning.damping import Columns, choose_damping
 from optimize.pruning.segments import Form, Segment
@@ -38,19 +40,8 @@ _MOST_NUMBERS = 2**26
 _STEPS = 400
 
 Choice = tuple[Segment, Form]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A layer in place of a segment.
-
-    Attributes:
-        weight: Float64 ``[C_out, K]``; None for nothing.
-        bias: Float64 ``[C_out]``; likewise.
-    """
-
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+#: The weight ``[C_out, K]`` and bias ``[C_out]`` of a layer in place of a segment, float64; None for nothing.
+Fitted = tuple[torch.Tensor, torch.Tensor] | None
 
 
 @dataclass
@@ -117,7 +108,7 @@ def fit(
     Raises:
         Refused: The data has no samples, or none of finite numbers.
     """
-    found = {choice: Fitted() for choice in choices if choice[1].op == "none"}
+    found: dict[Choice, Fitted] = {choice: None for choice in choices if choice[1].op == "none"}
     together: dict[tuple[str, Form], dict[tuple[str, int], Choice]] = defaultdict(dict)
     numbers = 0
     for segment, form in sorted(choices, key=lambda choice: choice[1].macs - choice[0].macs):
@@ -176,7 +167,7 @@ def _solve(form: Form, halves: list[Columns]) -> Fitted:
     bias = whole.mean[length:] - weight @ whole.mean[:length]
     if passes(form, form.outputs):
         weight.unflatten(1, (form.inputs, -1))[:, :, form.kernel**2 // 2].diagonal().add_(1.0)
-    return Fitted(weight, bias)
+    return weight, bias
 
 
 def merge(program: Program, choice: Choice, layer: Fitted, names: Mapping[str, str]) -> tuple[str, str]:
@@ -187,35 +178,33 @@ def merge(program: Program, choice: Choice, layer: Fitted, names: Mapping[str, s
     segment, form = choice
     module, (path, *_) = program.graph_module, segment.modules
     nodes = {node.name: node for node in program.graph.nodes}
-    source, target, result = (
-        nodes[names.get(segment.source, segment.source)],
-        nodes[segment.target],
-        nodes[segment.result],
-    )
+    source, target = nodes[names.get(segment.source, segment.source)], nodes[segment.target]
+    result = nodes[segment.result]
     activation = Merged.activation(result) if result is not target else None
     stride = "x".join(map(str, form.stride)) if form.op == "conv2d" else "-"
     record = (segment.modules, f"{form.op} {stride} {activation or '-'}")
-    held, new = [], source
-    if layer.weight is not None and layer.bias is not None:
-        dtype = cast(torch.Tensor, tensor_value(target)).dtype
-        kernel = (form.kernel,) * (2 if form.op == "conv2d" else 0)
+    new = source
+    if layer is not None:
         with program.graph.inserting_before(target):
-            for tensor in (layer.weight.unflatten(1, (-1, *kernel)) if kernel else layer.weight, layer.bias):
-                node = program.graph.get_attr(graph.store(module, "_merged.value", tensor.to(dtype)))
-                node.meta["val"] = tensor.to(dtype).to("meta")
-                held.append(node)
-            geometry = (list(form.stride), [form.kernel // 2] * 2, [1, 1], 1) if kernel else ()
-            operator = aten.conv2d.default if kernel else aten.linear.default
-            new = program.graph.call_function(operator, (source, *held, *geometry))
-        new.meta |= {"val": target.meta["val"], "nn_module_stack": {path: (path, Merged.__name__)}}
+            new = emit(module, source, _operator(form, *layer), like=target, bias=True)
+        new.meta["nn_module_stack"] = {path: (path, Merged.__name__)}
     new.meta[STANDS_FOR] = (*new.meta.get(STANDS_FOR, ()), record)
     target.replace_all_uses_with(new)
     if result is not target:
         result.meta["nn_module_stack"] = {path: (path, Merged.__name__)}
     graph.remove_unused(module)
-    for node, name in zip(held, ("weight", "bias"), strict=False):
-        graph.move_weight(module, node, f"{path}.0.{name}")
+    for name in ("weight", "bias") if new is not source else ():
+        graph.move_weight(module, graph.argument(new, name), f"{path}.0.{name}")
     return segment.target, new.name
+
+
+def _operator(form: Form, weight: torch.Tensor, bias: torch.Tensor) -> Affine:
+    """Return a layer in the words of the algebra."""
+    if form.op == "linear":
+        return Affine(Kernel(weight.shape, lambda: weight), bias, (), (), (), 1)
+    sides, pads = (form.kernel,) * 2, ((form.kernel // 2,) * 2,) * 2
+    kernel = weight.unflatten(1, (-1, *sides))
+    return Affine(Kernel(kernel.shape, lambda: kernel), bias, form.stride, pads, (1, 1), 1)
 
 
 def choose(candidates: Sequence[tuple[Choice, float, float]], wanted: float) -> list[Choice]:

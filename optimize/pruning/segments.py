@@ -14,11 +14,10 @@ from optimize import costs, graph, ops
 from optimize.graph import aten
 from optimize.merged import Merged
 from optimize.program import Program, tensor_value
+from optimize.quantization.rounding import LONGEST_ROW
 
 #: Layers in one segment, and kernels that may stand for it.
 _MOST_LAYERS, _KERNELS = 12, (1, 3, 5)
-#: The longest row of weights that is solved for.
-LONGEST_ROW = 2304
 
 
 @dataclass(frozen=True)
@@ -206,14 +205,14 @@ def _forms(source: fx.Node, target: fx.Node, layers: Sequence[fx.Node]) -> Itera
         yield Form("none", 1, stride, *channels, 0)
     if len(layers) < 2:
         return
-    reach = 1 + sum(layer_kernel(layer) - 1 for layer in layers) if is_image else 1
+    reach = 1 + sum(_layer_kernel(layer) - 1 for layer in layers) if is_image else 1
     for kernel in _KERNELS:
         row = channels[0] * kernel**2
         if kernel <= reach and row <= LONGEST_ROW:
             yield Form("conv2d" if is_image else "linear", kernel, stride, *channels, positions * row * channels[1])
 
 
-def layer_kernel(layer: fx.Node) -> int:
+def _layer_kernel(layer: fx.Node) -> int:
     """Return the longest side of what a layer sees of an image."""
     if not graph.is_call(layer, aten.conv2d.default):
         return 1

@@ -96,12 +96,7 @@ def assemble(
         merges=variants[0].merges,
         graph=change,
         layers=tuple(_layers(exports)),
-        warnings=(
-            *_about_artifacts(exports),
-            *_about_rows(rows),
-            *about,
-            *timings.warnings,
-        ),
+        warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
     )
 
 
