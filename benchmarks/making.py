@@ -34,8 +34,8 @@ import torch
 
 import optimize
 from benchmarks.int8_onnx import Case, case, float_file, merged, peers, quantized
-from optimize.cli.options import EFFORTS
 from optimize.distances import ratio_db
+from optimize.presets import EFFORTS
 
 #: The networks of ``best_target``, and ten more of timm.
 MODELS = (

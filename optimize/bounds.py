@@ -25,6 +25,8 @@ MAX_VALUES = 2**30
 MOST_STEPS, LOOPED_SIZE = 2**26, 1024
 _DIGITS = 20
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,36 @@ def finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} bounds nothing")
     return number
+
+
+def read_span(text: str) -> float:
+    """Return how long something may go on, in seconds.
+
+    Raises:
+        ValueError: It is no such time, or none at all.
+
+    >>> read_span("20min")
+    1200.0
+    """
+    return _positive(text, _SPANS, "20min")
+
+
+def read_size(text: str) -> float:
+    """Return how large something may be, in bytes.
+
+    Raises:
+        ValueError: It is no such size, or none at all.
+
+    >>> read_size("2MB")
+    2000000.0
+    """
+    return _positive(text, BYTES, "2MB")
+
+
+def _positive(text: str, units: Mapping[str, float], example: str) -> float:
+    if (number := scaled(text, units)) > 0:
+        return number
+    raise ValueError(f"'{text}' is nothing; write {example}, for example")
 
 
 def read_pace(text: str) -> tuple[float, bool]:

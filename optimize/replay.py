@@ -29,20 +29,22 @@ def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) 
     plans = {variant.precision: variant.program.quantization for variant in variants}
     decided = dict(job.recipe.decided)
     for export in exports:
-        if export.can_be_refined and (job.bound is not None or export.times):
+        if export.can_be_refined:
             paths, before = layer_paths(export.program.graph), plans[export.precision]
             assert before is not None
             new = {name: why for name, why in export.plan.left_float.items() if name not in before.left_float}
+            if not (new or job.bound is not None or export.times):
+                continue
             decided[f"{export.target} {export.precision}"] = {paths[name]: why for name, why in new.items()}
     return job.recipe.model_copy(update={"passes": passes, "decided": decided})
 
 
-def written(job: Job, recipe: Recipe) -> str:
-    """Return a recipe as the text of its file, with the command that replays it.
+def written(job: Job, recipe: Recipe, name: str = RECIPE) -> str:
+    """Return a recipe as the text of its file, of this name in ``job.out``, with the command that replays it.
 
     A name of a file may hold what ends a line of YAML: whatever follows would be a key of the recipe.
     """
-    return "".join(f"# {plain(line)}\n" for line in _about(job, recipe)) + recipe.yaml()
+    return "".join(f"# {plain(line)}\n" for line in _about(job, recipe, name)) + recipe.yaml()
 
 
 def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:
@@ -74,12 +76,13 @@ def labelled(export: Export, said: Mapping[str, str]) -> Export:
     return replace(export, artifact=replace(export.made, sha256=now.sha256, size_bytes=now.size_bytes))
 
 
-def _about(job: Job, recipe: Recipe) -> list[str]:
+def _about(job: Job, recipe: Recipe, name: str) -> list[str]:
     if isinstance(job.source, torch.nn.Module):
         replayed = ["What was decided for a module that Python code gave."]
     else:
         words = ["optimize", str(job.source), *(["--model", job.factory] if job.factory else [])]
-        words += ["--recipe", str(Path(job.out) / RECIPE), "--out", str(job.out)]
+        out = job.out if name == RECIPE else f"{job.out}-{Path(name).stem}"
+        words += ["--recipe", str(Path(job.out) / name), "--out", str(out)]
         asks = next(named.named_in(recipe.model_dump()), None) or next(recipe.places, None)
         replayed = ["The same files again:", shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
     if job.given_calibration is not None and recipe.calib is None:

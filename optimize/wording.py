@@ -35,6 +35,16 @@ def seconds(value: float | None) -> str:
     return _in_unit(value, _TIMES)
 
 
+def span(value: float) -> str:
+    """Return how long something went on, in minutes and whole seconds.
+
+    >>> span(12.4), span(754.0)
+    ('12 s', '12:34 min')
+    """
+    minutes, left = divmod(round(value), 60)
+    return f"{minutes}:{left:02d} min" if minutes else f"{left} s"
+
+
 def seconds_saved(value: float | None) -> str:
     """Return a difference of durations with its sign.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
 from optimize.job import Export, Job
+from optimize.load.opening import CapturedModel
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, measure
@@ -34,7 +35,7 @@ from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import configured, parse
 from optimize.report import FILES, RECIPE
-from optimize.report.assemble import assemble
+from optimize.report.assemble import assemble, rows_of
 from optimize.report.files import save
 from optimize.report.model import Report
 from optimize.report.run import tell_run
@@ -157,6 +158,66 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
     check(job.out, (*FILES, RECIPE))
+    opened = open_all(job, tell)
+    model, datasets = opened.model, opened.datasets
+    passes = opened.passes(job)
+    paced: dict[str, tuple[str, ...]] = {}
+    if job.recipe.latency is not None:
+        job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell)
+    plain, *others = transform(model.program, passes, job.recipe.targets, tell)
+    steps = (_noted(step, paced.get(step.pass_name, ())) for step in plain.steps)
+    variants = [replace(plain, steps=(*opened.entrance, *steps)), *others]
+    with staging(job.out, (*FILES, RECIPE)) as folder:
+        baseline = write_baseline(model.program, folder)
+        search = Search(job, model.program, baseline, datasets, tell)
+        exports = write_files(job, variants, search, folder, tell)
+        recipe = replay.recipe_of(job, variants, exports)
+        machine = environment.current()
+        timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell)
+        baseline.path.unlink()
+        judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
+        exports = [
+            replay.labelled(entry, replay.about(recipe, model, datasets, version, next(judged)))
+            if runs_here(entry)
+            else entry
+            for entry in exports
+        ]
+        rows = rows_of(job, baseline, exports, timings, qualities)
+        report = assemble(job, model, variants, rows, exports, recipe, machine, datasets, timings.warnings)
+        _drop_failed(exports, report)
+        for name in FILES:
+            save(folder / name, tell_run(report), report)
+        write_text(folder / RECIPE, replay.written(job, recipe))
+    return report
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a run starts from.
+
+    Attributes:
+        model: The captured model, behind the passes that change what it takes.
+        entrance: Their steps.
+        datasets: What is judged on.
+        calibration: What is calibrated on; None where nothing needs it.
+    """
+
+    model: CapturedModel
+    entrance: tuple[Step, ...]
+    datasets: Datasets
+    calibration: Samples | None
+
+    def passes(self, job: Job) -> list[Pass]:
+        """Return the passes of a job behind those of the entrance, with this data."""
+        return [entry for entry in job.passes(self.calibration) if entry.stage is not Stage.INPUT]
+
+
+def open_all(job: Job, tell: Progress) -> Opened:
+    """Load and capture the model, and open the data.
+
+    Raises:
+        OptimizeError: One of them cannot be opened, or they do not fit.
+    """
     captured = open_program(job, tell)
     entered = enter(captured.program, job.entrance)
     model = replace(captured, program=entered.program)
@@ -168,37 +229,14 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         metric=job.metric,
     )
     datasets.require_fit(model.program)
-    calibration = calibration_data(job, captured.program, datasets, tell)
-    passes = [entry for entry in job.passes(calibration) if entry.stage is not Stage.INPUT]
-    paced: dict[str, tuple[str, ...]] = {}
-    if job.recipe.latency is not None:
-        job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell)
-    plain, *others = transform(model.program, passes, job.recipe.targets, tell)
-    steps = (_noted(step, paced.get(step.pass_name, ())) for step in plain.steps)
-    variants = [replace(plain, steps=(*entered.steps, *steps)), *others]
-    with staging(job.out, (*FILES, RECIPE)) as folder:
-        baseline = registry.find_target("eager").export(model.program, folder / "baseline.eager.pt2")
-        examples = size_bytes(model.program.inputs)  # are in that file, and nobody deploys them
-        baseline = replace(baseline, size_bytes=baseline.size_bytes - examples)
-        search = Search(job, model.program, baseline, datasets, tell)
-        exports = write_files(job, variants, search, folder, tell)
-        recipe = replay.recipe_of(job, variants, exports)
-        machine = environment.current()
-        timings, qualities = _measure(job, baseline, exports, model.program, datasets, tell)
-        baseline.path.unlink()
-        judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
-        exports = [
-            replay.labelled(entry, replay.about(recipe, model, datasets, version, next(judged)))
-            if _runs_here(entry)
-            else entry
-            for entry in exports
-        ]
-        report = assemble(job, model, variants, baseline, exports, recipe, machine, timings, qualities, datasets)
-        _drop_failed(exports, report)
-        for name in FILES:
-            save(folder / name, tell_run(report), report)
-        write_text(folder / RECIPE, replay.written(job, recipe))
-    return report
+    return Opened(model, entered.steps, datasets, calibration_data(job, captured.program, datasets, tell))
+
+
+def write_baseline(program: Program, folder: Path) -> Artifact:
+    """Write the file that all others are measured against."""
+    baseline = registry.find_target("eager").export(program, folder / "baseline.eager.pt2")
+    examples = size_bytes(program.inputs)  # are in that file, and nobody deploys them
+    return replace(baseline, size_bytes=baseline.size_bytes - examples)
 
 
 def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: Path, tell: Progress) -> list[Export]:
@@ -211,17 +249,25 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
         plain: Export | None = None
         for variant in (each for each in variants if each.is_for(target.name)):
             path = folder / f"{_stem(job.source)}.{variant.precision}{target.suffix}"
-            decided = job.recipe.decided.get(f"{target.name} {variant.precision}")
-            program = variant.program if decided is None else as_decided(variant.program, decided)
-            export = _export(program, variant.precision, target, path, tell)
+            export = write_file(job, variant, target, path, search, plain, tell)
             plain = export if export.artifact is not None and variant.precision == "float32" else plain
-            if decided is None and export.can_be_refined:
-                # A file that cannot run or be judged has that in its own row; what was found before it stands.
-                with suppress(Refused, TargetUnavailable, VerificationFailed):
-                    export = search.give_back_slow(export, plain)
-                    export = search.give_back_for_bound(export)
             exports.append(export)
     return exports
+
+
+def write_file(
+    job: Job, variant: Variant, target: Target, path: Path, search: Search, plain: Export | None, tell: Progress
+) -> Export:
+    """Write one variant for one target; ``plain`` is the target's float32 file, where there is one."""
+    decided = job.recipe.decided.get(f"{target.name} {variant.precision}")
+    program = variant.program if decided is None else as_decided(variant.program, decided)
+    export = export_file(program, variant.precision, target, path, tell)
+    if decided is None and export.can_be_refined:
+        # A file that cannot run or be judged has that in its own row; what was found before it stands.
+        with suppress(Refused, TargetUnavailable, VerificationFailed):
+            export = search.give_back_slow(export, plain)
+            export = search.give_back_for_bound(export)
+    return export
 
 
 def _noted(step: Step, notes: Sequence[str]) -> Step:
@@ -260,7 +306,7 @@ def _behind(entry: Pass) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Te
     return lambda inputs: entry.pair(inputs)[1]
 
 
-def _export(program: Program, precision: str, target: Target, path: Path, tell: Progress) -> Export:
+def export_file(program: Program, precision: str, target: Target, path: Path, tell: Progress) -> Export:
     """Write one artifact; what goes wrong with it does not stop the others."""
     phase = f"export {target.name} {precision}"
     tell(phase, 0.0)
@@ -271,18 +317,19 @@ def _export(program: Program, precision: str, target: Target, path: Path, tell: 
         return Export(target.name, precision, program, error=error)
 
 
-def _measure(
+def measure_files(
     job: Job,
     baseline: Artifact,
     exports: Sequence[Export],
     program: Program,
     datasets: Datasets,
     tell: Progress,
+    budget_s: float | None = None,
 ) -> tuple[MeasureResult, tuple[Quality, ...]]:
     """Time and judge the baseline and every artifact that can run here, each in its own process."""
-    runnable = [entry.made for entry in exports if _runs_here(entry)]
+    runnable = [entry.made for entry in exports if runs_here(entry)]
     with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
-        timings = measure(fleet, one_sample(program), progress=tell)
+        timings = measure(fleet, one_sample(program), budget_s=budget_s, progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
         more, noise = _other_sizes(program), datasets.synthetic
         qualities = judge(fleet, batches, metric=datasets.metric, noise=noise, more_noise=more)
@@ -298,7 +345,8 @@ def _measure(
     return timings, qualities
 
 
-def _runs_here(entry: Export) -> bool:
+def runs_here(entry: Export) -> bool:
+    """Say whether there is a file, and its runtime."""
     return entry.artifact is not None and registry.find_target(entry.target).available().run
 
 

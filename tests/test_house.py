@@ -36,7 +36,10 @@ ROOMS = {
     "gate": ("gate",),
     "explain": ("profile", "advise", "ranking"),
     "report": ("report",),
-    "line": ("recipe", "replay", "job", "pace", "datasets", "opening", "search", "sensitivity", "workflow"),
+    "line": (
+        "presets", "recipe", "replay", "job", "pace", "datasets", "opening", "search", "sensitivity", "workflow",
+        "auto",
+    ),
     "door": ("cli", "__main__", "__init__"),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ import click
 
 from optimize.cli import (
     advise,
+    auto,
     bench,
     check,
     compare,
@@ -32,6 +33,7 @@ INTERRUPTED = 130
 _LONGEST_WORD = 16384
 COMMANDS = (
     run.run,
+    auto.auto,
     bench.bench,
     check.check,
     show.show,
@@ -100,6 +102,7 @@ def cli() -> None:
     optimize model.pt --fuse --int8 --calib images/ --to onnx,tensorrt
     optimize weights.pt --model package.module:factory --fuse --to torchscript
     optimize run --help     every option
+    optimize auto model.pt --calib images/ --budget 20min
 
     \b
     Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 a transformed model

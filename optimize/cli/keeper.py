@@ -177,8 +177,7 @@ class _Desk:
         do, path, source = (str(message.get(key)) for key in ("do", "path", "source"))
         try:
             if do == "commit" and Path(path) in self.transactions:
-                self.transactions[Path(path)].take()
-                self.transactions[Path(path)].commit()
+                self.transactions[Path(path)].pass_on()
             elif Path(path) in self._written.get(do, ()):
                 self._copy(source, Path(path), append=do == "append")
             else:

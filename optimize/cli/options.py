@@ -19,7 +19,7 @@ from optimize import bounds, files, transaction
 from optimize.cli import failures
 from optimize.errors import Refused, UsageError
 from optimize.escaping import plain
-from optimize.processor import EMULATED, adds_pairs, named, numbers_of
+from optimize.processor import EMULATED, numbers_of
 from optimize.regular import shown
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Sections of the help, in its order; each option says which it stands in.
 Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
-#: What INT8 may cost to make, from seconds to minutes.
-EFFORTS = ("quick", "default", "best")
 #: Options that name what a command reads; a baseline may be replaced by the next one.
 _READ = ("config", "data", "evaluate")
 
@@ -123,6 +121,11 @@ model, data, passes, targets, judgement, timing, output = (
 )
 
 
+def of(other: click.Command, *names: str) -> list[click.Parameter]:
+    """Return those options of another command that a command has as well."""
+    return [entry for entry in other.params if entry.name in names]
+
+
 def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return several options as one, in their order."""
     return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
@@ -140,6 +143,24 @@ class Count(click.ParamType):
         """Return the number."""
         try:
             return self.bound.read(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class Quantity(click.ParamType):
+    """A number with its unit, as a function reads it that raises ``ValueError`` with the sentence to show."""
+
+    name = "QUANTITY"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what is read."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 
@@ -382,36 +403,3 @@ def told(what: str, path: Path | str) -> None:
 def command_line() -> str:
     """Return the command that is running, for reports: quoted, so that it can be pasted."""
     return shlex.join(["optimize", *sys.argv[1:]])
-
-
-def fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
-    """Return the exact passes in order.
-
-    A BatchNorm in front of a sign becomes thresholds before another pass can fold it; one inside a branch is merged
-    with its branch; what is left goes into the layer beside it.
-    """
-    return chosen((fuse, "FuseBNSign", {}), (reparameterize, "Reparameterize", {}), (fuse, "FuseConvBN", {}))
-
-
-def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]]:
-    """Return the passes of static INT8 in order; ``benchmarks/results/making.md`` has what each effort takes and gives.
-
-    ``quick`` weighs ranges by the error of their own values, in place of what it does further on, and leaves channels
-    and every layer as they are; ``best`` shifts and scales channels in every way that held-out samples gain by.
-
-    >>> [entry["name"] for entry in quantizing("quick", cpu="vnni")]
-    ['QuantizeStatic']
-    """
-    quick, best = effort == "quick", effort == "best"
-    return chosen(
-        (best, "AbsorbBias", {}),
-        (not quick, "EqualizeChannels", {} if best else {"unless_near": True}),
-        (not quick, "SmoothActivations", {} if best else {"unless_near": True}),
-        (adds_pairs(named(cpu)), "PairChannels", {}),
-        (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
-    )
-
-
-def chosen(*asked: tuple[Any, str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those passes that are wanted, as a recipe writes them."""
-    return [{"name": name, "options": values} for wanted, name, values in asked if wanted]

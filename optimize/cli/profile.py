@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimize import presets
 from optimize.cli import options
 from optimize.regular import require_model
 from optimize.report import PROFILE
@@ -67,7 +68,7 @@ def _profiled(model: str, given: dict[str, Any], progress: Progress) -> tuple[Pr
     require_times(target)
     settings = {"batch": given["batch"], "threads": given["threads"], "progress": progress}
     if own is None:
-        passes = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
+        passes = presets.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
         captured, job = options.open_model(model, given, progress, passes)
         (variant,) = transform(captured.program, job.passes(), progress=progress)
         return profile_program(variant.program, target, **settings), captured.source

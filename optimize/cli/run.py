@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimize import bounds
+from optimize import bounds, presets
 from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.processor import CPU_NAMES
@@ -82,7 +82,7 @@ _MOST_CUT = 0.95
 @options.passes(
     "--latency",
     metavar="TIME|SHAREx",
-    type=bounds.check_pace,
+    type=options.Quantity(bounds.check_pace),
     help="Cut as much as it takes for the last file to run in 5ms, or in 0.5x; --prune or --depth says the most.",
 )
 @options.passes(
@@ -93,8 +93,8 @@ _MOST_CUT = 0.95
 )
 @options.passes(
     "--effort",
-    metavar="|".join(options.EFFORTS),
-    type=click.Choice(options.EFFORTS),
+    metavar="|".join(presets.EFFORTS),
+    type=click.Choice(presets.EFFORTS),
     help="With --int8: seconds for fewer decibels, or minutes where channels can gain by shifts and scales.",
 )
 @options.passes("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
@@ -157,7 +157,7 @@ _MOST_CUT = 0.95
 )
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors, .onnx or package.module:factory) and report on it."""
-    recipe = _recipe(given)
+    recipe = recipe_of(given)
     from optimize.job import Job
     from optimize.report.run import tell_run
     from optimize.workflow import run_job
@@ -195,7 +195,7 @@ def exit_code(report: Report) -> int:
     return 3 if None in kept or failed else 0
 
 
-def _recipe(given: dict[str, Any]) -> Recipe:
+def recipe_of(given: dict[str, Any]) -> Recipe:
     """Return the recipe that the options or the file describe; options for data and targets win over the file's."""
     targets = _targets(given)
     if given["recipe_file"]:
@@ -252,10 +252,10 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         )
     return [
         *(_including(given) if given["include_preprocess"] else ()),
-        *options.fusing(fuse=given["fuse"], reparameterize=reparameterize),
-        *options.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
-        *(options.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
-        *options.chosen(
+        *presets.fusing(fuse=given["fuse"], reparameterize=reparameterize),
+        *presets.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
+        *(presets.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
+        *presets.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),
             (given["int8"] == "weights", "QuantizeWeights", {}),
             (given["int4"], "QuantizeWeights", {"bits": 4}),
@@ -330,4 +330,4 @@ def _including(given: dict[str, Any]) -> list[dict[str, Any]]:
 
     image = ImagePreprocessing.read(found)
     words = {"mean": list(image.mean), "std": list(image.std), "order": image.order}
-    return options.chosen((True, "IncludePreprocess", {word: value for word, value in words.items() if value != "rgb"}))
+    return presets.chosen((True, "IncludePreprocess", {word: value for word, value in words.items() if value != "rgb"}))

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from optimize import presets
 from optimize.cli import options
 from optimize.regular import require_data, require_model
 from optimize.report import SENSITIVITY
@@ -47,7 +48,7 @@ def sensitivity(model: str, **given: Any) -> None:
     from optimize.report.sensitivity import PruningSensitivity, tell_pruning, tell_sensitivity
     from optimize.sensitivity import analyse, analyse_pruning
 
-    fusing = options.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
+    fusing = presets.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
     content = {
         "passes": [*fusing, *([] if given["prune"] else [{"name": "QuantizeStatic", "options": {"spare": 0}}])],

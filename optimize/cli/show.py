@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from optimize import presets
 from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.regular import require_model
@@ -33,7 +34,7 @@ def show(model: str, **given: Any) -> None:
         raise UsageError("--text prints the graph, --json what the passes made of it.", hint="Leave one out.")
     if given["out"]:
         check_ending(given["out"], ".svg", ".html", example="graph.svg, for example")
-    entries = options.fusing(fuse=True, reparameterize=given["reparam"])
+    entries = presets.fusing(fuse=True, reparameterize=given["reparam"])
     with options.phases() as phases:
         captured, job = options.open_model(model, given, phases.update, entries)
     program = captured.program

@@ -32,7 +32,6 @@ from optimize.measure.metrics import Metric
 from optimize.records import first_mistake
 from optimize.regular import shown
 
-_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 #: Points that may be lost where nobody says.
 MAX_DROP = 1.0
 OnInconclusive = Literal["pass", "fail", "keep"]
@@ -92,7 +91,7 @@ def growth(value: Any) -> Any:
     if isinstance(value, Growth):
         return value
     if isinstance(value, str) and not value.strip().endswith("%"):
-        return Growth(size_bytes=bounds.scaled(value, _BYTES))
+        return Growth(size_bytes=bounds.scaled(value, bounds.BYTES))
     return Growth(share=share(value))
 
 

@@ -41,17 +41,33 @@ if TYPE_CHECKING:
 NOTABLY_SLOWER = 1.03
 
 
+def rows_of(
+    job: Job, baseline: Artifact, exports: Sequence[Export], timings: MeasureResult, qualities: Sequence[Quality]
+) -> tuple[Row, ...]:
+    """Return the row of the eager artifact, which is not kept, then one an export, in their order.
+
+    Args:
+        job: What was asked.
+        baseline: The eager artifact.
+        exports: What became of each file.
+        timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
+        qualities: Likewise.
+    """
+    measured = iter(zip(timings.timings, qualities, strict=True))
+    eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
+    return (eager, *(_row(entry, measured, job) for entry in exports))
+
+
 def assemble(
     job: Job,
     model: CapturedModel,
     variants: Sequence[Variant],
-    baseline: Artifact,
+    rows: Sequence[Row],
     exports: Sequence[Export],
     recipe: Recipe,
     machine: Environment,
-    timings: MeasureResult,
-    qualities: Sequence[Quality],
     datasets: Datasets,
+    doubts: Sequence[str] = (),
 ) -> Report:
     """Return the report of a finished run.
 
@@ -59,17 +75,14 @@ def assemble(
         job: What was asked.
         model: The captured model.
         variants: The programs that were exported, the float one first.
-        baseline: The eager artifact, which is not kept.
-        exports: What became of each file, in the order of the rows.
+        rows: That of the eager artifact, then one a file.
+        exports: What became of each file, where that is still known.
         recipe: What makes the same files again.
         machine: What it was measured on, read before measuring.
-        timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
-        qualities: Likewise.
         datasets: What calibrated and judged.
+        doubts: What makes the times doubtful.
     """
-    measured = iter(zip(timings.timings, qualities, strict=True))
-    eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
-    rows = tuple(_row(entry, measured, job) for entry in exports)
+    eager, *others = rows
     change = compare(model.program, variants[0].program)
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
@@ -84,19 +97,19 @@ def assemble(
             sha256=model.sha256,
             parameters=change.before.stats.parameters,
             macs=change.before.stats.macs,
-            inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in baseline.inputs),
+            inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in eager.inputs),
             preprocess=datasets.preprocessing or None,
             included=included(recipe) or None,
         ),
         calibration=CalibrationRecord.model_validate(calibrations[0]) if calibrations else None,
         environment=machine,
         baseline=eager,
-        rows=rows,
+        rows=tuple(others),
         trace=tuple(TraceStep.of(step, variant.targets) for variant in variants for step in variant.steps),
         merges=variants[0].merges,
         graph=change,
         layers=tuple(_layers(exports)),
-        warnings=(*_about_artifacts(exports), *_about_rows(rows), *about, *timings.warnings),
+        warnings=(*_about_artifacts(exports), *_about_rows(others), *about, *doubts),
     )
 
 

@@ -80,6 +80,7 @@ class Row(StrictRecord):
         providers: What executed it where the runtime has a choice, read from it, the preferred one first.
         cpu: The processors its integers were made for, as the file says itself; empty of floats.
         elsewhere: How it answers on emulated processors, by their names; empty where none was asked for.
+        how: What is unusual about it, where a search made several of one target and precision; empty otherwise.
     """
 
     target: str
@@ -104,11 +105,12 @@ class Row(StrictRecord):
     providers: tuple[str, ...] = ()
     cpu: str = ""
     elsewhere: dict[str, Quality] = Field(default_factory=dict)
+    how: str = ""
 
     @property
     def name(self) -> str:
         """Target and precision, as the reader calls it."""
-        return f"{self.target} {self.precision}"
+        return f"{self.target} {self.precision}{f', {self.how}' if self.how else ''}"
 
     @property
     def differs(self) -> bool:
@@ -293,6 +295,50 @@ class ModelFindings(SavedRecord, Generic[_Found]):
     found: _Found
 
 
+class TrialFigures(StrictRecord):
+    """One file that a search tried: when it was done, how long it took, what it came to; None where nothing is known.
+
+    Attributes:
+        number: Its place among all, from 1; its files on the front are called by it.
+        name: Target, precision and what is unusual.
+        at_s: Seconds of the search when it was done.
+        took_s: Seconds that it took.
+        ratio: Times as fast as the eager program.
+        sqnr_db: Of its answers.
+        size_bytes: Of its files.
+        outcome: What became of it, in a few words.
+    """
+
+    number: int
+    name: str
+    at_s: float
+    took_s: float
+    ratio: float | None
+    sqnr_db: float | None
+    size_bytes: int | None
+    outcome: str
+
+
+class SearchRecord(StrictRecord):
+    """A search for files: the seconds it had and took, why it ended, the best it found, and all that was tried.
+
+    Attributes:
+        budget_s: Seconds that it might take.
+        spent_s: Seconds that it took.
+        ended: Why it ended, as the end of a sentence.
+        best: Name of the best row; empty where there is none.
+        met: Whether that is as fast and as small as asked.
+        trials: In order.
+    """
+
+    budget_s: float
+    spent_s: float
+    ended: str
+    best: str
+    met: bool
+    trials: tuple[TrialFigures, ...]
+
+
 class Report(SavedRecord):
     """One run, complete: what was asked, what was done, what came out, on which machine.
 
@@ -307,6 +353,7 @@ class Report(SavedRecord):
         graph: The graph before and after the passes.
         layers: What the weighted layers cost in float and in INT8; empty where no runtime told it.
         warnings: What makes a figure doubtful.
+        search: What was tried for these rows; None where they are what was asked for.
     """
 
     model: ModelRecord
@@ -319,6 +366,7 @@ class Report(SavedRecord):
     warnings: tuple[str, ...] = ()
     recipe: str | None = None
     calibration: CalibrationRecord | None = None
+    search: SearchRecord | None = None
 
     def __repr__(self) -> str:
         """Return a line a row; ``report.md`` and ``report.html`` have the rest, ``model_dump()`` all of it."""

@@ -8,6 +8,7 @@ The process holds a lock on the hidden folder as long as it lives: one that can 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import glob
 import hashlib
 import itertools
@@ -48,7 +49,8 @@ def staging(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
 
     Args:
         out: The folder, made where it is not there, with those above it.
-        names: Files that such a result consists of, as far as they are known: one that is not written is removed.
+        names: Files that such a result consists of, as far as they are known, or patterns of their names: one that is
+            not written is removed.
 
     Raises:
         Refused: ``out`` cannot be made or written.
@@ -130,7 +132,7 @@ class Transaction:
     Attributes:
         out: The folder, links followed.
         path: The hidden folder: in another file system than ``out.parent`` it lies inside of ``out``.
-        names: Files of such a result; one that the new result does without is not kept.
+        names: Files of such a result, or patterns of their names; one that the new result does without is not kept.
         lock: What keeps the hidden folder from being taken for a dead run's; None where there are no locks.
         mark: Stamp of the folder with the new result: under whatever name it is found, it is the new one. None without
             a note that this version has written.
@@ -191,22 +193,38 @@ class Transaction:
         """Write the note, whole or not at all."""
         note.write(self._home, {name: getattr(self, name) for name in note.NOTED})
 
-    def take(self) -> None:
-        """Take what another process, which nobody trusts, has made in ``foreign``: plain files with plain names.
+    def pass_on(self) -> None:
+        """Commit what another process, which nobody trusts, has made in ``foreign`` so far; it may go on making more.
+
+        Raises:
+            Refused: It cannot be committed; ``out`` is as it was.
+        """
+        self._require_place()
+        one = begin(self.out, self.names)
+        try:
+            if not os.path.samestat(self._ground(), one._ground()):
+                raise self._moved()
+            one.take(self)
+            one.commit()
+        finally:
+            one.close()
+
+    def take(self, other: Transaction) -> None:
+        """Take what a process that nobody trusts has made in another's ``foreign``: plain files with plain names.
 
         Raises:
             Refused: There is something else, or what in ``out`` only its owner can have made would be replaced.
         """
-        with self._inside():
-            with os.scandir(self.foreign) as found:
+        with other._inside(), self._inside():
+            with os.scandir(other.foreign) as found:
                 names = [entry.name for entry in itertools.islice(found, _MOST_TAKEN + 1)]
             if len(names) > _MOST_TAKEN:
                 raise Refused(
                     f"The model made the process that ran it leave more than {_MOST_TAKEN} files.", hint=_HINT
                 )
             for name in names:
-                self._check_result(self.foreign / name)
-                os.rename(self.foreign / name, self.new / name)  # from now on that process cannot exchange it
+                self._check_result(other.foreign / name)
+                os.rename(other.foreign / name, self.new / name)  # from now on that process cannot exchange it
             for name in sorted(os.listdir(self.new)):
                 self._check_result(self.new / name)
                 os.chmod(self.new / name, os.lstat(self.new / name).st_mode & _NOT_RUN)
@@ -217,10 +235,7 @@ class Transaction:
         Raises:
             Refused: They cannot; ``out`` is as it was.
         """
-        if not self._is_in_place():
-            raise Refused(
-                f"'{self.out}' is not written: a folder above it was moved or replaced meanwhile.", hint=_HINT
-            )
+        self._require_place()
         try:
             with self._inside(), system.locked(self.out.parent) as alone, system.locked(self.out):
                 if alone:
@@ -280,10 +295,21 @@ class Transaction:
         """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
         found = os.lstat(file)
         plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not file.name.startswith(".")
-        if not plain or not (file.suffix in _TAKEN or file.name in self.names):
+        if not plain or not (file.suffix in _TAKEN or self._is_known(file.name)):
             raise Refused(
                 f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT
             )
+
+    def _is_known(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+
+    def _require_place(self) -> None:
+        if not self._is_in_place():
+            raise self._moved()
+
+    def _ground(self) -> os.stat_result:
+        """Return what the hidden folder lies in, whatever has its name by now."""
+        return os.stat(opened(self.lock, self.path) / os.pardir)
 
     def _is_in_place(self) -> bool:
         """Say whether the hidden folder is where it was made: its name may lead to somebody else's by now."""
@@ -303,7 +329,10 @@ class Transaction:
             raise self._no_folder()
         names = sorted(os.listdir(self.new))
         _check_names(self.out, self.names.union(names))
-        self.stale = sorted(self.names.difference(names))
+        there: list[str] = []
+        with suppress(PermissionError):  # one that may not be listed can be written to
+            there = os.listdir(self.out)
+        self.stale = sorted({*self.names, *filter(self._is_known, there)}.difference(names))
         self.replaced.mkdir()
         if not self._exchange({*names, *self.stale}):
             remove_tree(self.replaced)
@@ -388,6 +417,9 @@ class Transaction:
                 if not os.path.lexists(out / name):
                     os.rename(self.replaced / name, out / name)
         os.rename(self.new, self.old)  # whoever is stopped while removing it does not take its files for moved
+
+    def _moved(self) -> Refused:
+        return Refused(f"'{self.out}' is not written: a folder above it was moved or replaced meanwhile.", hint=_HINT)
 
     def _no_folder(self) -> Refused:
         return Refused(f"'{self.out}' is no folder any more: something else took its place meanwhile.", hint=_HINT)

@@ -108,6 +108,7 @@ def broken(folder: Path, code: str, *words: object) -> subprocess.CompletedProce
 
 #: What a command that opens files is asked beside them: whatever it reads of that, it is confined first.
 ASKED = {
+    "auto": ("--calib", "data.npz", "--to", "any", "--budget", "5min"),
     "run": ("--to", "onnx", "--opset", "18", "--cpu", "any", "--threads", "2"),
     "bench": ("--cpus", "0", "--data", "data.npz"),
     "check": ("--cpus", "0", "--max-drop", "1", "--data", "data.npz", "--json", "check.json"),
@@ -177,6 +178,26 @@ def test_another_name_of_the_system_s_settings_leads_nowhere(tmp_path: Path) -> 
     environment = {**os.environ, **threads, "GPU": "yes"}
     done = subprocess.run(words, input=code, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert "not permitted" in done.stderr or "Permission denied" in done.stderr
+
+
+def test_a_command_may_write_its_results_again_and_again(tmp_path: Path) -> None:
+    """As a search does, which is killed here behind the second time, in the middle of the third."""
+    code = """
+for number in (1, 2, 3):
+    out, folder = next(iter(outputs.items()))
+    for name in ("report.json", f"point-{number}.onnx"):
+        (folder / name).write_text(str(number))
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ask(do="commit", path=str(out))
+    assert not os.listdir(folder)
+    print(sorted(os.listdir(out)), flush=True)
+"""
+    (tmp_path / "data.npz").touch()
+    done = broken(tmp_path, code, "auto", "net.pt", "--calib", "data.npz", "--out", "out")
+    assert done.stdout.splitlines() == ["['point-1.onnx', 'report.json']", "['point-2.onnx', 'report.json']"]
+    assert done.returncode and (tmp_path / "out" / "report.json").read_text() == "2"
+    assert sorted(os.listdir(tmp_path)) == ["data.npz", "net.pt", "out"]
 
 
 def test_results_are_those_of_the_command_line_alone(tmp_path: Path) -> None:

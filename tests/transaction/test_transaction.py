@@ -155,6 +155,22 @@ def test_a_result_that_does_without_one_of_its_files_removes_the_old_one(
     assert os.listdir(out) == ["profile.json"]
 
 
+@pytest.mark.parametrize("way", ["exchange", "in place"])
+def test_files_of_a_result_are_known_by_patterns_of_their_names(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search keeps other files from time to time; what the user keeps beside them stays."""
+    go(way, monkeypatch)
+    out, names = tmp_path / "out", ("report.json", "point-[0-9]*.onnx")
+    for written in (("report.json", "point-1.onnx", "point-2.onnx"), ("report.json", "point-3.onnx")):
+        with staging(out, names) as folder:
+            for name in written:
+                (folder / name).write_text("")
+        for own in ("point-of-view.onnx", "point-1.txt"):
+            (out / own).touch()
+    assert sorted(os.listdir(out)) == ["point-1.txt", "point-3.onnx", "point-of-view.onnx", "report.json"]
+
+
 def test_what_a_living_run_makes_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with staging(out) as living:

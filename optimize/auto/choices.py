@@ -1,0 +1,209 @@
+"""What may be tried for one file, what is tried first, and what next, by what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optimize import presets
+from optimize.errors import TargetUnavailable
+from optimize.recipe import PassEntry
+from optimize.registry import find_target, targets
+
+if TYPE_CHECKING:
+    from optimize.auto.trials import Trial
+
+#: Decibels that layers in float shall bring, by what their errors say; and shares of the work that may be cut.
+REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
+#: How often the sampler is asked for one choice before any that is left will do.
+_MOST_ASKED = 5
+#: Kinds of files, the most promising first: the order in which each is tried once for every target.
+_KINDS = (
+    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int8-dynamic", "int8-weights"
+)  # fmt: skip
+_CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
+_OTHERS = {"int8-dynamic": "QuantizeDynamic", "int8-weights": "QuantizeWeights"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One file that may be made.
+
+    Attributes:
+        target: Name of its target.
+        precision: As files carry it in their names.
+        effort: What static INT8 may cost to make, a word of ``--effort``.
+        spare: Whether layers that lose more than they save stay in float from the start.
+        regain_db: Decibels that further layers in float shall bring.
+        cut: Share of the multiply-accumulates that goes with channels.
+    """
+
+    target: str
+    precision: str
+    effort: str = "default"
+    spare: bool = True
+    regain_db: float = 0.0
+    cut: float = 0.0
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is of static INT8, alone or with half."""
+        return self.precision == "int8" or self.precision.partition("-")[2] in _CASTS
+
+    @property
+    def how(self) -> str:
+        """What is unusual about it, in words; empty where nothing is."""
+        words = (
+            f"{100 * self.cut:g} % cut" if self.cut else "",
+            f"effort {self.effort}" if self.effort != "default" else "",
+            "" if self.spare else "none spared",
+            f"{self.regain_db:g} dB more" if self.regain_db else "",
+        )
+        return ", ".join(filter(None, words))
+
+    @property
+    def family(self) -> Choice:
+        """What its program is made like: files of one family differ by target, kind and layers given back."""
+        return replace(self, target="", precision="int8" if self.is_static else "float32", regain_db=0.0)
+
+    def passes(self, cpu: str, kinds: Collection[str]) -> tuple[PassEntry, ...]:
+        """Return the passes behind those that fuse that make these kinds of its family."""
+        entries = presets.chosen((self.cut, "PruneChannels", {"ratio": self.cut, "of": "macs"}))
+        if self.is_static:
+            entries += presets.quantizing(self.effort, cpu)
+            if not self.spare:
+                entries[-1]["options"] = {**entries[-1]["options"], "spare": 0.0}
+            mixed = [word for kind in kinds if (word := kind.partition("-")[2]) in _CASTS and kind != word]
+            entries += presets.chosen(*((True, _CASTS[word], {"mixed": True}) for word in mixed))
+        else:
+            names = [name for kind in kinds if (name := _CASTS.get(kind) or _OTHERS.get(kind))]
+            entries += presets.chosen(*((True, name, {}) for name in names))
+        return tuple(PassEntry(**entry) for entry in entries)
+
+
+def every_target() -> list[str]:
+    """Return the targets whose files run here and are for deploying.
+
+    Raises:
+        TargetUnavailable: There is none.
+    """
+    found = [
+        name for name, target in targets().items() if target.alone and name != "eager" and target.available().run
+    ]  # the eager file is what all others are measured against
+    if not found:
+        raise TargetUnavailable("No runtime is installed here.", hint="pip install onnxruntime openvino")
+    return found
+
+
+def kinds_of(names: Sequence[str]) -> list[str]:
+    """Return the precisions that some of the targets write, the most promising first."""
+    written = {kind for name in names for kind in find_target(name).support.precisions}
+    return [kind for kind in _KINDS if kind in written]
+
+
+def first_choices(names: Sequence[str]) -> Iterator[Choice]:
+    """Yield each kind of file once for every target that writes it: what single commands make.
+
+    A float file is first: within seconds there is something that answers rightly.
+    """
+    first = Choice(names[0], "float32")
+    yield first
+    for kind in kinds_of(names):
+        found = (Choice(name, kind) for name in names if kind in find_target(name).support.precisions)
+        yield from (choice for choice in found if choice != first)
+
+
+class Sampler:
+    """Proposes what to try behind the first choices: Optuna's multi-objective tree of Parzen estimators.
+
+    It is told of every file that could be judged by three numbers, all to be small: time, error and bytes; and of those
+    that miss what was asked by how far they are from allowed.
+
+    Args:
+        names: Of the targets.
+        cuts: Shares of the work that may be cut.
+
+    Source: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; Y. Ozaki et al.,
+    "Multiobjective tree-structured Parzen estimator", JAIR 2022.
+    """
+
+    def __init__(self, names: Sequence[str], cuts: Sequence[float]) -> None:
+        optuna = _import_optuna()
+        files = [f"{choice.target} {choice.precision}" for choice in first_choices(names)]
+        values: dict[str, Sequence[Any]] = {
+            "file": files,
+            "effort": ("default", "best"),
+            "spare": (True, False),
+            "regain_db": REGAINS,
+            "cut": cuts,
+        }
+        self._room = {
+            name: optuna.distributions.CategoricalDistribution(list(entries)) for name, entries in values.items()
+        }
+        self._random = np.random.default_rng(0)
+        sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
+        self._study = optuna.create_study(directions=["minimize"] * 3, sampler=sampler)
+
+    def learn(self, trial: Trial) -> None:
+        """Take in what became of a trial; one without a file teaches nothing."""
+        if (found := trial.figures) is None:
+            return
+        optuna, choice = _import_optuna(), trial.choice
+        params = {
+            "file": f"{choice.target} {choice.precision}",
+            "effort": choice.effort,
+            "spare": choice.spare,
+            "regain_db": choice.regain_db,
+            "cut": choice.cut,
+        }
+        if any(value not in self._room[name].choices for name, value in params.items()):
+            return  # of an earlier search, which had other targets
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions=self._room,
+                values=[found.took, -found.sqnr_db, float(found.size_bytes)],
+                system_attrs={"constraints": [1.0 if trial.misses else -1.0]},
+            )
+        )
+
+    def propose(self, known: Collection[Choice]) -> Iterator[Choice]:
+        """Yield choices that are not known by then, until there are no more."""
+        optuna = _import_optuna()
+        while left := [choice for choice in self._every() if choice not in known]:
+            for _ in range(_MOST_ASKED):
+                asked = self._study.ask(self._room)
+                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # what comes of it, ``learn`` is told
+                if (drawn := _choice(asked.params)) in left:
+                    yield drawn
+                    break
+            else:
+                yield left[self._random.integers(len(left))]
+
+    def _every(self) -> Iterator[Choice]:
+        """Yield every choice once."""
+        names = tuple(self._room)
+        drawn = (
+            dict(zip(names, values, strict=True)) for values in product(*(self._room[name].choices for name in names))
+        )
+        return iter(dict.fromkeys(map(_choice, drawn)))
+
+
+def _choice(drawn: Mapping[str, Any]) -> Choice:
+    """Return what was drawn, without what means nothing to it."""
+    target, _, precision = drawn["file"].partition(" ")
+    found = Choice(target, precision, **{name: value for name, value in drawn.items() if name != "file"})
+    return found if found.is_static else Choice(target, precision, cut=found.cut)
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise TargetUnavailable("The search for files needs Optuna.", hint="pip install 'optuna>=5.0'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

@@ -1,0 +1,341 @@
+"""The search itself: one whole file after another, each judged and timed beside the eager program.
+
+Whenever it is ended, ``--out`` holds the best files that it had found by then, and the same command goes on from there:
+each trial ends with a commit of the whole result, the journal included.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+from optimize import replay
+from optimize.auto.choices import CUTS, Choice, Sampler, first_choices
+from optimize.auto.trials import Journal, Trial, front, outcomes
+from optimize.auto.workshop import Workshop
+from optimize.errors import OptimizeError, Refused
+from optimize.files import write_text
+from optimize.job import Job
+from optimize.measure.environment import current
+from optimize.measure.fleet import Fleet
+from optimize.measure.latency import Timing, measure
+from optimize.passes.base import Stage
+from optimize.progress import Progress, silent
+from optimize.quantization.batches import FlatBatches
+from optimize.quantization.cache import fingerprint
+from optimize.registry import find_pass, find_target
+from optimize.report import FILES, JOURNAL, POINTS, RECIPE
+from optimize.report.artifacts import cost_s
+from optimize.report.assemble import assemble, rows_of
+from optimize.report.files import save
+from optimize.report.model import Report, Row, SearchRecord, TrialFigures
+from optimize.report.run import tell_run
+from optimize.search import one_sample
+from optimize.targets.base import Artifact, file_digest
+from optimize.transaction import check, staging
+from optimize.workflow import measure_files, open_all, write_baseline
+
+#: What a search writes, by names and patterns of names: what is not on the front any more goes.
+WRITTEN = (*FILES, RECIPE, JOURNAL, *POINTS)
+#: Seconds in which one file is timed beside the eager program.
+_BUDGET_S = 6.0
+#: Seconds that the front takes to be loaded and timed side by side at the end: of all, and of each file.
+_LAST_S, _LAST_EACH_S = 12.0, 6.0
+#: Seconds that a trial takes of which nothing is known yet.
+_USUAL_S = 10.0
+
+
+class TimeIsUp(BaseException):
+    """The time of a search is over: whatever is going on is left."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched for.
+
+    Attributes:
+        budget_s: Seconds that the search may take, those of an earlier one that it goes on from included.
+        latency: How long a run may take: seconds, or a share of what the eager program takes, and whether it is one;
+            None asks nothing.
+        size_bytes: How large a file may be; None asks nothing.
+    """
+
+    budget_s: float
+    latency: tuple[float, bool] | None = None
+    size_bytes: float | None = None
+
+    def is_met(self, row: Row) -> bool:
+        """Say whether a file is as fast and as small as asked."""
+        if self.size_bytes is not None and (row.size_bytes or math.inf) > self.size_bytes:
+            return False
+        number, is_share = self.latency or (math.inf, False)
+        took = 1 / row.speedup.ratio if is_share and row.speedup is not None else cost_s(row.latency)
+        return took <= number
+
+    def best(self, trials: Sequence[Trial]) -> Trial | None:
+        """Return the best of trials with figures: the fastest; where time or size are asked, the most accurate."""
+        known = ((trial, trial.figures) for trial in trials if trial.row is not None and self.is_met(trial.row))
+        found = [(trial, figures) for trial, figures in known if figures is not None]
+        if self.latency is None and self.size_bytes is None:
+            return min(found, key=lambda pair: pair[1].took, default=(None, None))[0]
+        return max(found, key=lambda pair: pair[1].sqnr_db, default=(None, None))[0]
+
+
+@dataclass
+class Clock:
+    """Tells a listener how far the search is, and ends whatever goes on when its time is over.
+
+    Attributes:
+        until_s: When, on the monotonic clock.
+        listener: Told what goes on.
+    """
+
+    until_s: float
+    listener: Progress
+
+    def __call__(self, phase: str, share: float) -> None:
+        """Pass on what is told.
+
+        Raises:
+            TimeIsUp: It is.
+        """
+        if time.monotonic() > self.until_s:
+            raise TimeIsUp
+        self.listener(phase, share)
+
+
+def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Report:
+    """Search for the files that nothing beats in time, error and bytes; ``job.out`` holds them after each trial.
+
+    Args:
+        job: The model, the data, what is asked of the answers, the passes that fuse, and all targets that may be used.
+        goal: How long it may take, and what is best.
+        progress: Told what is going on.
+
+    Returns:
+        The report: a row a file of the front, the fastest first.
+
+    Raises:
+        OptimizeError: The model or the data cannot be opened, or no file could be made.
+    """
+    check(job.out, WRITTEN)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        return _Searching(job, goal, Path(folder), progress or silent).run()
+
+
+class _Searching:
+    """One call of a search."""
+
+    def __init__(self, job: Job, goal: Goal, folder: Path, listener: Progress) -> None:
+        self.started_s = time.monotonic()
+        self.job, self.goal, self.folder, self.listener = job, goal, folder, listener
+        self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1])
+        everything = (*job.recipe.passes, *Choice("", "int8").passes(job.recipe.cpu, ()))
+        asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
+        self.opened, self.machine = open_all(asked, listener), current()
+        data = self.opened.calibration or self.opened.datasets.evaluation
+        assert data is not None
+        self.program = self.opened.model.program
+        of = {
+            "program": fingerprint(self.program, FlatBatches(self.program, data)),
+            "recipe": job.recipe.model_dump(mode="json"),
+            "machine": self.machine.machine,
+            "versions": self.machine.versions,
+        }
+        self.journal = Journal(of)
+        self.files = self._go_on()
+        self.before_s = self.journal.spent_s
+        self.clock = Clock(math.inf, listener)
+        self.baseline = write_baseline(self.program, folder)
+        self.workshop = Workshop(job, self.opened, folder, self.baseline, self.clock)
+
+    def run(self) -> Report:
+        ended = "the time was up"
+        plain, *_ = self.workshop.family(Choice("", "float32"))
+        exact = (step for step in plain.steps if find_pass(step.pass_name).stage < Stage.PRECISION)
+        self.told = [replace(plain, steps=(*self.opened.entrance, *exact))]
+        with suppress(TimeIsUp):
+            for choice in self._choices():
+                self.clock.until_s = self._until_s()
+                if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
+                    break
+                self._try(choice)
+                if found := front(self.journal.trials):
+                    self._publish(self._report(found, "it goes on"))
+            else:
+                ended = "nothing was left to try"
+        return self._finish(ended)
+
+    def _go_on(self) -> dict[int, Artifact]:
+        """Read the journal of an earlier search, and take over the files that its front still has."""
+        self.journal.read(self.job.out / JOURNAL)
+        files = {}
+        for trial in front(self.journal.trials):
+            assert trial.row is not None and trial.row.path is not None
+            target, name = find_target(trial.row.target), Path(trial.row.path).name
+            try:
+                _copy(target.files(self.job.out / name), self.folder)
+                artifact = target.open(self.folder / name, trust=True)
+            except (OSError, OptimizeError):
+                artifact = None
+            if artifact is not None and file_digest(*target.files(artifact.path)) == trial.row.sha256:
+                files[trial.number] = artifact
+            else:
+                self.journal.trials.remove(trial)  # somebody changed it: it is made again
+        return files
+
+    def _choices(self) -> Iterator[Choice]:
+        """Yield what to try: what single commands make, then what the sampler proposes."""
+        known = {trial.choice for trial in self.journal.trials}
+        for trial in self.journal.trials:
+            self.sampler.learn(trial)
+        for choice in chain(first_choices(self.job.recipe.targets), self.sampler.propose(known)):
+            if choice not in known:
+                known.add(choice)
+                if not self._is_hopeless(choice):
+                    yield choice
+
+    def _is_hopeless(self, choice: Choice) -> bool:
+        """Say whether a file that was found is no worse than what this one can be at best."""
+        less = replace(choice, regain_db=0.0)
+        based = next((trial for trial in self.journal.trials if trial.choice == less), None)
+        if not choice.regain_db or based is None or (figures := based.figures) is None:
+            return bool(choice.regain_db and based is not None)
+        best = replace(figures, sqnr_db=figures.sqnr_db + choice.regain_db)
+        found = (trial.figures for trial in front(self.journal.trials))
+        return any(one is not None and one.is_no_worse(best) for one in found)
+
+    def _try(self, choice: Choice) -> None:
+        """Make a file, judge it and time it; what became of it goes into the journal."""
+        began_s, number = time.monotonic(), max((trial.number for trial in self.journal.trials), default=0) + 1
+        trial = Trial(number=number, choice=choice, at_s=0.0, took_s=0.0)
+        try:
+            trial = self._tried(trial)
+        except OptimizeError as error:
+            trial = trial.model_copy(update={"why": str(error)})
+        took_s = time.monotonic() - began_s
+        trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
+        self.journal.trials.append(trial)
+        self.sampler.learn(trial)
+
+    def _tried(self, trial: Trial) -> Trial:
+        choice, target = trial.choice, find_target(trial.choice.target)
+        path = self.folder / f"{trial.files}.{choice.precision}{target.suffix}"
+        job, export, recipe = self.workshop.make(choice, path)
+        program, datasets = self.program, self.opened.datasets
+        timings, qualities = measure_files(job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S)
+        version = self.machine.versions.get("optimize", "")
+        said = replay.about(recipe, self.opened.model, datasets, version, qualities[1])
+        export = replay.labelled(export, said)
+        eager, row = rows_of(job, self.baseline, [export], timings, qualities)
+        if choice.is_static and len(self.told) == 1:
+            self.told += [self.workshop.variant(choice)]
+        self.files[trial.number] = export.made
+        text = replay.written(job, recipe, f"{trial.files}.yaml")
+        return trial.model_copy(
+            update={"row": row.model_copy(update={"how": choice.how}), "eager": eager, "recipe": text}
+        )
+
+    def _finish(self, ended: str) -> Report:
+        """Time the files of the front side by side, and report."""
+        found, threads = front(self.journal.trials), self.job.recipe.threads
+        if not found:
+            whys = dict.fromkeys(trial.why for trial in self.journal.trials if trial.why)
+            why = "; ".join(whys) or ended
+            raise Refused(f"No file could be made and judged: {why}.", hint="Give it more time: --budget 20min.")
+        with Fleet([self.baseline, *(self.files[trial.number] for trial in found)], threads=threads) as fleet:
+            result = measure(fleet, one_sample(self.program), progress=self.listener)
+        eager, *others = result.timings
+        rows = (_timed(trial.row, timing) for trial, timing in zip(found, others, strict=True))
+        again = [trial.model_copy(update={"row": row}) for trial, row in zip(found, rows, strict=True)]
+        report = self._report(front(again) or found, ended, _timed(found[0].eager, eager), result.warnings)
+        self._publish(report)
+        return report
+
+    def _report(
+        self, found: Sequence[Trial], ended: str, eager: Row | None = None, doubts: Sequence[str] = ()
+    ) -> Report:
+        """Return the report of a front, the fastest first."""
+        best = (self.goal.best(found) or found[0]).row
+        eager = eager or next(trial.eager for trial in reversed(self.journal.trials) if trial.eager is not None)
+        assert best is not None
+        rows = (eager, *(trial.row for trial in found if trial.row is not None))
+        model, datasets = self.opened.model, self.opened.datasets
+        report = assemble(self.job, model, self.told, rows, (), self.job.recipe, self.machine, datasets, doubts)
+        record = SearchRecord(
+            budget_s=self.goal.budget_s,
+            spent_s=self._spent_s(),
+            ended=ended,
+            best=best.name,
+            met=self.goal.is_met(best),
+            trials=tuple(self._figures()),
+        )
+        return report.model_copy(update={"search": record, "recipe": None})  # each row has one of its own
+
+    def _figures(self) -> Iterator[TrialFigures]:
+        told = outcomes(self.journal.trials)
+        for trial in self.journal.trials:
+            figures, choice = trial.figures, trial.choice
+            yield TrialFigures(
+                number=trial.number,
+                name=" ".join(filter(None, (choice.target, choice.precision, choice.how))),
+                at_s=trial.at_s,
+                took_s=trial.took_s,
+                ratio=None if figures is None else 1 / figures.took,
+                sqnr_db=None if figures is None else figures.sqnr_db,
+                size_bytes=None if figures is None else figures.size_bytes,
+                outcome=told[trial.number],
+            )
+
+    def _publish(self, report: Report) -> None:
+        """Let ``--out`` hold the front as it is now: files, recipes, journal and report, all in one moment."""
+        found = front(self.journal.trials)
+        with staging(self.job.out, WRITTEN) as folder:
+            for trial in found:
+                artifact = self.files[trial.number]
+                _copy(find_target(artifact.target).files(artifact.path), folder)
+                write_text(folder / f"{trial.files}.yaml", trial.recipe)
+            write_text(folder / RECIPE, (self.goal.best(found) or found[0]).recipe)
+            write_text(folder / JOURNAL, self.journal.text)
+            for name in FILES:
+                save(folder / name, tell_run(report), report)
+
+    def _spent_s(self) -> float:
+        return self.before_s + time.monotonic() - self.started_s
+
+    def _until_s(self) -> float:
+        """Return when the next trial must be done, on the monotonic clock: the front is timed side by side then."""
+        last_s = _LAST_S + _LAST_EACH_S * (len(front(self.journal.trials)) + 1)
+        return self.started_s + self.goal.budget_s - self.before_s - last_s
+
+    def _guess_s(self, choice: Choice) -> float:
+        """Return about how long a trial takes, by those of its family."""
+        alike = [trial.took_s for trial in self.journal.trials if trial.choice.family == choice.family]
+        return median(alike) if alike else _USUAL_S
+
+
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    """Copy what files hold; permissions are not a confined process's to give."""
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def _timed(row: Row | None, timing: Timing) -> Row | None:
+    """Return a row with the times of a later measurement, where it could be timed then."""
+    if row is None or timing.latency is None:
+        return row
+    return row.model_copy(
+        update={
+            "latency": timing.latency,
+            "speedup": timing.speedup,
+            "peak_memory_bytes": timing.peak_memory_bytes,
+        }
+    )

@@ -1,0 +1,153 @@
+"""What was tried: the record of each trial, the journal that a later search goes on from, and the front of all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from optimize.auto.choices import Choice
+from optimize.regular import find, read_bytes
+from optimize.report.model import Row, StrictRecord
+from optimize.texts import MOST_JSON_BYTES
+
+#: Files that differ by less are equal: in time by two hundredths, in error by tenths of decibels, in bytes by a tenth.
+_TIME, _DECIBELS, _BYTES = 1.02, 0.2, 1.1
+#: Better answers are equal: float32 in another order stands above.
+_CEILING_DB = 80.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a file comes to.
+
+    Attributes:
+        took: Its time as a share of the eager program's.
+        sqnr_db: Of its answers.
+        size_bytes: Of all its files.
+    """
+
+    took: float
+    sqnr_db: float
+    size_bytes: int
+
+    def is_no_worse(self, other: Figures) -> bool:
+        """Say whether it is nowhere notably worse than another."""
+        return (
+            self.took <= other.took * _TIME
+            and self.sqnr_db >= other.sqnr_db - _DECIBELS
+            and self.size_bytes <= other.size_bytes * _BYTES
+        )
+
+
+class Trial(StrictRecord):
+    """One file that was tried.
+
+    Attributes:
+        number: Its place among all, from 1.
+        choice: What was to be made.
+        at_s: Seconds of the search when it was done.
+        took_s: Seconds that it took.
+        row: The file with its figures; None where there is none.
+        eager: The eager program, measured beside it.
+        recipe: What makes the same file again, as text.
+        why: Why there is no file.
+    """
+
+    number: int
+    choice: Choice
+    at_s: float
+    took_s: float
+    row: Row | None = None
+    eager: Row | None = None
+    recipe: str = ""
+    why: str = ""
+
+    @property
+    def figures(self) -> Figures | None:
+        """What the file comes to; None where there is none, or it could not be timed or judged."""
+        row = self.row
+        if row is None or row.status != "measured" or row.speedup is None or row.agreement is None:
+            return None
+        if not row.agreement.judged or row.size_bytes is None:
+            return None
+        return Figures(1 / row.speedup.ratio, min(row.agreement.sqnr_db, _CEILING_DB), row.size_bytes)
+
+    @property
+    def misses(self) -> bool:
+        """Whether it misses what was asked of its answers."""
+        return self.row is not None and self.row.bound is not None and self.row.bound.met is False
+
+    @property
+    def files(self) -> str:
+        """What the names of its files begin with."""
+        return f"point-{self.number:02d}"
+
+
+def front(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials that none beats in time, error and bytes, the fastest first; of equals the first."""
+    kept: list[tuple[Figures, Trial]] = []
+    for trial in trials:
+        found = trial.figures
+        if found is None or trial.misses or any(other.is_no_worse(found) for other, _ in kept):
+            continue
+        kept = [(other, one) for other, one in kept if not found.is_no_worse(other)]
+        kept.append((found, trial))
+    return [trial for _, trial in sorted(kept, key=lambda pair: pair[0].took)]
+
+
+class Journal:
+    """The trials of a search, a line each behind a line that says of what.
+
+    Args:
+        asked: What the search is of: with anything else, nothing of a journal is gone on from.
+    """
+
+    def __init__(self, asked: object) -> None:
+        text = json.dumps(asked, sort_keys=True, default=str)
+        self._head = json.dumps({"journal": 1, "of": hashlib.sha256(text.encode()).hexdigest()})
+        self.trials: list[Trial] = []
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the search has taken so far."""
+        return max((trial.at_s for trial in self.trials), default=0.0)
+
+    @property
+    def text(self) -> str:
+        """The journal as its file holds it."""
+        return "\n".join([self._head, *(trial.model_dump_json() for trial in self.trials), ""])
+
+    def read(self, path: Path) -> bool:
+        """Go on from a journal; say whether there is one of the same search."""
+        if find(path) is None:
+            return False
+        lines = read_bytes(path, most_bytes=MOST_JSON_BYTES).decode(errors="replace").splitlines()
+        if not lines or lines[0] != self._head:
+            return False
+        for line in lines[1:]:
+            try:
+                self.trials.append(Trial.model_validate_json(line))
+            except ValidationError:  # of a line that was cut off, nothing is left
+                break
+        return bool(self.trials)
+
+
+def outcomes(trials: Sequence[Trial]) -> dict[int, str]:
+    """Return what became of each trial, by its number, in a few words."""
+    kept = {trial.number for trial in front(trials)}
+    return {trial.number: _outcome(trial, kept) for trial in trials}
+
+
+def _outcome(trial: Trial, kept: set[int]) -> str:
+    if trial.number in kept:
+        return "on the front"
+    if trial.misses and trial.row is not None and trial.row.bound is not None:
+        return f"misses {trial.row.bound.wanted}"
+    if trial.figures is not None:
+        return "another is no worse"
+    return trial.why or (trial.row.reason if trial.row is not None else "") or "not judged"

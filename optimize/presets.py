@@ -1,0 +1,43 @@
+"""Passes by what a user asks for in a word: what ``--fuse`` and ``--int8`` stand for, as a recipe writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimize.processor import adds_pairs, named
+
+#: What INT8 may cost to make, from seconds to minutes.
+EFFORTS = ("quick", "default", "best")
+
+
+def fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
+    """Return the exact passes in order.
+
+    A BatchNorm in front of a sign becomes thresholds before another pass can fold it; one inside a branch is merged
+    with its branch; what is left goes into the layer beside it.
+    """
+    return chosen((fuse, "FuseBNSign", {}), (reparameterize, "Reparameterize", {}), (fuse, "FuseConvBN", {}))
+
+
+def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]]:
+    """Return the passes of static INT8 in order; ``benchmarks/results/making.md`` has what each effort takes and gives.
+
+    ``quick`` weighs ranges by the error of their own values, in place of what it does further on, and leaves channels
+    and every layer as they are; ``best`` shifts and scales channels in every way that held-out samples gain by.
+
+    >>> [entry["name"] for entry in quantizing("quick", cpu="vnni")]
+    ['QuantizeStatic']
+    """
+    quick, best = effort == "quick", effort == "best"
+    return chosen(
+        (best, "AbsorbBias", {}),
+        (not quick, "EqualizeChannels", {} if best else {"unless_near": True}),
+        (not quick, "SmoothActivations", {} if best else {"unless_near": True}),
+        (adds_pairs(named(cpu)), "PairChannels", {}),
+        (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
+    )
+
+
+def chosen(*asked: tuple[Any, str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those passes that are wanted, as a recipe writes them."""
+    return [{"name": name, "options": values} for wanted, name, values in asked if wanted]

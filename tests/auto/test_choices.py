@@ -1,0 +1,98 @@
+"""What a search may try: every choice once, in an order that finds something early, each as passes that exist."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from optimize.auto import choices
+from optimize.auto.choices import CUTS, Choice, Sampler, every_target, first_choices, kinds_of
+from optimize.auto.trials import Trial
+from optimize.measure.agreement import Agreement
+from optimize.measure.runs import Speedup
+from optimize.recipe import check_options
+from optimize.registry import find_target
+from optimize.report.model import Row
+
+NAMES = ["onnx", "openvino"]
+
+
+def judged(choice: Choice, number: int, ratio: float, sqnr_db: float, size_bytes: int = 1000) -> Trial:
+    row = Row(
+        target=choice.target,
+        precision=choice.precision,
+        size_bytes=size_bytes,
+        speedup=Speedup(ratio, ratio, ratio),
+        agreement=Agreement(sqnr_db, 0.0, None),
+    )
+    return Trial(number=number, choice=choice, at_s=float(number), took_s=1.0, row=row)
+
+
+def test_a_float_file_is_first_and_every_kind_is_tried_once_for_each_target_that_writes_it() -> None:
+    found = list(first_choices(NAMES))
+    assert found[:3] == [Choice("onnx", "float32"), Choice("onnx", "int8"), Choice("openvino", "int8")]
+    written = [
+        (name, kind) for name in NAMES for kind in find_target(name).support.precisions if kind in kinds_of(NAMES)
+    ]
+    assert sorted((choice.target, choice.precision) for choice in found) == sorted(written)
+
+
+def test_any_target_is_one_that_runs_here_and_is_for_deploying() -> None:
+    found = every_target()
+    assert {"onnx", "openvino"} <= set(found) and not {"eager", "compile", "channels-last"} & set(found)
+    assert all(find_target(name).available().run for name in found)
+
+
+@pytest.mark.parametrize("cut", CUTS[:2])
+def test_the_passes_of_every_choice_are_there_and_take_its_options(cut: float) -> None:
+    for choice in first_choices(NAMES):
+        for entry in replace(choice, cut=cut, spare=False, effort="best").passes("any", [choice.precision]):
+            check_options(entry, source="test")
+
+
+def test_the_precision_of_a_choice_is_what_its_passes_are_called_by() -> None:
+    made = Choice("openvino", "int8-bfloat16", spare=False).passes("any", ["int8-bfloat16"])
+    assert [entry.name for entry in made][-2:] == ["QuantizeStatic", "CastBF16"]
+    assert made[-2].options == {"spare": 0.0} and made[-1].options == {"mixed": True}
+    half = Choice("onnx", "float16", cut=0.3).passes("any", ["float16"])
+    assert [(entry.name, entry.options) for entry in half] == [
+        ("PruneChannels", {"ratio": 0.3, "of": "macs"}),
+        ("CastFP16", {}),
+    ]
+
+
+def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
+    sampler, known = Sampler(["onnx"], CUTS[:1]), set[Choice]()
+    for number, choice in enumerate(sampler.propose(known), 1):
+        assert choice not in known
+        known.add(choice)
+        sampler.learn(judged(choice, number, 1.0 + choice.spare, 30.0 + choice.regain_db))
+    static = [choice for choice in known if choice.is_static]
+    kinds = find_target("onnx").support.precisions
+    assert {choice.precision for choice in known} == set(kinds) & set(kinds_of(["onnx"]))
+    assert len(static) == len({choice.precision for choice in static}) * 2 * 2 * len(choices.REGAINS)
+    assert len(known) == len(static) + len({choice.precision for choice in known if not choice.is_static})
+
+
+def test_the_sampler_follows_what_it_was_told() -> None:
+    """INT8 of one target is told to be best in everything: a sixth of what is left, and most of what is proposed."""
+    sampler = Sampler(NAMES, CUTS[:1])
+    more = [Choice(name, "int8", regain_db=regain) for name in NAMES for regain in choices.REGAINS[1:]]
+    known = dict.fromkeys([*first_choices(NAMES), *more])
+    for number, choice in enumerate(known, 1):
+        is_best = (choice.target, choice.precision) == ("openvino", "int8")
+        figures = (10.0 + choice.regain_db, 40.0 + choice.regain_db, 100) if is_best else (2.0, 20.0, 1000)
+        sampler.learn(judged(choice, number, *figures))
+    proposed = []
+    for choice in itertools.islice(sampler.propose(known.keys()), 10):
+        known[choice] = None
+        proposed.append((choice.target, choice.precision))
+    assert proposed.count(("openvino", "int8")) >= 5
+
+
+def test_what_is_unusual_is_said() -> None:
+    assert Choice("onnx", "int8").how == ""
+    unusual = Choice("onnx", "int8", "best", spare=False, regain_db=1.5, cut=0.15)
+    assert unusual.how == "15 % cut, effort best, none spared, 1.5 dB more"

@@ -1,0 +1,200 @@
+"""The search: whatever ends it, ``--out`` holds whole files of the best so far, and it goes on from there."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from optimize.auto import searching
+from optimize.auto.choices import Choice
+from optimize.auto.searching import Clock, Goal, TimeIsUp
+from optimize.cli import cli
+from optimize.errors import Refused
+from optimize.job import Job
+from optimize.measure import latency
+from optimize.recipe import read
+from optimize.report.files import read as read_report
+from optimize.search import Search
+from optimize.workflow import run_job
+from tests.auto.test_choices import judged
+
+CHOICES = [
+    Choice("onnx", "float32"),
+    Choice("onnx", "int8"),
+    Choice("onnx", "int8", regain_db=3.0),
+    Choice("onnx", "int8-weights"),  # of which there is nothing in this network
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 32, 3), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3)]
+    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 64, 4)).eval()
+    torch.save(net, tmp_path / "net.pt")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((64, 3, 12, 12), np.float32))
+    return tmp_path / "net.pt"
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Choice]:
+    """Let a search try a few choices alone, and return those that it makes."""
+    made: list[Choice] = []
+    make = searching.Workshop.make
+
+    def noted(self: Any, choice: Choice, path: Path) -> Any:
+        made.append(choice)
+        return make(self, choice, path)
+
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES))
+    monkeypatch.setattr(searching.Sampler, "propose", lambda self, known: iter(()))
+    monkeypatch.setattr(searching.Workshop, "make", noted)
+    monkeypatch.setattr(searching, "_BUDGET_S", 0.2)
+    monkeypatch.setattr(latency, "default_budget_s", lambda artifacts: 0.2)
+    monkeypatch.setattr(Search, "give_back_slow", lambda self, export, plain: export)  # which takes its time
+    return made
+
+
+def search(model: Path, *words: str) -> Any:
+    data = str(model.with_name("data.npz"))
+    out = str(model.with_name("out"))
+    given = ["auto", str(model), "--calib", data, "--to", "onnx", "--out", out, "--trust", "--quiet", *words]
+    return CliRunner().invoke(cli, given)
+
+
+def files(model: Path) -> set[str]:
+    return {path.name for path in model.with_name("out").iterdir()}
+
+
+def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Path, tried: list[Choice]) -> None:
+    found = search(model)
+    assert found.exit_code == 0, found.output
+    out = model.with_name("out")
+    report = read_report(out / "report.json")
+    assert report.search is not None and tried == CHOICES
+    assert [trial.number for trial in report.search.trials] == [1, 2, 3, 4]
+    assert "No layer of this model becomes int8-weights." in report.search.trials[3].outcome
+    assert report.search.ended == "nothing was left to try" and report.search.best == report.rows[0].name
+    assert {row.precision for row in report.rows} <= {"float32", "int8"} and len(report.rows) >= 2
+    for row in report.rows:
+        assert row.path is not None and Path(row.path).is_file() and row.speedup is not None
+        recipe = Path(row.path).with_name(Path(row.path).name.split(".")[0] + ".yaml")
+        given = Job(str(model), read(recipe, trust=True), out=model.with_name("again"), trust=True)
+        made = {one.precision: one for one in run_job(given).rows}
+        assert made[row.precision].sha256 == row.sha256
+    best = next(row for row in report.rows if row.name == report.search.best)
+    assert read(out / "recipe.yaml", trust=True).targets == (best.target,)
+    assert "Everything that was tried" in (out / "report.md").read_text()
+    assert "The fastest file found so far" in (out / "report.html").read_text()
+
+    before = {name: (out / name).read_bytes() for name in files(model) if name.startswith("point-")}
+    tried.clear()
+    assert search(model).exit_code == 0 and not tried  # what is known is not made again
+    assert {name: (out / name).read_bytes() for name in before} == before
+
+
+def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
+    model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = searching.measure_files
+    calls = iter([False, True])
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls, False):
+            raise KeyboardInterrupt
+        return measured(*given)
+
+    monkeypatch.setattr(searching, "measure_files", interrupted)
+    (model.with_name("out")).mkdir()
+    (model.with_name("out") / "point-of-view.txt").write_text("the user's")
+    assert search(model).exit_code != 0
+    assert {"point-01.float32.onnx", "point-01.yaml", "journal.jsonl", "report.html", "recipe.yaml"} <= files(model)
+    assert read_report(model.with_name("out") / "report.json").rows[0].precision == "float32"
+    tried.clear()
+    assert search(model).exit_code == 0 and tried == CHOICES[1:]
+    assert (model.with_name("out") / "point-of-view.txt").read_text() == "the user's"
+
+
+def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[Choice]) -> None:
+    assert search(model).exit_code == 0
+    changed = next(name for name in files(model) if name.endswith("int8.onnx"))
+    (model.with_name("out") / changed).write_bytes(b"another")
+    tried.clear()
+    assert search(model).exit_code == 0
+    assert tried and all(choice.precision == "int8" for choice in tried)
+    assert changed not in files(model) or (model.with_name("out") / changed).stat().st_size > 100
+
+
+def test_the_time_ends_whatever_goes_on(model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Any) -> float:
+        return math.inf if len(self.journal.trials) < 1 else time.monotonic() + 0.01
+
+    monkeypatch.setattr(searching._Searching, "_until_s", late)
+    monkeypatch.setattr(searching._Searching, "_guess_s", lambda self, choice: 0.0)
+    found = search(model)
+    assert found.exit_code == 0 and "The time was up." in found.output
+    report = read_report(model.with_name("out") / "report.json")
+    assert report.search is not None and [trial.number for trial in report.search.trials] == [1]
+
+
+def test_a_clock_passes_on_what_is_told_until_it_is_late() -> None:
+    told: list[tuple[str, float]] = []
+    Clock(math.inf, lambda *entry: told.append(entry))("judge", 0.5)
+    assert told == [("judge", 0.5)]
+    with pytest.raises(TimeIsUp):
+        Clock(0.0, lambda *entry: told.append(entry))("judge", 0.6)
+
+
+def test_a_search_that_finds_nothing_says_why(
+    model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[3:]))
+    found = search(model)
+    assert isinstance(found.exception, Refused) and "No layer of this model becomes int8-weights." in str(
+        found.exception
+    )
+    assert not model.with_name("out").exists()
+
+
+def test_the_best_is_what_is_asked_for() -> None:
+    trials = [
+        judged(Choice("onnx", "int8"), 1, 10.0, 30.0, 500),
+        judged(Choice("onnx", "int8", regain_db=3.0), 2, 8.0, 33.0, 600),
+        judged(Choice("onnx", "float32"), 3, 3.0, 80.0, 2000),
+    ]
+
+    def best(**goal: Any) -> int | None:
+        found = Goal(60.0, **goal).best(trials)
+        return found and found.number
+
+    assert best() == 1
+    assert best(latency=(0.15, True)) == 2  # the most accurate of those that are fast enough
+    assert best(latency=(0.5, True)) == 3
+    assert best(size_bytes=550) == 1
+    assert best(latency=(0.05, True)) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "judges files on data, and there is none"),
+        (["--calib", "data.npz", "--budget", "soon"], "needs a unit: s, min, h"),
+        (["--calib", "data.npz", "--budget", "0min"], "is nothing; write 20min"),
+        (["--calib", "data.npz", "--size", "2"], "needs a unit"),
+        (["--calib", "data.npz", "--latency", "1.5x"], "nor a share of the time below one"),
+        (["--calib", "data.npz", "--to", "onyx"], "onyx"),
+    ],
+)
+def test_what_cannot_be_searched_for_is_a_sentence(
+    words: list[str], told: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    found = CliRunner().invoke(cli, ["auto", "net.pt", *words])
+    assert found.exit_code != 0 and told in f"{found.output}{found.exception}"

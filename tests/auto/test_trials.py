@@ -1,0 +1,88 @@
+"""The front of what was tried, and the journal that a later search goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimize.auto.choices import Choice
+from optimize.auto.trials import Figures, Journal, Trial, front, outcomes
+from optimize.measure.bound import BoundCheck
+from tests.auto.test_choices import judged
+
+CHOICE = Choice("onnx", "int8")
+FIGURES = st.tuples(st.floats(0.5, 20), st.floats(10, 60), st.integers(100, 10_000))
+
+
+def tried(*figures: tuple[float, float, int]) -> list[Trial]:
+    return [judged(CHOICE, number, *entry) for number, entry in enumerate(figures, 1)]
+
+
+def figures_of(trials: list[Trial]) -> list[Figures]:
+    return [found for trial in trials if (found := trial.figures) is not None]
+
+
+@given(st.lists(FIGURES, min_size=1, max_size=12))
+def test_none_of_the_front_is_beaten_and_all_others_are(entries: list[tuple[float, float, int]]) -> None:
+    trials = tried(*entries)
+    kept = front(trials)
+    found = figures_of(kept)
+    assert kept and found == sorted(found, key=lambda one: one.took)
+    assert not any(a.is_no_worse(b) for a in found for b in found if a is not b)
+    strictly = [
+        trial
+        for trial in trials
+        if not any(
+            other.took <= one.took and other.sqnr_db >= one.sqnr_db and other.size_bytes <= one.size_bytes
+            for one in figures_of([trial])
+            for other in figures_of(trials)
+            if other != one
+        )
+    ]
+    for best in figures_of(strictly):  # what nothing beats is on the front, or something equal to it is
+        assert any(one.is_no_worse(best) for one in found)
+
+
+def test_of_equals_the_first_stays() -> None:
+    assert [trial.number for trial in front(tried((10.0, 40.0, 500), (10.05, 40.1, 505)))] == [1]
+    assert [trial.number for trial in front(tried((10.0, 40.0, 500), (10.5, 40.0, 500)))] == [2]
+
+
+def test_answers_beyond_what_float_can_tell_are_equal() -> None:
+    assert [trial.number for trial in front(tried((3.0, 120.0, 500), (2.0, 135.0, 500)))] == [1]
+
+
+def test_what_misses_the_bound_or_was_not_judged_is_not_on_it() -> None:
+    good, missing, unjudged = tried((5.0, 30.0, 500), (10.0, 20.0, 400), (20.0, 50.0, 300))
+    assert missing.row is not None and unjudged.row is not None
+    missed = BoundCheck("at least 25 dB", "20 dB", met=False)
+    missing = missing.model_copy(update={"row": missing.row.model_copy(update={"bound": missed})})
+    unjudged = unjudged.model_copy(update={"row": unjudged.row.model_copy(update={"agreement": None})})
+    nothing = Trial(number=4, choice=CHOICE, at_s=4.0, took_s=0.1, why="no kernel.")
+    trials = [good, missing, unjudged, nothing]
+    assert front(trials) == [good]
+    assert list(outcomes(trials).values()) == ["on the front", "misses at least 25 dB", "not judged", "no kernel."]
+
+
+def test_a_journal_is_gone_on_from(tmp_path: Path) -> None:
+    path, journal = tmp_path / "journal.jsonl", Journal({"model": "a"})
+    journal.trials += tried((5.0, 30.0, 500), (10.0, 20.0, 400))
+    path.write_text(journal.text)
+    again = Journal({"model": "a"})
+    assert again.read(path) and again.trials == journal.trials and again.spent_s == 2.0
+    other = Journal({"model": "b"})
+    assert not other.read(path) and not other.trials
+    assert not Journal({"model": "a"}).read(tmp_path / "none")
+
+
+def test_what_somebody_made_of_a_journal_is_left_from_there_on(tmp_path: Path) -> None:
+    path, journal = tmp_path / "journal.jsonl", Journal("model")
+    journal.trials += tried((5.0, 30.0, 500), (10.0, 20.0, 400), (11.0, 20.0, 400))
+    head, first, second, third, _ = journal.text.split("\n")
+    path.write_text("\n".join([head, first, second[:-20], third]))
+    again = Journal("model")
+    assert again.read(path) and again.trials == journal.trials[:1]
+    path.write_bytes(b"\xff\xfe\0" * 100)
+    assert not Journal("model").read(path)
