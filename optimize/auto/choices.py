@@ -15,7 +15,7 @@ from optimize.recipe import PassEntry
 from optimize.registry import find_target, targets
 
 if TYPE_CHECKING:
-    from optimize.auto.trials import Trial
+    from optimize.auto.trials import FileTrial
 
 #: Decibels that layers in float shall bring, by what their errors say; and shares of the work that may be cut.
 REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
@@ -30,7 +30,7 @@ _OTHERS = {"int8-dynamic": "QuantizeDynamic", "int8-weights": "QuantizeWeights"}
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileChoice:
     """One file that may be made.
 
     Attributes:
@@ -66,7 +66,7 @@ class Choice:
         return ", ".join(filter(None, words))
 
     @property
-    def family(self) -> Choice:
+    def family(self) -> FileChoice:
         """What its program is made like: files of one family differ by target, kind and layers given back."""
         return replace(self, target="", precision="int8" if self.is_static else "float32", regain_db=0.0)
 
@@ -105,15 +105,15 @@ def kinds_of(names: Sequence[str]) -> list[str]:
     return [kind for kind in _KINDS if kind in written]
 
 
-def first_choices(names: Sequence[str]) -> Iterator[Choice]:
+def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
     """Yield each kind of file once for every target that writes it: what single commands make.
 
     A float file is first: within seconds there is something that answers rightly.
     """
-    first = Choice(names[0], "float32")
+    first = FileChoice(names[0], "float32")
     yield first
     for kind in kinds_of(names):
-        found = (Choice(name, kind) for name in names if kind in find_target(name).support.precisions)
+        found = (FileChoice(name, kind) for name in names if kind in find_target(name).support.precisions)
         yield from (choice for choice in found if choice != first)
 
 
@@ -148,9 +148,9 @@ class Sampler:
         sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
         self._study = optuna.create_study(directions=["minimize"] * 3, sampler=sampler)
 
-    def learn(self, trial: Trial) -> None:
+    def learn(self, trial: FileTrial) -> None:
         """Take in what became of a trial; one without a file teaches nothing."""
-        if (found := trial.figures) is None:
+        if (found := trial.standing) is None:
             return
         optuna, choice = _import_optuna(), trial.choice
         params = {
@@ -171,7 +171,7 @@ class Sampler:
             )
         )
 
-    def propose(self, known: Collection[Choice]) -> Iterator[Choice]:
+    def propose(self, known: Collection[FileChoice]) -> Iterator[FileChoice]:
         """Yield choices that are not known by then, until there are no more."""
         optuna = _import_optuna()
         while left := [choice for choice in self._every() if choice not in known]:
@@ -184,7 +184,7 @@ class Sampler:
             else:
                 yield left[self._random.integers(len(left))]
 
-    def _every(self) -> Iterator[Choice]:
+    def _every(self) -> Iterator[FileChoice]:
         """Yield every choice once."""
         names = tuple(self._room)
         drawn = (
@@ -193,11 +193,11 @@ class Sampler:
         return iter(dict.fromkeys(map(_choice, drawn)))
 
 
-def _choice(drawn: Mapping[str, Any]) -> Choice:
+def _choice(drawn: Mapping[str, Any]) -> FileChoice:
     """Return what was drawn, without what means nothing to it."""
     target, _, precision = drawn["file"].partition(" ")
-    found = Choice(target, precision, **{name: value for name, value in drawn.items() if name != "file"})
-    return found if found.is_static else Choice(target, precision, cut=found.cut)
+    found = FileChoice(target, precision, **{name: value for name, value in drawn.items() if name != "file"})
+    return found if found.is_static else FileChoice(target, precision, cut=found.cut)
 
 
 def _import_optuna() -> Any:

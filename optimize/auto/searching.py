@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 from optimize import replay
-from optimize.auto.choices import CUTS, Choice, Sampler, first_choices
-from optimize.auto.trials import Journal, Trial, front, outcomes
+from optimize.auto.choices import CUTS, FileChoice, Sampler, first_choices
+from optimize.auto.trials import FileTrial, Journal, front, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.errors import OptimizeError, Refused
 from optimize.files import write_text
@@ -80,9 +80,9 @@ class Goal:
         took = 1 / row.speedup.ratio if is_share and row.speedup is not None else cost_s(row.latency)
         return took <= number
 
-    def best(self, trials: Sequence[Trial]) -> Trial | None:
+    def best(self, trials: Sequence[FileTrial]) -> FileTrial | None:
         """Return the best of trials with figures: the fastest; where time or size are asked, the most accurate."""
-        known = ((trial, trial.figures) for trial in trials if trial.row is not None and self.is_met(trial.row))
+        known = ((trial, trial.standing) for trial in trials if trial.row is not None and self.is_met(trial.row))
         found = [(trial, figures) for trial, figures in known if figures is not None]
         if self.latency is None and self.size_bytes is None:
             return min(found, key=lambda pair: pair[1].took, default=(None, None))[0]
@@ -90,7 +90,7 @@ class Goal:
 
 
 @dataclass
-class Clock:
+class Deadline:
     """Tells a listener how far the search is, and ends whatever goes on when its time is over.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Searching:
         self.started_s = time.monotonic()
         self.job, self.goal, self.folder, self.listener = job, goal, folder, listener
         self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1])
-        everything = (*job.recipe.passes, *Choice("", "int8").passes(job.recipe.cpu, ()))
+        everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu, ()))
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
         self.opened, self.machine = open_all(asked, listener), current()
         data = self.opened.calibration or self.opened.datasets.evaluation
@@ -153,13 +153,13 @@ class _Searching:
         self.journal = Journal(of)
         self.files = self._go_on()
         self.before_s = self.journal.spent_s
-        self.clock = Clock(math.inf, listener)
+        self.clock = Deadline(math.inf, listener)
         self.baseline = write_baseline(self.program, folder)
         self.workshop = Workshop(job, self.opened, folder, self.baseline, self.clock)
 
     def run(self) -> Report:
         ended = "the time was up"
-        plain, *_ = self.workshop.family(Choice("", "float32"))
+        plain, *_ = self.workshop.family(FileChoice("", "float32"))
         exact = (step for step in plain.steps if find_pass(step.pass_name).stage < Stage.PRECISION)
         self.told = [replace(plain, steps=(*self.opened.entrance, *exact))]
         with suppress(TimeIsUp):
@@ -192,7 +192,7 @@ class _Searching:
                 self.journal.trials.remove(trial)  # somebody changed it: it is made again
         return files
 
-    def _choices(self) -> Iterator[Choice]:
+    def _choices(self) -> Iterator[FileChoice]:
         """Yield what to try: what single commands make, then what the sampler proposes."""
         known = {trial.choice for trial in self.journal.trials}
         for trial in self.journal.trials:
@@ -203,20 +203,20 @@ class _Searching:
                 if not self._is_hopeless(choice):
                     yield choice
 
-    def _is_hopeless(self, choice: Choice) -> bool:
+    def _is_hopeless(self, choice: FileChoice) -> bool:
         """Say whether a file that was found is no worse than what this one can be at best."""
         less = replace(choice, regain_db=0.0)
         based = next((trial for trial in self.journal.trials if trial.choice == less), None)
-        if not choice.regain_db or based is None or (figures := based.figures) is None:
+        if not choice.regain_db or based is None or (figures := based.standing) is None:
             return bool(choice.regain_db and based is not None)
         best = replace(figures, sqnr_db=figures.sqnr_db + choice.regain_db)
-        found = (trial.figures for trial in front(self.journal.trials))
+        found = (trial.standing for trial in front(self.journal.trials))
         return any(one is not None and one.is_no_worse(best) for one in found)
 
-    def _try(self, choice: Choice) -> None:
+    def _try(self, choice: FileChoice) -> None:
         """Make a file, judge it and time it; what became of it goes into the journal."""
         began_s, number = time.monotonic(), max((trial.number for trial in self.journal.trials), default=0) + 1
-        trial = Trial(number=number, choice=choice, at_s=0.0, took_s=0.0)
+        trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
         try:
             trial = self._tried(trial)
         except OptimizeError as error:
@@ -226,7 +226,7 @@ class _Searching:
         self.journal.trials.append(trial)
         self.sampler.learn(trial)
 
-    def _tried(self, trial: Trial) -> Trial:
+    def _tried(self, trial: FileTrial) -> FileTrial:
         choice, target = trial.choice, find_target(trial.choice.target)
         path = self.folder / f"{trial.files}.{choice.precision}{target.suffix}"
         job, export, recipe = self.workshop.make(choice, path)
@@ -261,7 +261,7 @@ class _Searching:
         return report
 
     def _report(
-        self, found: Sequence[Trial], ended: str, eager: Row | None = None, doubts: Sequence[str] = ()
+        self, found: Sequence[FileTrial], ended: str, eager: Row | None = None, doubts: Sequence[str] = ()
     ) -> Report:
         """Return the report of a front, the fastest first."""
         best = (self.goal.best(found) or found[0]).row
@@ -283,7 +283,7 @@ class _Searching:
     def _figures(self) -> Iterator[TrialFigures]:
         told = outcomes(self.journal.trials)
         for trial in self.journal.trials:
-            figures, choice = trial.figures, trial.choice
+            figures, choice = trial.standing, trial.choice
             yield TrialFigures(
                 number=trial.number,
                 name=" ".join(filter(None, (choice.target, choice.precision, choice.how))),
@@ -316,7 +316,7 @@ class _Searching:
         last_s = _LAST_S + _LAST_EACH_S * (len(front(self.journal.trials)) + 1)
         return self.started_s + self.goal.budget_s - self.before_s - last_s
 
-    def _guess_s(self, choice: Choice) -> float:
+    def _guess_s(self, choice: FileChoice) -> float:
         """Return about how long a trial takes, by those of its family."""
         alike = [trial.took_s for trial in self.journal.trials if trial.choice.family == choice.family]
         return median(alike) if alike else _USUAL_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from optimize.auto.choices import Choice
+from optimize.auto.choices import FileChoice
 from optimize.regular import find, read_bytes
 from optimize.report.model import Row, StrictRecord
 from optimize.texts import MOST_JSON_BYTES
@@ -22,7 +22,7 @@ _CEILING_DB = 80.0
 
 
 @dataclass(frozen=True)
-class Figures:
+class Standing:
     """What a file comes to.
 
     Attributes:
@@ -35,7 +35,7 @@ class Figures:
     sqnr_db: float
     size_bytes: int
 
-    def is_no_worse(self, other: Figures) -> bool:
+    def is_no_worse(self, other: Standing) -> bool:
         """Say whether it is nowhere notably worse than another."""
         return (
             self.took <= other.took * _TIME
@@ -44,7 +44,7 @@ class Figures:
         )
 
 
-class Trial(StrictRecord):
+class FileTrial(StrictRecord):
     """One file that was tried.
 
     Attributes:
@@ -59,7 +59,7 @@ class Trial(StrictRecord):
     """
 
     number: int
-    choice: Choice
+    choice: FileChoice
     at_s: float
     took_s: float
     row: Row | None = None
@@ -68,14 +68,14 @@ class Trial(StrictRecord):
     why: str = ""
 
     @property
-    def figures(self) -> Figures | None:
+    def standing(self) -> Standing | None:
         """What the file comes to; None where there is none, or it could not be timed or judged."""
         row = self.row
         if row is None or row.status != "measured" or row.speedup is None or row.agreement is None:
             return None
         if not row.agreement.judged or row.size_bytes is None:
             return None
-        return Figures(1 / row.speedup.ratio, min(row.agreement.sqnr_db, _CEILING_DB), row.size_bytes)
+        return Standing(1 / row.speedup.ratio, min(row.agreement.sqnr_db, _CEILING_DB), row.size_bytes)
 
     @property
     def misses(self) -> bool:
@@ -88,11 +88,11 @@ class Trial(StrictRecord):
         return f"point-{self.number:02d}"
 
 
-def front(trials: Iterable[Trial]) -> list[Trial]:
+def front(trials: Iterable[FileTrial]) -> list[FileTrial]:
     """Return the trials that none beats in time, error and bytes, the fastest first; of equals the first."""
-    kept: list[tuple[Figures, Trial]] = []
+    kept: list[tuple[Standing, FileTrial]] = []
     for trial in trials:
-        found = trial.figures
+        found = trial.standing
         if found is None or trial.misses or any(other.is_no_worse(found) for other, _ in kept):
             continue
         kept = [(other, one) for other, one in kept if not found.is_no_worse(other)]
@@ -110,7 +110,7 @@ class Journal:
     def __init__(self, asked: object) -> None:
         text = json.dumps(asked, sort_keys=True, default=str)
         self._head = json.dumps({"journal": 1, "of": hashlib.sha256(text.encode()).hexdigest()})
-        self.trials: list[Trial] = []
+        self.trials: list[FileTrial] = []
 
     @property
     def spent_s(self) -> float:
@@ -131,23 +131,23 @@ class Journal:
             return False
         for line in lines[1:]:
             try:
-                self.trials.append(Trial.model_validate_json(line))
+                self.trials.append(FileTrial.model_validate_json(line))
             except ValidationError:  # of a line that was cut off, nothing is left
                 break
         return bool(self.trials)
 
 
-def outcomes(trials: Sequence[Trial]) -> dict[int, str]:
+def outcomes(trials: Sequence[FileTrial]) -> dict[int, str]:
     """Return what became of each trial, by its number, in a few words."""
     kept = {trial.number for trial in front(trials)}
     return {trial.number: _outcome(trial, kept) for trial in trials}
 
 
-def _outcome(trial: Trial, kept: set[int]) -> str:
+def _outcome(trial: FileTrial, kept: set[int]) -> str:
     if trial.number in kept:
         return "on the front"
     if trial.misses and trial.row is not None and trial.row.bound is not None:
         return f"misses {trial.row.bound.wanted}"
-    if trial.figures is not None:
+    if trial.standing is not None:
         return "another is no worse"
     return trial.why or (trial.row.reason if trial.row is not None else "") or "not judged"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimize import replay
-from optimize.auto.choices import Choice, kinds_of
+from optimize.auto.choices import FileChoice, kinds_of
 from optimize.costs import program_costs
 from optimize.errors import Refused
 from optimize.job import Export, Job
@@ -42,12 +42,12 @@ class Workshop:
     folder: Path
     baseline: Artifact
     tell: Progress
-    _variants: dict[Choice, list[Variant]] = field(default_factory=dict)
-    _plain: dict[tuple[str, Choice], Export] = field(default_factory=dict)
-    _made: dict[Choice, Export] = field(default_factory=dict)
-    _errors: dict[Choice, tuple[LayerError, ...]] = field(default_factory=dict)
+    _variants: dict[FileChoice, list[Variant]] = field(default_factory=dict)
+    _plain: dict[tuple[str, FileChoice], Export] = field(default_factory=dict)
+    _made: dict[FileChoice, Export] = field(default_factory=dict)
+    _errors: dict[FileChoice, tuple[LayerError, ...]] = field(default_factory=dict)
 
-    def job_of(self, choice: Choice) -> Job:
+    def job_of(self, choice: FileChoice) -> Job:
         """Return the job that makes one choice's file alone."""
         recipe, kinds = self.job.recipe, [choice.precision]
         passes = (*recipe.passes, *choice.passes(recipe.cpu, kinds))
@@ -57,7 +57,7 @@ class Workshop:
             alone["keep"] = ()
         return replace(self.job, recipe=recipe.model_copy(update=alone))
 
-    def make(self, choice: Choice, path: Path) -> tuple[Job, Export, Recipe]:
+    def make(self, choice: FileChoice, path: Path) -> tuple[Job, Export, Recipe]:
         """Write a choice's file; return its job, the file, and the recipe that makes it again.
 
         Raises:
@@ -72,7 +72,7 @@ class Workshop:
             raise made.error
         return job, made, replay.recipe_of(job, [variant], [made])
 
-    def _written(self, choice: Choice, job: Job, path: Path) -> Export:
+    def _written(self, choice: FileChoice, job: Job, path: Path) -> Export:
         """Write a file as a single command does."""
         search = Search(job, self.opened.model.program, self.baseline, self.opened.datasets, self.tell)
         target, plain = job.recipe.target(choice.target), None
@@ -82,7 +82,7 @@ class Workshop:
         self._made[choice] = made
         return made
 
-    def _regained(self, choice: Choice, path: Path) -> Export:
+    def _regained(self, choice: FileChoice, path: Path) -> Export:
         """Write a file with more layers in float: those that cost least time for the decibels that are asked."""
         less = replace(choice, regain_db=0.0)
         if less not in self._made:
@@ -103,9 +103,9 @@ class Workshop:
         made = export_file(program, choice.precision, target, path, self.tell)
         return replace(made, times=base.times, errors=errors)
 
-    def _float_file(self, choice: Choice) -> Export | None:
+    def _float_file(self, choice: FileChoice) -> Export | None:
         """Return the target's float32 file, which layers are timed beside."""
-        family = Choice("", "float32", cut=choice.cut)
+        family = FileChoice("", "float32", cut=choice.cut)
         key = (choice.target, family)
         if key not in self._plain:
             variant = self.variant(replace(family, target=choice.target))
@@ -114,7 +114,7 @@ class Workshop:
             self._plain[key] = export_file(variant.program, "float32", target, path, self.tell)
         return self._plain[key] if self._plain[key].artifact is not None else None
 
-    def variant(self, choice: Choice) -> Variant:
+    def variant(self, choice: FileChoice) -> Variant:
         """Return the program of a choice.
 
         Raises:
@@ -125,7 +125,7 @@ class Workshop:
                 return variant
         raise Refused(f"No layer of this model becomes {choice.precision}.")
 
-    def family(self, family: Choice) -> list[Variant]:
+    def family(self, family: FileChoice) -> list[Variant]:
         """Return the programs of all kinds of a family, which are made at once."""
         recipe, targets = self.job.recipe, self.job.recipe.targets
         if family not in self._variants:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from optimize.auto import choices
-from optimize.auto.choices import CUTS, Choice, Sampler, every_target, first_choices, kinds_of
-from optimize.auto.trials import Trial
+from optimize.auto.choices import CUTS, FileChoice, Sampler, every_target, first_choices, kinds_of
+from optimize.auto.trials import FileTrial
 from optimize.measure.agreement import Agreement
 from optimize.measure.runs import Speedup
 from optimize.recipe import check_options
@@ -19,7 +19,7 @@ from optimize.report.model import Row
 NAMES = ["onnx", "openvino"]
 
 
-def judged(choice: Choice, number: int, ratio: float, sqnr_db: float, size_bytes: int = 1000) -> Trial:
+def judged(choice: FileChoice, number: int, ratio: float, sqnr_db: float, size_bytes: int = 1000) -> FileTrial:
     row = Row(
         target=choice.target,
         precision=choice.precision,
@@ -27,12 +27,12 @@ def judged(choice: Choice, number: int, ratio: float, sqnr_db: float, size_bytes
         speedup=Speedup(ratio, ratio, ratio),
         agreement=Agreement(sqnr_db, 0.0, None),
     )
-    return Trial(number=number, choice=choice, at_s=float(number), took_s=1.0, row=row)
+    return FileTrial(number=number, choice=choice, at_s=float(number), took_s=1.0, row=row)
 
 
 def test_a_float_file_is_first_and_every_kind_is_tried_once_for_each_target_that_writes_it() -> None:
     found = list(first_choices(NAMES))
-    assert found[:3] == [Choice("onnx", "float32"), Choice("onnx", "int8"), Choice("openvino", "int8")]
+    assert found[:3] == [FileChoice("onnx", "float32"), FileChoice("onnx", "int8"), FileChoice("openvino", "int8")]
     written = [
         (name, kind) for name in NAMES for kind in find_target(name).support.precisions if kind in kinds_of(NAMES)
     ]
@@ -53,10 +53,10 @@ def test_the_passes_of_every_choice_are_there_and_take_its_options(cut: float) -
 
 
 def test_the_precision_of_a_choice_is_what_its_passes_are_called_by() -> None:
-    made = Choice("openvino", "int8-bfloat16", spare=False).passes("any", ["int8-bfloat16"])
+    made = FileChoice("openvino", "int8-bfloat16", spare=False).passes("any", ["int8-bfloat16"])
     assert [entry.name for entry in made][-2:] == ["QuantizeStatic", "CastBF16"]
     assert made[-2].options == {"spare": 0.0} and made[-1].options == {"mixed": True}
-    half = Choice("onnx", "float16", cut=0.3).passes("any", ["float16"])
+    half = FileChoice("onnx", "float16", cut=0.3).passes("any", ["float16"])
     assert [(entry.name, entry.options) for entry in half] == [
         ("PruneChannels", {"ratio": 0.3, "of": "macs"}),
         ("CastFP16", {}),
@@ -64,7 +64,7 @@ def test_the_precision_of_a_choice_is_what_its_passes_are_called_by() -> None:
 
 
 def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
-    sampler, known = Sampler(["onnx"], CUTS[:1]), set[Choice]()
+    sampler, known = Sampler(["onnx"], CUTS[:1]), set[FileChoice]()
     for number, choice in enumerate(sampler.propose(known), 1):
         assert choice not in known
         known.add(choice)
@@ -79,7 +79,7 @@ def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
 def test_the_sampler_follows_what_it_was_told() -> None:
     """INT8 of one target is told to be best in everything: a sixth of what is left, and most of what is proposed."""
     sampler = Sampler(NAMES, CUTS[:1])
-    more = [Choice(name, "int8", regain_db=regain) for name in NAMES for regain in choices.REGAINS[1:]]
+    more = [FileChoice(name, "int8", regain_db=regain) for name in NAMES for regain in choices.REGAINS[1:]]
     known = dict.fromkeys([*first_choices(NAMES), *more])
     for number, choice in enumerate(known, 1):
         is_best = (choice.target, choice.precision) == ("openvino", "int8")
@@ -93,6 +93,6 @@ def test_the_sampler_follows_what_it_was_told() -> None:
 
 
 def test_what_is_unusual_is_said() -> None:
-    assert Choice("onnx", "int8").how == ""
-    unusual = Choice("onnx", "int8", "best", spare=False, regain_db=1.5, cut=0.15)
+    assert FileChoice("onnx", "int8").how == ""
+    unusual = FileChoice("onnx", "int8", "best", spare=False, regain_db=1.5, cut=0.15)
     assert unusual.how == "15 % cut, effort best, none spared, 1.5 dB more"

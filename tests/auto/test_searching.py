@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 
 from optimize.auto import searching
-from optimize.auto.choices import Choice
-from optimize.auto.searching import Clock, Goal, TimeIsUp
+from optimize.auto.choices import FileChoice
+from optimize.auto.searching import Deadline, Goal, TimeIsUp
 from optimize.cli import cli
 from optimize.errors import Refused
 from optimize.job import Job
@@ -26,10 +26,10 @@ from optimize.workflow import run_job
 from tests.auto.test_choices import judged
 
 CHOICES = [
-    Choice("onnx", "float32"),
-    Choice("onnx", "int8"),
-    Choice("onnx", "int8", regain_db=3.0),
-    Choice("onnx", "int8-weights"),  # of which there is nothing in this network
+    FileChoice("onnx", "float32"),
+    FileChoice("onnx", "int8"),
+    FileChoice("onnx", "int8", regain_db=3.0),
+    FileChoice("onnx", "int8-weights"),  # of which there is nothing in this network
 ]
 
 
@@ -44,12 +44,12 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[Choice]:
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[FileChoice]:
     """Let a search try a few choices alone, and return those that it makes."""
-    made: list[Choice] = []
+    made: list[FileChoice] = []
     make = searching.Workshop.make
 
-    def noted(self: Any, choice: Choice, path: Path) -> Any:
+    def noted(self: Any, choice: FileChoice, path: Path) -> Any:
         made.append(choice)
         return make(self, choice, path)
 
@@ -73,7 +73,7 @@ def files(model: Path) -> set[str]:
     return {path.name for path in model.with_name("out").iterdir()}
 
 
-def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Path, tried: list[Choice]) -> None:
+def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Path, tried: list[FileChoice]) -> None:
     found = search(model)
     assert found.exit_code == 0, found.output
     out = model.with_name("out")
@@ -101,7 +101,7 @@ def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Pa
 
 
 def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
-    model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = searching.measure_files
     calls = iter([False, True])
@@ -122,7 +122,7 @@ def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
     assert (model.with_name("out") / "point-of-view.txt").read_text() == "the user's"
 
 
-def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[Choice]) -> None:
+def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[FileChoice]) -> None:
     assert search(model).exit_code == 0
     changed = next(name for name in files(model) if name.endswith("int8.onnx"))
     (model.with_name("out") / changed).write_bytes(b"another")
@@ -132,7 +132,7 @@ def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[Cho
     assert changed not in files(model) or (model.with_name("out") / changed).stat().st_size > 100
 
 
-def test_the_time_ends_whatever_goes_on(model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_ends_whatever_goes_on(model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch) -> None:
     def late(self: Any) -> float:
         return math.inf if len(self.journal.trials) < 1 else time.monotonic() + 0.01
 
@@ -146,14 +146,14 @@ def test_the_time_ends_whatever_goes_on(model: Path, tried: list[Choice], monkey
 
 def test_a_clock_passes_on_what_is_told_until_it_is_late() -> None:
     told: list[tuple[str, float]] = []
-    Clock(math.inf, lambda *entry: told.append(entry))("judge", 0.5)
+    Deadline(math.inf, lambda *entry: told.append(entry))("judge", 0.5)
     assert told == [("judge", 0.5)]
     with pytest.raises(TimeIsUp):
-        Clock(0.0, lambda *entry: told.append(entry))("judge", 0.6)
+        Deadline(0.0, lambda *entry: told.append(entry))("judge", 0.6)
 
 
 def test_a_search_that_finds_nothing_says_why(
-    model: Path, tried: list[Choice], monkeypatch: pytest.MonkeyPatch
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[3:]))
     found = search(model)
@@ -165,9 +165,9 @@ def test_a_search_that_finds_nothing_says_why(
 
 def test_the_best_is_what_is_asked_for() -> None:
     trials = [
-        judged(Choice("onnx", "int8"), 1, 10.0, 30.0, 500),
-        judged(Choice("onnx", "int8", regain_db=3.0), 2, 8.0, 33.0, 600),
-        judged(Choice("onnx", "float32"), 3, 3.0, 80.0, 2000),
+        judged(FileChoice("onnx", "int8"), 1, 10.0, 30.0, 500),
+        judged(FileChoice("onnx", "int8", regain_db=3.0), 2, 8.0, 33.0, 600),
+        judged(FileChoice("onnx", "float32"), 3, 3.0, 80.0, 2000),
     ]
 
     def best(**goal: Any) -> int | None:

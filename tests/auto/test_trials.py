@@ -7,28 +7,28 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.auto.choices import Choice
-from optimize.auto.trials import Figures, Journal, Trial, front, outcomes
+from optimize.auto.choices import FileChoice
+from optimize.auto.trials import FileTrial, Journal, Standing, front, outcomes
 from optimize.measure.bound import BoundCheck
 from tests.auto.test_choices import judged
 
-CHOICE = Choice("onnx", "int8")
+CHOICE = FileChoice("onnx", "int8")
 FIGURES = st.tuples(st.floats(0.5, 20), st.floats(10, 60), st.integers(100, 10_000))
 
 
-def tried(*figures: tuple[float, float, int]) -> list[Trial]:
+def tried(*figures: tuple[float, float, int]) -> list[FileTrial]:
     return [judged(CHOICE, number, *entry) for number, entry in enumerate(figures, 1)]
 
 
-def figures_of(trials: list[Trial]) -> list[Figures]:
-    return [found for trial in trials if (found := trial.figures) is not None]
+def standings_of(trials: list[FileTrial]) -> list[Standing]:
+    return [found for trial in trials if (found := trial.standing) is not None]
 
 
 @given(st.lists(FIGURES, min_size=1, max_size=12))
 def test_none_of_the_front_is_beaten_and_all_others_are(entries: list[tuple[float, float, int]]) -> None:
     trials = tried(*entries)
     kept = front(trials)
-    found = figures_of(kept)
+    found = standings_of(kept)
     assert kept and found == sorted(found, key=lambda one: one.took)
     assert not any(a.is_no_worse(b) for a in found for b in found if a is not b)
     strictly = [
@@ -36,12 +36,12 @@ def test_none_of_the_front_is_beaten_and_all_others_are(entries: list[tuple[floa
         for trial in trials
         if not any(
             other.took <= one.took and other.sqnr_db >= one.sqnr_db and other.size_bytes <= one.size_bytes
-            for one in figures_of([trial])
-            for other in figures_of(trials)
+            for one in standings_of([trial])
+            for other in standings_of(trials)
             if other != one
         )
     ]
-    for best in figures_of(strictly):  # what nothing beats is on the front, or something equal to it is
+    for best in standings_of(strictly):  # what nothing beats is on the front, or something equal to it is
         assert any(one.is_no_worse(best) for one in found)
 
 
@@ -60,7 +60,7 @@ def test_what_misses_the_bound_or_was_not_judged_is_not_on_it() -> None:
     missed = BoundCheck("at least 25 dB", "20 dB", met=False)
     missing = missing.model_copy(update={"row": missing.row.model_copy(update={"bound": missed})})
     unjudged = unjudged.model_copy(update={"row": unjudged.row.model_copy(update={"agreement": None})})
-    nothing = Trial(number=4, choice=CHOICE, at_s=4.0, took_s=0.1, why="no kernel.")
+    nothing = FileTrial(number=4, choice=CHOICE, at_s=4.0, took_s=0.1, why="no kernel.")
     trials = [good, missing, unjudged, nothing]
     assert front(trials) == [good]
     assert list(outcomes(trials).values()) == ["on the front", "misses at least 25 dB", "not judged", "no kernel."]
