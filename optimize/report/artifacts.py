@@ -202,6 +202,16 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
     return "Agreement with the original", cell if cell.detail else replace(cell, detail=detail)
 
 
+def winner(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield in one line which artifact is the fastest that answers like the original; nothing where none was timed."""
+    if (row := fastest(report)) is not None and row.speedup is not None:
+        over = form.ratio(over_best_float32(report, row))
+        yield (
+            "Fastest",
+            f"{row.name}, {form.ratio(row.speedup.ratio)} eager and {over} the best float32: {file_name(row)}",
+        )
+
+
 def timed(report: Report) -> list[tuple[int, Row, Latency]]:
     """Return every row that was timed with its place in the table and its latency."""
     rows = enumerate((report.baseline, *report.rows))

@@ -13,7 +13,7 @@ from optimize.records import Skip
 from optimize.registry import targets
 from optimize.report import changes
 from optimize.report import document as doc
-from optimize.report.artifacts import artifacts, cards, charts, largest_title, status_text, timed, worst_outputs
+from optimize.report.artifacts import artifacts, cards, charts, largest_title, status_text, timed, winner, worst_outputs
 from optimize.report.model import LayerFigures, ModelRecord, Report, Row, TraceStep, file_name
 from optimize.report.search import searched
 from optimize.report.sensitivity import layer_bars
@@ -51,6 +51,7 @@ def tell_run(report: Report) -> doc.Document:
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
         artifacts(report),
+        doc.Facts(tuple(winner(report)), on=("console",)),
         *searched(report),
         doc.Facts(tuple(reasons), between=" – ", tone="warn", on=("console", "markdown")),
         doc.Facts(tuple(worst_outputs(report)), between=" – "),

@@ -37,9 +37,7 @@ def searched(report: Report) -> Iterator[doc.Section]:
     ]
     columns = ("Trial", "Done at", "Took", "vs eager", "SQNR", "Size", "What became of it")
     yield doc.Charts(tuple(curve(search.trials)), title="The search")
-    yield doc.grid(
-        columns, rows, title="Everything that was tried", left=columns[-1:], flowing=columns[-1], on=doc.PAGES
-    )
+    yield doc.grid(columns, rows, title="Everything that was tried", left=columns[-1:], on=doc.PAGES)
 
 
 def curve(trials: Sequence[TrialFigures]) -> Iterator[doc.Chart]:
@@ -55,6 +53,6 @@ def curve(trials: Sequence[TrialFigures]) -> Iterator[doc.Chart]:
     steps.append((known[-1][0], best))
     dots = (Mark("dot", ((at, ratio),), 0, title=f"{name}: {form.ratio(ratio)}", size=3) for at, ratio, name in known)
     x = linear_axis(0.0, known[-1][0], title="minutes of the search")
-    y = linear_axis(0.0, 1.1 * best, title="times as fast as eager")
+    y = linear_axis(0.0, 1.1 * best, title="× eager")
     plot = Plot("The fastest file found so far", x, y, (Mark("line", tuple(steps)), *dots))
     yield doc.Chart(plot, plot.name, "every dot is a file that was made, judged and timed")
