@@ -133,9 +133,16 @@ class Workshop:
             job = replace(self.job, recipe=recipe.model_copy(update={"passes": entries}))
             made = transform(self.opened.model.program, self.opened.passes(job), targets, self.tell)
             while len(self._variants) >= _FAMILIES:
-                del self._variants[next(iter(self._variants))]
+                self._forget(next(iter(self._variants)))
             self._variants[family] = made
         return self._variants[family]
+
+    def _forget(self, family: FileChoice) -> None:
+        """Let go of a family's programs, and of those that were made of them."""
+        del self._variants[family]
+        for choice in [choice for choice in self._made if choice.family == family]:
+            del self._made[choice]
+            self._errors.pop(choice, None)
 
 
 def _fewest(errors: Sequence[LayerError], ranked: Sequence[str], regain_db: float) -> list[str]:

@@ -70,7 +70,7 @@ def test_contract(report: Report) -> None:
         "target", "path", "precision", "status", "reason", "size_bytes", "sha256", "inputs", "outputs",
         "latency", "speedup", "agreement",
         "accuracy", "peak_memory_bytes", "coverage", "notes", "versions", "bound", "layer_types", "providers",
-        "cpu", "elsewhere",
+        "cpu", "elsewhere", "how",
     }  # fmt: skip
     assert set(row["latency"]) == {
         "median_s", "p95_s", "ci_low_s", "ci_high_s", "samples_s", "first_call_s", "load_s", "threads", "batch",
