@@ -19,7 +19,7 @@ from statistics import median
 
 from optimize import replay
 from optimize.auto.choices import CUTS, FileChoice, Sampler, first_choices
-from optimize.auto.trials import FileTrial, Journal, front, outcomes
+from optimize.auto.trials import FileTrial, Journal, front, near_front, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.errors import OptimizeError, Refused
 from optimize.files import write_text
@@ -169,7 +169,7 @@ class _Searching:
                     break
                 self._try(choice)
                 if found := front(self.journal.trials):
-                    self._publish(self._report(found, "it goes on"))
+                    self._publish(self._report(found, "it goes on"), found)
             else:
                 ended = "nothing was left to try"
         return self._finish(ended)
@@ -245,8 +245,9 @@ class _Searching:
         )
 
     def _finish(self, ended: str) -> Report:
-        """Time the files of the front side by side, and report."""
-        found, threads = front(self.journal.trials), self.job.recipe.threads
+        """Time the files that may be on the front side by side, and report."""
+        threads = self.job.recipe.threads
+        found = [trial for trial in near_front(self.journal.trials) if trial.number in self.files]
         if not found:
             whys = dict.fromkeys(trial.why for trial in self.journal.trials if trial.why)
             why = "; ".join(whys) or ended
@@ -255,9 +256,11 @@ class _Searching:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
         eager, *others = result.timings
         rows = (_timed(trial.row, timing) for trial, timing in zip(found, others, strict=True))
-        again = [trial.model_copy(update={"row": row}) for trial, row in zip(found, rows, strict=True)]
-        report = self._report(front(again) or found, ended, _timed(found[0].eager, eager), result.warnings)
-        self._publish(report)
+        again = {trial.number: trial.model_copy(update={"row": row}) for trial, row in zip(found, rows, strict=True)}
+        self.journal.trials = [again.get(trial.number, trial) for trial in self.journal.trials]
+        kept = [trial for trial in front(self.journal.trials) if trial.number in self.files]
+        report = self._report(kept, ended, _timed(found[0].eager, eager), result.warnings)
+        self._publish(report, kept)
         return report
 
     def _report(
@@ -295,9 +298,8 @@ class _Searching:
                 outcome=told[trial.number],
             )
 
-    def _publish(self, report: Report) -> None:
-        """Let ``--out`` hold the front as it is now: files, recipes, journal and report, all in one moment."""
-        found = front(self.journal.trials)
+    def _publish(self, report: Report, found: Sequence[FileTrial]) -> None:
+        """Let ``--out`` hold a front: files, recipes, journal and report, all in one moment."""
         with staging(self.job.out, WRITTEN) as folder:
             for trial in found:
                 artifact = self.files[trial.number]
@@ -313,7 +315,7 @@ class _Searching:
 
     def _until_s(self) -> float:
         """Return when the next trial must be done, on the monotonic clock: the front is timed side by side then."""
-        last_s = _LAST_S + _LAST_EACH_S * (len(front(self.journal.trials)) + 1)
+        last_s = _LAST_S + _LAST_EACH_S * (len(near_front(self.journal.trials)) + 1)
         return self.started_s + self.goal.budget_s - self.before_s - last_s
 
     def _guess_s(self, choice: FileChoice) -> float:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimize.auto.choices import FileChoice
-from optimize.auto.trials import FileTrial, Journal, Standing, front, outcomes
+from optimize.auto.trials import FileTrial, Journal, Standing, front, near_front, outcomes
 from optimize.measure.bound import BoundCheck
 from tests.auto.test_choices import judged
 
@@ -48,6 +48,12 @@ def test_none_of_the_front_is_beaten_and_all_others_are(entries: list[tuple[floa
 def test_of_equals_the_first_stays() -> None:
     assert [trial.number for trial in front(tried((10.0, 40.0, 500), (10.05, 40.1, 505)))] == [1]
     assert [trial.number for trial in front(tried((10.0, 40.0, 500), (10.5, 40.0, 500)))] == [2]
+
+
+def test_what_was_not_seen_side_by_side_may_be_on_the_front_within_a_tenth() -> None:
+    trials = tried((10.0, 40.0, 500), (9.5, 40.0, 500), (8.0, 40.0, 500), (9.5, 35.0, 500), (3.0, 80.0, 900))
+    assert [trial.number for trial in front(trials)] == [1, 5]
+    assert [trial.number for trial in near_front(trials)] == [1, 5, 2, 4]
 
 
 def test_answers_beyond_what_float_can_tell_are_equal() -> None:

@@ -14,6 +14,7 @@ from models import REFERENCES
 from optimize.errors import TargetUnavailable
 from optimize.precision.lowering import lower_half
 from optimize.program import Program
+from optimize.quantization.weights import give_back
 from optimize.registry import find_target
 from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.export import save, to_onnx
@@ -66,6 +67,20 @@ def test_onnx_runtime_keeps_its_integer_kernels_and_what_is_between_is_half(tmp_
     kinds = {tensor.data_type for tensor in onnx.load(artifact.path).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in kinds
     assert any("in float32" in note for note in artifact.notes)
+
+
+@pytest.mark.parametrize("gate", [torch.nn.Hardswish, torch.nn.Hardsigmoid])
+def test_what_is_rewritten_for_integers_stays_as_it_is_in_half(gate: type[torch.nn.Module], tmp_path: Path) -> None:
+    """A layer given back is in half with its activation: constants in float32 behind it made no valid file."""
+    layers = [torch.nn.Conv2d(3, 8, 3), gate(), torch.nn.Conv2d(8, 8, 3), gate(), torch.nn.Conv2d(8, 8, 3)]
+    data = [torch.rand(8, 3, 12, 12)]
+    program = optimize.capture(torch.nn.Sequential(*layers).eval(), (data[0][:2],))
+    int8 = optimize.QuantizeStatic(calibration=data, spare=0).apply(program)[0]
+    both = optimize.CastFP16(calibration=data, mixed=True).apply(int8)[0]
+    for layer in sorted(both.plan.layers):
+        artifact = optimize.export(give_back(both, {layer: "a test"}), "onnx", tmp_path / f"{layer}.onnx")
+        assert artifact.coverage is not None and len(artifact.coverage.quantized) >= 2
+        assert sqnr_db(program.run(data)[0], artifact.load(threads=1)(data[0])) > 25
 
 
 def test_a_network_all_in_integers_is_the_same_file(tmp_path: Path) -> None:

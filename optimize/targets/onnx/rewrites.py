@@ -46,6 +46,8 @@ def rewrite_for_integers(model: ir.Model) -> frozenset[str]:
     """
     graph, layers = model.graph, set()
     for node in list(graph):
+        if node.outputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            continue  # casts are between it and integers
         rule = _RULES.get(node.op_type)
         if rule is not None:
             rule(graph, node)
