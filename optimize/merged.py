@@ -26,6 +26,8 @@ _BY_BOUNDS = {(0.0, math.inf): "relu", (0.0, 6.0): "relu6"}
 #: The record of what stands for modules: in nodes' ``meta``, and the buffer that says it in a state dict.
 STANDS_FOR = "stands_for"
 NOTHING = "none - -"
+#: The weight of each layer: how many axes it has, and that it holds real numbers.
+_HELD = {"conv2d": (4, True), "linear": (2, True), "none": None}
 _LONGEST = 40
 
 
@@ -54,8 +56,8 @@ class Merged(nn.Sequential):
 
     def __init__(self, spec: str, weight: torch.Tensor | None) -> None:
         layer, stride, activation = (*spec.split(), "", "", "")[:3]
-        dims = {"conv2d": 4, "linear": 2, "none": 0}.get(layer)
-        if dims is None or (weight.dim() if weight is not None else 0) != dims:
+        held = None if weight is None else (weight.dim(), weight.is_floating_point())
+        if layer not in _HELD or held != _HELD[layer]:
             raise Refused(f"'{spec[:_LONGEST]}' with a weight is no layer that stands for others.")
         super().__init__()
         if weight is not None and layer == "conv2d":

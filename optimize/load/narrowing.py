@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -90,15 +90,30 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
         child._non_persistent_buffers_set -= thinner  # without them its state dict would not fit a new module
         for holder in (child._parameters, child._buffers):
             holder.update({name: narrowed[id(old)] for name, old in holder.items() if id(old) in narrowed})
-    _require_lengths(thin)
-    for path, child in thin.named_modules():
-        for kind, count in _COUNTS.items():
-            if isinstance(child, kind):
-                count(child)
-        _count_heads(child, f"{path}." if path else "", shapes, found)
+    with _computing(thin):
+        _require_lengths(thin)
+        for path, child in thin.named_modules():
+            for kind, count in _COUNTS.items():
+                if isinstance(child, kind):
+                    count(child)
+            _count_heads(child, f"{path}." if path else "", shapes, found)
     if program is not None:
         _check(thin, program)
     return thin
+
+
+@contextlib.contextmanager
+def _computing(thin: nn.Module) -> Iterator[None]:
+    """Refuse weights from which a module cannot compute its own: those of a spectral norm that do not fit."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        what = (
+            f"The weights of {type(thin).__name__} do not fit each other: {type(error).__name__}: {first_line(error)}"
+        )
+        raise Refused(what, hint=_ARGUMENTS) from error
 
 
 def _replace(root: nn.Module, path: str, new: nn.Module) -> None:

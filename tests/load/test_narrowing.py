@@ -248,3 +248,27 @@ def test_pruned_weights_become_of_the_modules_type_as_whole_ones_do(dtype: torch
         notes += weights.fit(thin, state, "thin.pt")
     assert {value.dtype for value in thin.parameters()} == {torch.float32} and f"{dtype} to" in notes[-1]
     assert thin(torch.rand(2, 3, 4, 4)).shape == (2, 4, 4, 4)
+
+
+def test_a_layer_that_stands_for_others_has_a_weight_of_real_numbers() -> None:
+    wide = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    for words, weight in (
+        ("linear - -", torch.zeros(4, 4, dtype=torch.int8)),
+        ("linear - -", torch.zeros(4, 4, dtype=torch.complex64)),
+        ("none - -", torch.tensor(1.0)),
+        ("none - -", torch.tensor(1)),
+    ):
+        state = {"0.stands_for": torch.tensor(list(words.encode()), dtype=torch.uint8), "0.0.weight": weight}
+        with pytest.raises(Refused, match="with a weight is no layer that stands for others"):
+            weights.narrowed(wide, state)
+
+
+def test_weights_that_others_are_computed_from_fit_each_other() -> None:
+    layer = nn.Linear(7, 7)
+    normed = nn.utils.parametrizations.spectral_norm(layer).eval()
+    cut = {**normed.state_dict(), "parametrizations.weight.original": torch.rand(6, 6)}
+    place = "parametrizations.weight.stands_for"
+    swapped = {**normed.state_dict(), place: torch.tensor(list(b"none - -"), dtype=torch.uint8)}
+    for state in (cut, {**cut, "parametrizations.weight.0._u": torch.rand(3)}, swapped):
+        with pytest.raises(Refused, match="do not fit each other"):
+            weights.narrowed(normed, state)
