@@ -83,13 +83,13 @@ def restore(folder: Path) -> Program:
         raise Refused(f"The captured model cannot be read: {type(error).__name__}.") from error
 
 
-def load_left(folder: Path, name: str) -> dict[str, torch.Tensor]:
+def load_left(folder: Path, name: str, *, most_bytes: int | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors that a child left in its folder.
 
     Raises:
-        Refused: They are none.
+        Refused: They are none, or more bytes than are read.
     """
-    left_in(folder, name).close()
+    left_in(folder, name, most_bytes=most_bytes).close()
     try:
         return load_file(folder / name)
     except (SafetensorError, ValueError, OSError) as error:

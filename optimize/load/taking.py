@@ -111,7 +111,7 @@ def _ask(
         limits=ChildLimits.of([path]),
         progress=progress,
     )
-    return _taken(folder, answer)
+    return _taken(path, folder, answer)
 
 
 def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) -> OptimizeError | None:
@@ -131,7 +131,7 @@ def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) ->
     return None
 
 
-def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
+def _taken(path: Path, folder: Path, answer: sandbox.Answer) -> Taken:
     """Read what a child answered, which may be anything."""
     try:
         held, noun = str(answer.value["held"]), plain(str(answer.value["noun"]))
@@ -142,7 +142,7 @@ def _taken(folder: Path, answer: sandbox.Answer) -> Taken:
     if held == "needs inputs":
         return Taken(None, None, noun, warnings)
     if held == "state":
-        return Taken(None, stored.load_left(folder, _STATE), noun, warnings)
+        return Taken(None, stored.load_left(folder, _STATE, most_bytes=untrusted.most_bytes(path)), noun, warnings)
     return Taken(stored.restore(folder), None, noun, warnings)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from optimize.load import exported, names, pickles, script
 from optimize.load.archive import Archive
 from optimize.load.identify import Kind
 
-#: A broadcast buffer may stand for a little more than is stored.
-_VIEW_SLACK_BYTES = 64 * 2**20
+#: Weights are as many bytes as a file has; in a state dict, as many times as layers share them (12 in ALBERT), since
+#: each name gets its own. A broadcast buffer may stand for a little more.
+_TIMES_FILE, _SLACK_BYTES = 16, 64 << 20
 #: Modules in modules, deeper than any network, so that no walk through them overflows.
 _MOST_DEPTH = 60
 _MOST_MODULES = 100_000
@@ -42,7 +43,7 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
             return registry.find_target("onnx").module(path), []
         if kind is Kind.LEGACY:
             with path.open("rb") as file:
-                return _checked(pickles.read_untrusted(file, kind, name), name)
+                return _checked(pickles.read_untrusted(file, kind, name), path, name)
         with Archive(path, name) as archive:
             if kind is Kind.EXPORTED:
                 found = exported.read(archive, name)
@@ -50,16 +51,22 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
         if kind is Kind.TORCHSCRIPT:
             return script.read(path, name), []
         with path.open("rb") as file:
-            return _checked(pickles.read_untrusted(file, kind, name), name)
+            return _checked(pickles.read_untrusted(file, kind, name), path, name)
 
 
-def _checked(held: Any, name: str) -> tuple[Any, list[str]]:
-    """Check the modules in what a checkpoint holds, and give them names that are identifiers."""
+def most_bytes(path: Path) -> int:
+    """Return how many bytes the weights in a file may stand for."""
+    return _TIMES_FILE * path.stat().st_size + _SLACK_BYTES
+
+
+def _checked(held: Any, path: Path, name: str) -> tuple[Any, list[str]]:
+    """Check the modules and weights in what a checkpoint holds, and give modules names that are identifiers."""
     notes: list[str] = []
-    for module in _modules_in(held):
+    modules = _modules_in(held)
+    for module in modules:
         _refuse_tangled(module, name)
         notes += names.rename(module)
-        _refuse_swollen(module, name)
+    _refuse_swollen(held, modules, path, name)
     return held, notes
 
 
@@ -88,19 +95,31 @@ def _refuse_tangled(module: torch.nn.Module, name: str) -> None:
         waiting += [(child, depth + 1, above | {id(here)}) for child in children]
 
 
-def _refuse_swollen(module: torch.nn.Module, name: str) -> None:
-    """Refuse weights that claim far more elements than are stored: any copy of such a view would fill the memory.
+def _refuse_swollen(held: Any, modules: Iterable[torch.nn.Module], path: Path, name: str) -> None:
+    """Refuse weights that claim far more elements than are stored: copies of such views would fill the memory.
 
     Raises:
-        Refused: A view is larger than what it is a view of, by more than the slack.
+        Refused: They do, one or all together.
     """
-    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.layout is torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes() + _VIEW_SLACK_BYTES:
+    total = 0
+    for key, tensor in _weights_in(held, modules):
+        total += tensor.nbytes
+        if total > most_bytes(path):
             raise Refused(
-                f"'{name}' holds a weight '{path}' of {tensor.nbytes} bytes made from "
-                f"{tensor.untyped_storage().nbytes()} stored ones.",
-                hint="Save the module with contiguous weights, if you made it.",
+                f"'{name}' holds a weight '{key}' of {tensor.nbytes} bytes, with which the weights are {total} bytes "
+                f"in a file of {path.stat().st_size}.",
+                hint="Save the weights as contiguous tensors, if you made the file.",
             )
+
+
+def _weights_in(held: Any, modules: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of modules, and those of a state dict or of one in a checkpoint."""
+    tables = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in modules]
+    if isinstance(held, dict):
+        tables += [held, *(value for value in held.values() if isinstance(value, dict))]
+    for key, value in (entry for table in tables for entry in table.items()):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield str(key), value
 
 
 @contextmanager
