@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import keyword
 import operator
 import re
 from collections.abc import Iterator, Set
@@ -231,8 +232,9 @@ def store(module: fx.GraphModule, path: str, tensor: torch.Tensor, *, share: boo
         tensor: The value.
         share: Let an equal tensor under one of those names serve as well.
     """
-    owner, _ = place(module, path)
-    prefix, _, name = path.rpartition(".")
+    wanted, _, name = path.rpartition(".")
+    prefix = _free_for_modules(module, wanted)
+    owner, _ = place(module, f"{prefix}.{name}")
     names = (f"{name}_{count}" for count in itertools.count(1))
     numbered = list(itertools.takewhile(lambda candidate: hasattr(owner, candidate), names))
     taken = [candidate for candidate in (name, *numbered) if hasattr(owner, candidate)]
@@ -242,6 +244,24 @@ def store(module: fx.GraphModule, path: str, tensor: torch.Tensor, *, share: boo
     if not equal:
         own(module, found, tensor.detach().contiguous().clone())
     return found
+
+
+def _free_for_modules(root: torch.nn.Module, path: str) -> str:
+    """Return a path at which modules may be; a file says in which modules its calls lie, and may say anything.
+
+    What is called as something that is no module, such as the graph itself, or as a word of Python gets a ``_``.
+
+    >>> _free_for_modules(fx.GraphModule(torch.nn.Module(), fx.Graph()), "graph.class.0.a[1]")
+    'graph_.class_.0.a_1_'
+    """
+    owner, parts = root, list[str]()
+    for part in filter(None, path.split(".")):
+        part = re.sub(r"\W", "_", part)
+        while keyword.iskeyword(part) or not isinstance(getattr(owner, part, owner), torch.nn.Module):
+            part = f"{part}_"
+        parts.append(part)
+        owner = getattr(owner, part, None) or torch.nn.Module()
+    return ".".join(parts)
 
 
 def _is_equal(held: Any, tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import optimize
 from models import randomize_batch_norm
+from optimize import graph
 from optimize.errors import Refused, UsageError
 from optimize.load import weights
 from optimize.merged import Merged
@@ -310,3 +311,19 @@ def test_weights_that_say_nonsense_are_refused(change: dict[str, torch.Tensor]) 
     with pytest.raises(Refused):
         again, _ = weights.narrowed(net, {**state, **change})
         weights.fit(again, {**state, **change}, "thin")
+
+
+@pytest.mark.parametrize("path", ["graph", "__class__", "class", "0.weight", "_modules.0", ".", "L['self'].training"])
+def test_a_layer_has_a_place_wherever_a_file_says_its_modules_lie(path: str) -> None:
+    """No module is called as the graph's own parts are, and its weights stand in code by their paths."""
+    program = captured(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 4)
+    for node in program.graph.nodes:
+        node.meta["nn_module_stack"] = {"0": (path, "Sequential")}
+    thin, outcome = optimize.ReduceDepth(0.4, calibration=[torch.rand(64, 4)]).apply(program)
+    held = [str(node.target) for node in thin.graph.nodes if node.op == "get_attr"]
+    assert (
+        outcome.rewrites
+        and len(held) == 2
+        and all(isinstance(graph.attribute(thin.graph_module, name), nn.Parameter) for name in held)
+    )
+    assert thin.run([torch.rand(3, 4)])[0].shape == (3, 4)
