@@ -6,6 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimize.errors import Refused
+from optimize.progress import silent
+from optimize.report import layers
+from optimize.sandbox import Answer
 from tests.measure.comparisons import edited, scaled, write_pair
 from tests.test_cli import Typed, command
 
@@ -81,3 +85,32 @@ def test_bad_words_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path
         done = typed("compare", *words)
         assert done.returncode == code and message in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6
+
+
+def test_what_was_asked_is_not_told_by_the_process_that_runs_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes it over says figures; which files, against which threshold and when is known without it."""
+    distance = {"sqnr_db": 20.0, "signal_power": 1.0, "noise_power": 0.01, "max_abs_error": 0.1, "not_finite": 0}
+    output = {"name": "y", "distance": {**distance, "first_range": None, "second_range": None}}
+    found = {"outputs": [output], "top1": None, "samples": 1, "threshold_db": 5.0}
+    told = {
+        "sides": [{"kind": "ONNX", "sha256": None}] * 2, "data": "noise", "synthetic": True, "found": found,
+        "command": "forged", "created": "yesterday", "files": ["forged"], "first_wrong": "forged",
+    }  # fmt: skip
+    monkeypatch.setattr(layers.sandbox, "call", lambda *_, **__: Answer(told, ()))
+    asked = {"trust": False, "threshold_db": 30.0, "command": "optimize compare a b"}
+    record = layers.compare_files("a", "b", silent, **asked)
+    assert (record.command, record.files, record.first.path, record.second.path) == (
+        asked["command"],
+        ("a", "b"),
+        "a",
+        "b",
+    )
+    assert record.found.is_below and record.first_wrong is None and record.created != "yesterday"
+    for wrong in ({"sides": []}, {"sides": [{"path": "c", "kind": "ONNX"}] * 2}, {"found": None}, {"data": 1}):
+        monkeypatch.setattr(layers.sandbox, "call", lambda *_, wrong=wrong, **__: Answer({**told, **wrong}, ()))
+        with pytest.raises(Refused, match="gave no comparison"):
+            layers.compare_files("a", "b", silent, **asked)
+
+
+def test_an_axis_ends_above_values_that_are_all_equal() -> None:
+    assert layers._ends([150.0, 200.0])[1] > 40.0

@@ -281,22 +281,22 @@ def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str
 def _fitting(request: Mapping[str, Any]) -> dict[str, Callable[[Any], bool]]:
     """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
     if request["do"] == "load":
-        return {"load_s": _is_time, "clock_step_s": _is_time, "ran_on": _is_texts, "missing": _is_texts}
+        return {"load_s": is_time, "clock_step_s": is_time, "ran_on": _is_texts, "missing": _is_texts}
     if request["do"] == "warm_up":
         kept = range(1, WARM_UP_KEPT + 1)
-        return {"runs": _is_count, "first_s": lambda value: _is_list(value, _is_time, kept), "run_s": _is_time}
+        return {"runs": is_count, "first_s": lambda value: _is_list(value, is_time, kept), "run_s": is_time}
     if request["do"] != "block":
         return {}
     runs = request["runs"]
     counted = runs if request["streams"] == 1 else 1  # processor time belongs to all callers together
     return {
-        "samples_s": lambda value: _is_list(value, _is_time, (runs,)),
-        "cpu_s": lambda value: _is_list(value, _is_spent, (counted,)),
-        "span_s": _is_time,
-        "settling_s": lambda value: value is None or _is_time(value),
-        "device_s": lambda value: _is_list(value, _is_spent, (0, runs)),
-        "preempted": _is_count,
-        "waited": _is_count,
+        "samples_s": lambda value: _is_list(value, is_time, (runs,)),
+        "cpu_s": lambda value: _is_list(value, is_spent, (counted,)),
+        "span_s": is_time,
+        "settling_s": lambda value: value is None or is_time(value),
+        "device_s": lambda value: _is_list(value, is_spent, (0, runs)),
+        "preempted": is_count,
+        "waited": is_count,
     }
 
 
@@ -304,15 +304,18 @@ def _fitting(request: Mapping[str, Any]) -> dict[str, Callable[[Any], bool]]:
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Say whether a child may have told a time that something took."""
     return type(value) in (int, float) and _SHORTEST_S <= value < _LONGEST_S
 
 
-def _is_spent(value: Any) -> bool:
+def is_spent(value: Any) -> bool:
+    """Say the same of what may take no time."""
     return type(value) in (int, float) and 0 <= value < _LONGEST_S
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Say whether it is how often something happened."""
     return type(value) is int and 0 <= value < 2**63
 
 

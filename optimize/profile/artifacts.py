@@ -17,13 +17,14 @@ from pydantic import TypeAdapter
 from optimize import sandbox
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.measure.feed import draw
+from optimize.measure.fleet import is_count, is_spent, is_time
 from optimize.measure.openers import open_file
 from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
 from optimize.profile.kernels import take_times
 from optimize.profile.machine import MachineLimits, measure_limits
 from optimize.profile.profiling import join, require_times, run_fresh
-from optimize.profile.result import FreshProcess, Profile
+from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets
 from optimize.targets.base import Artifact, Probing
@@ -32,6 +33,8 @@ from optimize.targets.probe import module_of
 #: For the repetitions of one file.
 _PROFILING_S = 3600.0
 _INPUTS = "inputs.npz"
+#: Of one run; and of the shortest run, what one of them takes at least.
+_MOST_KERNELS, _PARTS = 1 << 16, 1e3
 
 
 def runtime_of(source: str) -> str | None:
@@ -84,12 +87,39 @@ def profile_file(
             confined=not trust,
             progress=progress,
         )
-        try:
-            found = TypeAdapter(Profile).validate_python(answer.value)
-        except ValueError as error:
-            raise Refused(f"The process that ran '{path}' gave no profile.") from error
+        found = _read(answer.value, path)
     own = FreshProcess.of(run_fresh(artifact, inputs, threads, progress)) if fresh else None
-    return dataclasses.replace(found, fresh=own)
+    return dataclasses.replace(
+        found,
+        target=artifact.target,
+        batch=len(inputs[0]),
+        threads=threads,
+        limits=machine,
+        fresh=own,
+        live=None,
+        python=None,
+    )
+
+
+def _read(value: Any, path: Path) -> Profile:
+    """Return what a child says of a file, which may be anything.
+
+    Raises:
+        Refused: It is no profile, or has times and counts that no run has.
+    """
+    try:
+        found = TypeAdapter(Profile).validate_python(value)
+    except ValueError as error:
+        raise Refused(f"The process that ran '{path}' gave no profile.") from error
+    if len(found.kernels) > _MOST_KERNELS or not is_time(found.total_s) or not all(map(_is_kernel, found.kernels)):
+        raise Refused(f"The process that ran '{path}' told times that no run takes.")
+    return found
+
+
+def _is_kernel(kernel: KernelProfile) -> bool:
+    is_told = kernel.seconds == 0 or is_time(kernel.seconds * _PARTS)
+    counts = (kernel.macs or 0, kernel.moved_bytes or 0)
+    return is_told and is_spent(kernel.start_s) and all(map(is_count, counts))
 
 
 def profile_here(

@@ -47,7 +47,7 @@ class KernelProfile:
     @property
     def macs_per_s(self) -> float | None:
         """MACs a second that it reached."""
-        return self.macs / self.seconds if self.macs else None
+        return self.macs / self.seconds if self.macs and self.seconds else None
 
 
 @dataclass(frozen=True)

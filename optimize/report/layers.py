@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from optimize import sandbox
 from optimize import wording as form
@@ -69,7 +71,9 @@ class FileComparison(SavedRecord):
     found: Distances
 
 
-def compare_files(first: str, second: str, progress: Progress, *, trust: bool, **asked: Any) -> FileComparison:
+def compare_files(
+    first: str, second: str, progress: Progress, *, trust: bool, threshold_db: float, command: str, **asked: Any
+) -> FileComparison:
     """Compare two files in a process of their own, confined unless they are trusted.
 
     Args:
@@ -77,6 +81,8 @@ def compare_files(first: str, second: str, progress: Progress, *, trust: bool, *
         second: The file that is compared with it.
         progress: Told what is going on.
         trust: Run whatever code the files hold, in a process that may do everything.
+        threshold_db: SQNR below which a value is marked.
+        command: The command line, for the record.
         asked: What else ``compare_here`` takes.
 
     Raises:
@@ -85,7 +91,7 @@ def compare_files(first: str, second: str, progress: Progress, *, trust: bool, *
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         answer = sandbox.call(
             "optimize.report.layers:compare_here",
-            {"first": first, "second": second, "trust": trust, "machine": asdict(environment.current()), **asked},
+            {"first": first, "second": second, "trust": trust, "threshold_db": threshold_db, **asked},
             Path(folder),
             about=f"'{first}' or '{second}'",
             limits=ChildLimits.of([Path(first), Path(second)], seconds=_COMPARING_S),
@@ -94,10 +100,23 @@ def compare_files(first: str, second: str, progress: Progress, *, trust: bool, *
         )
     notes = [f"The files were run with {missing}." for missing in answer.missing]
     try:
-        record = FileComparison.model_validate(answer.value)
-    except ValueError as error:
+        told = answer.value
+        sides = [ComparedFile(path=path, **side) for path, side in zip((first, second), told["sides"], strict=True)]
+        found = TypeAdapter(Distances).validate_python(told["found"])
+        found = replace(found, threshold_db=threshold_db, notes=(*found.notes, *notes))
+        return FileComparison(
+            command=command,
+            files=(first, second),
+            environment=environment.current(),
+            first=sides[0],
+            second=sides[1],
+            data=told["data"],
+            synthetic=told["synthetic"],
+            first_wrong=found.first_wrong.name if found.first_wrong else None,
+            found=found,
+        )
+    except (KeyError, TypeError, ValueError) as error:
         raise Refused("The process that ran the files gave no comparison.") from error
-    return record.model_copy(update={"found": replace(record.found, notes=(*record.found.notes, *notes))})
 
 
 def compare_here(
@@ -113,10 +132,8 @@ def compare_here(
     threshold_db: float,
     asked: bool,
     trust: bool,
-    command: str,
-    machine: dict[str, Any],
 ) -> dict[str, Any]:
-    """Compare two files in this process; return the record as JSON holds it.
+    """Compare two files in this process; return what was found as JSON holds it.
 
     Args:
         folder: What may be written; nothing is.
@@ -130,8 +147,6 @@ def compare_here(
         threshold_db: SQNR below which a value is marked.
         asked: Whether the user asks for that, so that something must be judged.
         trust: Run whatever code the files hold.
-        command: The command line, for the record.
-        machine: What it runs on, for the record.
     """
     opened = [open_side(source, trust=trust) for source in (first, second)]
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
@@ -143,22 +158,12 @@ def compare_here(
     if asked and samples.synthetic and any(entry.artifact.is_rounded for entry in pair.models):
         raise UsageError(f"--min-sqnr {threshold_db:g}: {form.NOT_JUDGED}.", hint="Add --data.")
     found = measured.compare(*sides, samples, layers=layers, threshold_db=threshold_db, progress=tell)
-    files = [
-        ComparedFile(path=str(entry.artifact.path), kind=entry.kind, sha256=entry.artifact.sha256 or None)
-        for entry in pair.models
-    ]
-    record = FileComparison(
-        command=command,
-        files=(first, second),
-        environment=environment.Environment(**machine),
-        first=files[0],
-        second=files[1],
-        data=samples.name,
-        synthetic=samples.synthetic,
-        first_wrong=found.first_wrong.name if found.first_wrong else None,
-        found=found,
-    )
-    return record.model_dump(mode="json")
+    return {
+        "sides": [{"kind": entry.kind, "sha256": entry.artifact.sha256 or None} for entry in pair.models],
+        "data": samples.name,
+        "synthetic": samples.synthetic,
+        "found": TypeAdapter(Distances).dump_python(found, mode="json"),
+    }
 
 
 def check_name(path: Path, *, layers: bool) -> None:
@@ -318,7 +323,7 @@ def _inside(level_db: float) -> float:
 def _ends(levels: Sequence[float]) -> tuple[float, float]:
     """Return an axis from the lowest level (at most 0 dB) to the highest one that is not the ceiling."""
     below = [level for level in levels if level < _CEILING_DB]
-    high = max(below) if len(below) == len(levels) else max(*below, 40.0) * 1.1
+    high = max(below) if len(below) == len(levels) else max([*below, 40.0]) * 1.1
     low = min(0.0, *levels)
     pad = 0.04 * (high - low)
     return low - pad, high + pad

@@ -155,7 +155,9 @@ def _exchange(
     _send(process.stdin, request)
     for message in _messages(process.stdout, limits.clock_s, about):
         if "answer" in message:
-            return Answer(message["answer"], tuple(plain(str(entry)) for entry in _list(message.get("missing"))))
+            return Answer(
+                _as_text(message["answer"]), tuple(plain(str(entry)) for entry in _list(message.get("missing")))
+            )
         if "error" in message:
             raise _error(message, about)
         if progress is not None:
@@ -184,6 +186,15 @@ def read_tail(words: IO[bytes]) -> bytes:
     length = words.seek(0, os.SEEK_END)
     words.seek(max(0, length - _WORDS_BYTES))
     return words.read(_WORDS_BYTES)
+
+
+def _as_text(value: Any) -> Any:
+    """Return an answer whose texts can be written: JSON may say halves of characters, which no file holds."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(entry) for key, entry in value.items()}
+    return [_as_text(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _list(value: Any) -> list[Any]:

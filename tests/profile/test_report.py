@@ -5,8 +5,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
+from optimize.errors import Refused
 from optimize.measure.environment import Environment
+from optimize.profile import artifacts
 from optimize.profile.memory import LiveMemory
 from optimize.profile.python_cost import PythonCost, PythonFunction
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
@@ -120,3 +123,33 @@ def test_the_trace_is_what_chrome_reads(record: ProfileRecord, tmp_path: Path) -
     assert [event["name"] for event in events][:3] == ["run", "stem.0 + stem.1", "Reorder for stem.0"]
     assert events[1]["dur"] == 40.0 and events[1]["args"]["macs"] == 1_000_000
     assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"total_s": 0}, "times"),
+        ({"total_s": "nan"}, "times"),
+        ({"seconds": -1.0}, "times"),
+        ({"seconds": 5e-324}, "times"),
+        ({"start_s": "inf"}, "times"),
+        ({"macs": 10**400}, "times"),
+        ({"moved_bytes": -1}, "times"),
+        ({"kernels": "all"}, "gave no profile"),
+    ],
+)
+def test_a_child_that_was_taken_over_tells_no_times_that_no_run_takes(
+    change: dict[str, object], told: str, record: ProfileRecord
+) -> None:
+    """What such times come to, a rate or the end of an axis, is no number."""
+    answer = TypeAdapter(Profile).dump_python(record.found, mode="json")
+    honest = artifacts._read(answer, Path("m.onnx"))
+    assert honest == record.found
+    changed = change if "total_s" in change or "kernels" in change else {}
+    kernels = [{**answer["kernels"][0], **change}, *answer["kernels"][1:]] if not changed else answer["kernels"]
+    with pytest.raises(Refused, match=told):
+        artifacts._read({**answer, "kernels": kernels, **changed}, Path("m.onnx"))
+
+
+def test_a_kernel_shorter_than_the_clock_tells_has_no_rate() -> None:
+    assert kernel("fast", 0.0).macs_per_s is None

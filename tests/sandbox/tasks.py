@@ -204,3 +204,8 @@ def forge(folder: Path, tell: Tell) -> None:
     tell("on", 10**400)
     tell("on", -1)
     raise Defect("This is a defect.")
+
+
+def say(folder: Path, tell: Tell, told: Any) -> Any:
+    """Answer what was asked."""
+    return told

@@ -126,3 +126,10 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_texts_of_an_answer_can_be_written(tmp_path: Path) -> None:
+    """Half a character is no text: the file of a report could not hold it."""
+    assert ask("say", tmp_path, told={"\ud800": ["\udcff", 1, None, "é"]}).value == {
+        "\\ud800": ["\\udcff", 1, None, "é"]
+    }
