@@ -30,6 +30,7 @@ from optimize.measure.runs import Clock
 from optimize.measure.subjects import AgreedPair, Subject, other_processors
 from optimize.progress import Progress
 from optimize.records import gather
+from optimize.regular import find
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
 
@@ -92,7 +93,7 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
 def _check(state: _State, settings: Settings, opening: Opening, progress: Progress | None) -> None:
     case = state.case
     stored = baseline.stored_by(case)
-    gone = stored if stored is not None and not stored.file.is_file() else None
+    gone = stored if stored is not None and find(stored.file) is None else None
     if gone is not None:
         gone.require_same_machine(environment.current())
         state.sides = ("candidate",)

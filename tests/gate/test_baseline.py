@@ -230,6 +230,12 @@ def test_runs_of_no_time_are_no_baseline(judged: Record, tmp_path: Path) -> None
     assert found.verdict is Verdict.NOT_COMPARABLE and "not a baseline" in found.reason
 
 
+def test_a_name_that_no_file_has_keeps_no_other_case_from_being_judged(judged: Record, tmp_path: Path) -> None:
+    baseline.save(judged, path := tmp_path / "base.json")
+    found = against(edited(path, path="x" * 5000))
+    assert found.verdict is Verdict.NOT_COMPARABLE and "File name too long" in found.reason
+
+
 def test_a_changed_file_is_refused(judged: Record, tmp_path: Path, models: Models) -> None:
     path = tmp_path / "base.json"
     stored = baseline.save(judged, path)
