@@ -71,6 +71,11 @@ class Support:
 
 #: What many a row of ``Support`` holds.
 FLOATS, HALVES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
+#: What NumPy calls the elements of arrays that are given to files of others, and dimensions that arrays have at most.
+NUMBERS = frozenset(
+    {"bool", "int8", "uint8", *(f"{of}{bits}" for of in ("int", "uint", "float") for bits in (16, 32, 64))}
+)
+MOST_DIMENSIONS = 64
 INT8 = ("static", "dynamic", "weights")
 
 
@@ -89,6 +94,22 @@ class TensorSpec:
     shape: tuple[int | str, ...]
     dtype: str
     tokens: int | None = None
+
+    @classmethod
+    def told(cls, name: Any, shape: Any, dtype: Any) -> TensorSpec:
+        """Return what another process says of an input or output, which may be anything.
+
+        Raises:
+            ValueError: It is no name, no sizes or no type.
+        """
+        sizes = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS and all(map(_is_size, shape))
+        if not isinstance(name, str) or not sizes or dtype not in NUMBERS:
+            raise ValueError(name, shape, dtype)
+        return cls(name, tuple(shape), dtype)
+
+
+def _is_size(size: Any) -> bool:
+    return size == "?" or (type(size) is int and 0 <= size < 2**63)
 
 
 @dataclass(frozen=True)

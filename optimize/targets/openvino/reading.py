@@ -18,7 +18,7 @@ import numpy as np
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.regular import find, require_file, shown
-from optimize.targets.base import TensorSpec
+from optimize.targets.base import MOST_DIMENSIONS, NUMBERS, TensorSpec
 from optimize.targets.openvino.description import Body, IrLayer, read_description
 from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
@@ -34,8 +34,6 @@ _NUMPY = {name: np.dtype(name) for name in ("i8", "u8")} | {
 #: Numbers that say how large something is: one an axis, at most, in one of the first few inputs.
 _MOST_SIZES, _READ = 64, 3
 _SAVE = "Write both files again with openvino.save_model."
-#: What NumPy calls the elements of arrays that files take.
-_TYPES = frozenset({"bool", *(kind.name for kind in _NUMPY.values())})
 #: Layers that keep the numbers of their first input.
 _CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
 
@@ -95,25 +93,9 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
             confined=not trust,
         )
     try:
-        return tuple(_read_spec(*entry) for entry in answer.value)
+        return tuple(TensorSpec.told(*entry) for entry in answer.value)
     except (TypeError, ValueError) as error:
         raise Refused(f"The process that opened '{shown(path)}' gave no answer.", hint=HINT) from error
-
-
-def _read_spec(name: Any, shape: Any, dtype: Any) -> TensorSpec:
-    """Return what a child says of one input, which may be anything.
-
-    Raises:
-        ValueError: It is no name, no sizes or no type.
-    """
-    sizes = isinstance(shape, list) and len(shape) <= _MOST_SIZES and all(map(_is_size, shape))
-    if not isinstance(name, str) or not sizes or dtype not in _TYPES:
-        raise ValueError(name, shape, dtype)
-    return TensorSpec(name, tuple(shape), dtype)
-
-
-def _is_size(size: Any) -> bool:
-    return size == "?" or (type(size) is int and 0 <= size < 2**63)
 
 
 def read_inputs(folder: Path, tell: Any, path: str) -> list[tuple[Any, ...]]:
@@ -134,7 +116,7 @@ def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
     model = read_model(path)
     with refusing(f"tell what '{path.name}' takes"):
         specs = tuple(_spec(port) for port in model.inputs)
-    odd = next((spec.name for spec in specs if spec.dtype not in _TYPES or len(spec.shape) > _MOST_SIZES), None)
+    odd = next((spec.name for spec in specs if spec.dtype not in NUMBERS or len(spec.shape) > MOST_DIMENSIONS), None)
     if odd is not None:
         raise Refused(f"'{shown(path)}' takes '{shown(odd)}'; only tensors of numbers can be given here.")
     return specs

@@ -95,20 +95,20 @@ class TensorRT(EngineOptions, Target):
         return self._describe(program.precision, lowered, path, package, built, placed)
 
     def open(self, path: Path, *, trust: bool = False) -> Artifact:
-        """Describe an engine; what it takes is read from the engine, which needs a GPU.
+        """Describe an engine; what it takes is read from the engine, which needs a GPU, in a confined process.
 
         Raises:
             Refused: There is no such file.
         """
         from optimize.targets.packaging import describe_file
-        from optimize.targets.tensorrt.reading import read_specs
+        from optimize.targets.tensorrt.reading import specs_of
 
         require_file(path)
         found, here = describe_file(self.name, path, trust=trust), self.available()
         if not here.run:
             return replace(found, missing=here.reason)
         try:
-            versions, inputs, outputs = read_specs(path)
+            versions, inputs, outputs = specs_of(path, trust=trust)
         except OptimizeError as error:
             return replace(found, missing=error.what.rstrip("."))
         return replace(found, versions=versions, inputs=inputs, outputs=outputs)

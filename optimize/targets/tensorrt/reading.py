@@ -1,23 +1,68 @@
-"""What a TensorRT engine takes and returns, read from the engine itself; that needs a GPU and the library it is for."""
+"""What a TensorRT engine takes and returns, read from the engine itself; that needs a GPU and the library it is for.
+
+An engine is native code, and its reader believes it: that of somebody else is read in a confined process.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optimize.errors import TargetUnavailable
+from optimize import sandbox
+from optimize.errors import Refused, TargetUnavailable
+from optimize.escaping import plain
+from optimize.regular import shown
 from optimize.targets.base import TensorSpec
 from optimize.targets.tensorrt import log
 from optimize.targets.tensorrt.driver import Device
 from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX
+from optimize.targets.work import HINT
 
 _RTX_MAGIC = b"vtrt"
+#: The package that runs an engine with its version, the engine's inputs and its outputs.
+Specs = tuple[Mapping[str, str], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
-def read_specs(path: Path) -> tuple[Mapping[str, str], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def specs_of(path: Path, *, trust: bool = False) -> Specs:
+    """Return what `read_specs` does, read in a confined process unless this is one or the engine is trusted.
+
+    Raises:
+        TargetUnavailable: The library is not installed, or is not the one that built the engine.
+        Refused: The process crashed over the engine, or was made to say what is no answer.
+    """
+    if trust or sandbox.is_confined():
+        return read_specs(path)
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+        answer = sandbox.call(
+            "optimize.targets.tensorrt.reading:tell_specs",
+            {"path": str(path.resolve())},
+            Path(folder),
+            about=f"'{shown(path)}'",
+            limits=replace(sandbox.ChildLimits.of([path]), memory_bytes=None),  # a GPU's memory is reserved, too
+        )
+    try:
+        name, version, *told = answer.value
+        inputs, outputs = (tuple(TensorSpec.told(*entry) for entry in entries) for entries in told)
+        if name not in (TENSORRT.distribution, TENSORRT_RTX.distribution):
+            raise ValueError(name)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"The process that opened '{shown(path)}' gave no answer.", hint=HINT) from error
+    return {name: plain(str(version))}, inputs, outputs
+
+
+def tell_specs(folder: Path, tell: Any, path: str) -> list[Any]:
+    """Return what `read_specs` does as plain data."""
+    versions, *specs = read_specs(Path(path))
+    ((name, version),) = versions.items()
+    return [name, version, *([(spec.name, spec.shape, spec.dtype) for spec in entries] for entries in specs)]
+
+
+def read_specs(path: Path) -> Specs:
     """Return the package that runs an engine with its version, the engine's inputs and its outputs.
 
     Raises:
