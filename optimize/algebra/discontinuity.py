@@ -39,7 +39,7 @@ def reason(value: fx.Node) -> str:
     A comparison that stands beside a reader of the value itself is a mask of a continuous function, such as
     ``where(x > 0, x, a * x)``, and need not.
     """
-    readers = list(_readers(value, set()))
+    readers = list(_readers(value))
     if any(graph.is_call(reader, *_ROUNDINGS) for reader in readers):
         return "its result is rounded, and a re-associated sum could cross the step"
     if readers and all(graph.is_call(reader, *SIGNS, *_COMPARISONS) for reader in readers):
@@ -49,13 +49,15 @@ def reason(value: fx.Node) -> str:
     return ""
 
 
-def _readers(value: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
+def _readers(value: fx.Node) -> Iterator[fx.Node]:
     """Yield the readers of a value, past the calls that pass a change on: scales, shifts, clamps, moves."""
-    for reader in value.users:
-        if reader in seen or graph.is_call(reader, *SHAPES):
-            continue
-        seen.add(reader)
-        if graph.is_call(reader, *_CONTINUOUS):
-            yield from _readers(reader, seen)
-        else:
-            yield reader
+    waiting, seen = [value], set[fx.Node]()
+    while waiting:
+        for reader in waiting.pop().users:
+            if reader in seen or graph.is_call(reader, *SHAPES):
+                continue
+            seen.add(reader)
+            if graph.is_call(reader, *_CONTINUOUS):
+                waiting.append(reader)
+            else:
+                yield reader

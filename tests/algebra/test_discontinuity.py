@@ -1,0 +1,17 @@
+"""Where the last bit of a sum decides the answer, however far behind it that is."""
+
+from torch import fx
+
+from optimize.algebra import discontinuity
+from optimize.graph import aten
+
+
+def test_a_rounding_is_found_behind_thousands_of_calls() -> None:
+    """A file may have as many as it likes, more than Python calls within calls."""
+    built = fx.Graph()
+    value = first = built.placeholder("x")
+    for _ in range(5000):
+        value = built.call_function(aten.relu.default, (value,))
+    assert discontinuity.reason(first) == ""
+    built.call_function(aten.round.default, (value,))
+    assert "is rounded" in discontinuity.reason(first)
