@@ -75,7 +75,7 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
 
     Args:
         out: The folder, which need not be there.
-        names: Files that will be written to it, as far as they are known.
+        names: Files that will be written to it, as far as they are known, or patterns of their names.
 
     Raises:
         Refused: It is a file, it cannot be written, something else lies where a file is to be, or the name is
@@ -95,7 +95,8 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
         for part in place.relative_to(ground).parts:
             with suppress(FileNotFoundError):
                 os.lstat(ground / part)  # a name may be too long
-    _check_names(place, names)
+    known = tuple(names)
+    _check_names(place, {*known, *_found(place, known)})
     return place
 
 
@@ -295,13 +296,10 @@ class Transaction:
         """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
         found = os.lstat(file)
         plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not file.name.startswith(".")
-        if not plain or not (file.suffix in _TAKEN or self._is_known(file.name)):
+        if not plain or not (file.suffix in _TAKEN or _is_known(file.name, self.names)):
             raise Refused(
                 f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT
             )
-
-    def _is_known(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
 
     def _require_place(self) -> None:
         if not self._is_in_place():
@@ -328,11 +326,9 @@ class Transaction:
         if os.path.lexists(self.out) and not is_folder(self.out):  # links were followed when we began
             raise self._no_folder()
         names = sorted(os.listdir(self.new))
-        _check_names(self.out, self.names.union(names))
-        there: list[str] = []
-        with suppress(PermissionError):  # one that may not be listed can be written to
-            there = os.listdir(self.out)
-        self.stale = sorted({*self.names, *filter(self._is_known, there)}.difference(names))
+        known = self.names.union(_found(self.out, self.names))
+        _check_names(self.out, known.union(names))
+        self.stale = sorted(known.difference(names))
         self.replaced.mkdir()
         if not self._exchange({*names, *self.stale}):
             remove_tree(self.replaced)
@@ -449,6 +445,17 @@ def _check_names(out: Path, names: Iterable[str]) -> None:
     """Make sure that a file replaces nothing but a file: no folder, and no link that somebody wants kept."""
     for name in names:
         check_file(out / name)
+
+
+def _found(out: Path, names: Iterable[str]) -> list[str]:
+    """Return what a folder holds under known names; nothing of one that is not there or may not be listed."""
+    with suppress(FileNotFoundError, PermissionError):  # one that may not be listed can be written to
+        return [name for name in os.listdir(out) if _is_known(name, names)]
+    return []
+
+
+def _is_known(name: str, names: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
 
 
 def _prefix(out: Path) -> str:

@@ -171,6 +171,12 @@ def test_files_of_a_result_are_known_by_patterns_of_their_names(
     assert sorted(os.listdir(out)) == ["point-1.txt", "point-3.onnx", "point-of-view.onnx", "report.json"]
 
 
+def test_what_no_file_of_a_pattern_can_replace_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "point-1.onnx").mkdir()
+    with pytest.raises(Refused, match="point-1.onnx' is a folder"):
+        check(tmp_path, ["point-[0-9]*.onnx"])
+
+
 def test_what_a_living_run_makes_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with staging(out) as living:
