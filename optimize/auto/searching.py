@@ -6,6 +6,7 @@ each trial ends with a commit of the whole result, the journal included.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import tempfile
@@ -21,6 +22,8 @@ from optimize import replay
 from optimize.auto.choices import CUTS, FileChoice, Sampler, first_choices
 from optimize.auto.trials import FileTrial, Journal, front, near_front, outcomes
 from optimize.auto.workshop import Workshop
+from optimize.costs import UNASKED_BATCH
+from optimize.data import Samples
 from optimize.errors import OptimizeError, Refused
 from optimize.files import write_text
 from optimize.job import Job
@@ -141,11 +144,11 @@ class _Searching:
         everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu, ()))
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
         self.opened, self.machine = open_all(asked, listener), current()
-        data = self.opened.calibration or self.opened.datasets.evaluation
-        assert data is not None
         self.program = self.opened.model.program
+        given = (self.opened.calibration, self.opened.datasets.evaluation)
         of = {
-            "program": fingerprint(self.program, FlatBatches(self.program, data)),
+            "program": [fingerprint(self.program, FlatBatches(self.program, data)) for data in given if data],
+            "labels": _labels_digest(given[1]),
             "recipe": job.recipe.model_dump(mode="json"),
             "machine": self.machine.machine,
             "versions": self.machine.versions,
@@ -169,7 +172,7 @@ class _Searching:
                     break
                 self._try(choice)
                 if found := front(self.journal.trials):
-                    self._publish(self._report(found, "it goes on"), found)
+                    self._publish(found, self._report(found, "it goes on"))
             else:
                 ended = "nothing was left to try"
         return self._finish(ended)
@@ -177,20 +180,25 @@ class _Searching:
     def _go_on(self) -> dict[int, Artifact]:
         """Read the journal of an earlier search, and take over the files that its front still has."""
         self.journal.read(self.job.out / JOURNAL)
-        files = {}
-        for trial in front(self.journal.trials):
-            assert trial.row is not None and trial.row.path is not None
-            target, name = find_target(trial.row.target), Path(trial.row.path).name
-            try:
-                _copy(target.files(self.job.out / name), self.folder)
-                artifact = target.open(self.folder / name, trust=True)
-            except (OSError, OptimizeError):
-                artifact = None
-            if artifact is not None and file_digest(*target.files(artifact.path)) == trial.row.sha256:
-                files[trial.number] = artifact
-            else:
-                self.journal.trials.remove(trial)  # somebody changed it: it is made again
+        files = dict[int, Artifact]()
+        while missing := [trial for trial in front(self.journal.trials) if trial.number not in files]:
+            for trial in missing:
+                if (artifact := self._taken_over(trial)) is not None:
+                    files[trial.number] = artifact
+                else:  # somebody changed it, and it is made again; so is what it alone kept from the front
+                    self.journal.trials.remove(trial)
         return files
+
+    def _taken_over(self, trial: FileTrial) -> Artifact | None:
+        """Return the file of an earlier trial; None where it is not there as it was made."""
+        assert trial.row is not None and trial.row.path is not None
+        target = self.job.recipe.target(trial.row.target)
+        path = self.folder / Path(trial.row.path).name
+        with suppress(OSError, OptimizeError):
+            _copy(target.files(self.job.out / path.name), self.folder)
+            if file_digest(*target.files(path)) == trial.row.sha256:
+                return target.open(path, trust=True)
+        return None
 
     def _choices(self) -> Iterator[FileChoice]:
         """Yield what to try: what single commands make, then what the sampler proposes."""
@@ -249,8 +257,7 @@ class _Searching:
         threads = self.job.recipe.threads
         found = [trial for trial in near_front(self.journal.trials) if trial.number in self.files]
         if not found:
-            whys = dict.fromkeys(trial.why for trial in self.journal.trials if trial.why)
-            why = "; ".join(whys) or ended
+            why = "; ".join(dict.fromkeys(outcomes(self.journal.trials).values())) or ended
             raise Refused(f"No file could be made and judged: {why}.", hint="Give it more time: --budget 20min.")
         with Fleet([self.baseline, *(self.files[trial.number] for trial in found)], threads=threads) as fleet:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
@@ -260,7 +267,7 @@ class _Searching:
         self.journal.trials = [again.get(trial.number, trial) for trial in self.journal.trials]
         kept = [trial for trial in front(self.journal.trials) if trial.number in self.files]
         report = self._report(kept, ended, _timed(found[0].eager, eager), result.warnings)
-        self._publish(report, kept)
+        self._publish(kept, report)
         return report
 
     def _report(
@@ -298,8 +305,8 @@ class _Searching:
                 outcome=told[trial.number],
             )
 
-    def _publish(self, report: Report, found: Sequence[FileTrial]) -> None:
-        """Let ``--out`` hold a front: files, recipes, journal and report, all in one moment."""
+    def _publish(self, found: Sequence[FileTrial], report: Report) -> None:
+        """Let ``--out`` hold the front as it is now: files, recipes, journal and report, all in one moment."""
         with staging(self.job.out, WRITTEN) as folder:
             for trial in found:
                 artifact = self.files[trial.number]
@@ -322,6 +329,14 @@ class _Searching:
         """Return about how long a trial takes, by those of its family."""
         alike = [trial.took_s for trial in self.journal.trials if trial.choice.family == choice.family]
         return median(alike) if alike else _USUAL_S
+
+
+def _labels_digest(data: Samples | None) -> str:
+    """Return the SHA-256, hexadecimal, of the labels that files are judged by."""
+    digest = hashlib.sha256()
+    for batch in data.batches(UNASKED_BATCH) if data is not None else ():
+        digest.update(repr([] if batch.labels is None else batch.labels.tolist()).encode())
+    return digest.hexdigest()
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:

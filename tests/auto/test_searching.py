@@ -132,6 +132,30 @@ def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[Fil
     assert changed not in files(model) or (model.with_name("out") / changed).stat().st_size > 100
 
 
+def test_a_front_whose_files_are_lost_is_made_again_with_what_it_kept_off(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another was better than has no file any more when that other one is lost."""
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:2]))
+    monkeypatch.setattr("optimize.auto.trials._DECIBELS", 1000.0)  # INT8 is no worse in error, and a quarter in bytes
+    monkeypatch.setattr("optimize.auto.trials._TIME", 1000.0)
+    assert search(model).exit_code == 0
+    assert {"point-02.int8.onnx"} == {name for name in files(model) if name.endswith(".onnx")}
+    (model.with_name("out") / "point-02.int8.onnx").unlink()
+    tried.clear()
+    assert search(model).exit_code == 0 and tried == CHOICES[:2]
+
+
+def test_other_labels_are_another_search(model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were judged by other answers say nothing of these."""
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
+    labels, images = model.with_name("labels.npz"), np.load(model.with_name("data.npz"))["x"]
+    for label in (0, 1):
+        tried.clear()
+        np.savez(labels, x=images, y=np.full(len(images), label))
+        assert search(model, "--eval", str(labels)).exit_code == 0 and tried == CHOICES[:1]
+
+
 def test_the_time_ends_whatever_goes_on(model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch) -> None:
     def late(self: Any) -> float:
         return math.inf if len(self.journal.trials) < 1 else time.monotonic() + 0.01
