@@ -172,6 +172,7 @@ class _Searching:
                     break
                 self._try(choice)
                 if found := front(self.journal.trials):
+                    self._remove_all_but(found)
                     self._publish(found, self._report(found, "it goes on"))
             else:
                 ended = "nothing was left to try"
@@ -304,6 +305,13 @@ class _Searching:
                 size_bytes=None if figures is None else figures.size_bytes,
                 outcome=told[trial.number],
             )
+
+    def _remove_all_but(self, found: Sequence[FileTrial]) -> None:
+        """Remove the files that are not on the front: they never come back to it, and would fill the disk."""
+        for number in self.files.keys() - {trial.number for trial in found}:
+            artifact = self.files.pop(number)
+            for file in find_target(artifact.target).files(artifact.path):
+                file.unlink(missing_ok=True)
 
     def _publish(self, found: Sequence[FileTrial], report: Report) -> None:
         """Let ``--out`` hold the front as it is now: files, recipes, journal and report, all in one moment."""

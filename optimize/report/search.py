@@ -17,9 +17,7 @@ def searched(report: Report) -> Iterator[doc.Section]:
     if (search := report.search) is None:
         return
     tried, kept = form.plural(len(search.trials), "file"), len(report.rows)
-    facts = [
-        ("Tried", f"{tried} in {form.span(search.spent_s)}; no other beats these {kept}. {search.ended.capitalize()}.")
-    ]
+    facts = [("Tried", f"{tried} in {form.span(search.spent_s)}, {kept} on the front. {search.ended.capitalize()}.")]
     if search.best:
         facts.append(("Best" if search.met else "Nearest to what was asked", search.best))
     yield doc.Facts(tuple(facts))

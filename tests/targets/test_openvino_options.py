@@ -104,6 +104,7 @@ def test_what_was_compiled_is_kept_where_the_user_asks(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     artifact = OpenVINO(cache=str(folder)).export(quantized, tmp_path / "net.xml")
     assert artifact.settings == {"hint": "latency", "cache": str(folder)}
+    assert OpenVINO(cache=str(folder)).open(artifact.path).settings == artifact.settings
     x = REFERENCES["resnet"].inputs(2, seed=9)
     first = artifact.load(threads=1)(x)
     assert list(folder.iterdir())

@@ -114,6 +114,11 @@ $feeds
             return Availability(export=False, run=False, reason="OpenVINO is not installed", install=INSTALL)
         return Availability(export=True, run=True, version=versions)
 
+    @property
+    def _settings(self) -> dict[str, str | bool]:
+        """What a runner of its files is asked."""
+        return {"hint": self.hint, "cache": self.cache}
+
     def files(self, path: Path) -> tuple[Path, ...]:
         """Return the description of the graph and, beside it, its weights."""
         return path, path.with_suffix(".bin")
@@ -141,7 +146,7 @@ $feeds
             path,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
             notes=(*told, *_apart(program, asked, wide=wide)),
-            settings={"hint": self.hint, "cache": self.cache},
+            settings=self._settings,
             origins=origins,
         )
 
@@ -157,7 +162,7 @@ $feeds
         said = check_ir(path, trust=trust)
         found = describe_file(self.name, path, self.files(path), trust=trust)
         found = replace(found, cpu=said.cpu, precision=said.precision)
-        found = replace(found, preprocess=said.preprocess, included=said.included)
+        found = replace(found, preprocess=said.preprocess, included=said.included, settings=self._settings)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))
         except OptimizeError as error:
