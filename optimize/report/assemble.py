@@ -129,9 +129,9 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if available.run:
         timing, quality = next(measured)
-        lossy = entry.precision != "float32"  # which has nothing to give back
-        bound = job.bound.check(quality) if job.bound is not None and lossy else None
         cut = any(done.exactness is Exactness.LOSSY for done in entry.program.applied)
+        lossy = cut or entry.precision != "float32"  # which has nothing to give back
+        bound = job.bound.check(quality) if job.bound is not None and lossy else None
         row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})
     else:
         row = Row.not_run(artifact, f"not run: {available.reason}")

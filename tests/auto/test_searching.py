@@ -146,6 +146,17 @@ def test_a_front_whose_files_are_lost_is_made_again_with_what_it_kept_off(
     assert search(model).exit_code == 0 and tried == CHOICES[:2]
 
 
+def test_a_float_file_with_fewer_channels_keeps_what_is_asked_too(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = FileChoice("onnx", "float32", cut=0.5)
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter([CHOICES[0], cut]))
+    assert search(model, "--min-sqnr", "90").exit_code == 0 and tried == [CHOICES[0], cut]
+    report = read_report(model.with_name("out") / "report.json")
+    assert report.search is not None
+    assert report.search.trials[1].outcome.startswith("misses") and len(report.rows) == 1
+
+
 def test_other_labels_are_another_search(model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were judged by other answers say nothing of these."""
     monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))

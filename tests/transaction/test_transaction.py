@@ -173,7 +173,7 @@ def test_files_of_a_result_are_known_by_patterns_of_their_names(
 
 def test_what_no_file_of_a_pattern_can_replace_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "point-1.onnx").mkdir()
-    with pytest.raises(Refused, match="point-1.onnx' is a folder"):
+    with pytest.raises(Refused, match=r"point-1\.onnx' is a folder"):
         check(tmp_path, ["point-[0-9]*.onnx"])
 
 
