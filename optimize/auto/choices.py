@@ -160,8 +160,6 @@ class Sampler:
             "regain_db": choice.regain_db,
             "cut": choice.cut,
         }
-        if any(value not in self._room[name].choices for name, value in params.items()):
-            return  # of an earlier search, which had other targets
         self._study.add_trial(
             optuna.trial.create_trial(
                 params=params,

@@ -20,7 +20,7 @@ from statistics import median
 
 from optimize import replay
 from optimize.auto.choices import CUTS, FileChoice, Sampler, first_choices
-from optimize.auto.trials import FileTrial, Journal, front, near_front, outcomes
+from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_front, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
@@ -172,7 +172,7 @@ class _Searching:
                     break
                 self._try(choice)
                 if found := front(self.journal.trials):
-                    self._remove_all_but(found)
+                    self._remove_all_but(near_front(self.journal.trials))
                     self._publish(found, self._report(found, "it goes on"))
             else:
                 ended = "nothing was left to try"
@@ -218,7 +218,7 @@ class _Searching:
         based = next((trial for trial in self.journal.trials if trial.choice == less), None)
         if not choice.regain_db or based is None or (figures := based.standing) is None:
             return bool(choice.regain_db and based is not None)
-        best = replace(figures, sqnr_db=figures.sqnr_db + choice.regain_db)
+        best = replace(figures, sqnr_db=min(figures.sqnr_db + choice.regain_db, CEILING_DB))
         found = (trial.standing for trial in front(self.journal.trials))
         return any(one is not None and one.is_no_worse(best) for one in found)
 
@@ -228,8 +228,9 @@ class _Searching:
         trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
         try:
             trial = self._tried(trial)
-        except OptimizeError as error:
-            trial = trial.model_copy(update={"why": str(error)})
+        except Exception as error:  # whatever came of one choice, the others are still to be tried
+            why = str(error) if isinstance(error, OptimizeError) else f"{type(error).__name__}: {error}"
+            trial = trial.model_copy(update={"why": why})
         took_s = time.monotonic() - began_s
         trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
         self.journal.trials.append(trial)

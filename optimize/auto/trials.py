@@ -21,7 +21,7 @@ _TIME, _DECIBELS, _BYTES = 1.02, 0.2, 1.1
 #: What two files that were not timed side by side may differ by.
 _NEAR = 0.9
 #: Better answers are equal: float32 in another order stands above.
-_CEILING_DB = 80.0
+CEILING_DB = 80.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FileTrial(StrictRecord):
             return None
         if not row.agreement.judged or row.size_bytes is None:
             return None
-        return Standing(1 / row.speedup.ratio, min(row.agreement.sqnr_db, _CEILING_DB), row.size_bytes)
+        return Standing(1 / row.speedup.ratio, min(row.agreement.sqnr_db, CEILING_DB), row.size_bytes)
 
     @property
     def misses(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Workshop:
     _plain: dict[tuple[str, FileChoice], Export] = field(default_factory=dict)
     _made: dict[FileChoice, Export] = field(default_factory=dict)
     _errors: dict[FileChoice, tuple[LayerError, ...]] = field(default_factory=dict)
+    _alone: set[FileChoice] = field(default_factory=set)
 
     def job_of(self, choice: FileChoice) -> Job:
         """Return the job that makes one choice's file alone."""
@@ -118,24 +119,41 @@ class Workshop:
         """Return the program of a choice.
 
         Raises:
-            Refused: No pass makes it.
+            OptimizeError: No pass makes it.
         """
-        for variant in self.family(choice.family):
+        family = choice.family
+        if family in self._alone:  # one of its kinds cannot be made
+            made = self._transformed(family, [choice.precision])
+        else:
+            made = self.family(family)
+        for variant in made:
             if variant.precision == choice.precision and variant.is_for(choice.target):
                 return variant
         raise Refused(f"No layer of this model becomes {choice.precision}.")
 
     def family(self, family: FileChoice) -> list[Variant]:
-        """Return the programs of all kinds of a family, which are made at once."""
-        recipe, targets = self.job.recipe, self.job.recipe.targets
+        """Return the programs of all kinds of a family, which are made at once where they all can be.
+
+        Raises:
+            OptimizeError: Not even those of the family's own kind can be made.
+        """
         if family not in self._variants:
-            entries = (*recipe.passes, *family.passes(recipe.cpu, kinds_of(targets)))
-            job = replace(self.job, recipe=recipe.model_copy(update={"passes": entries}))
-            made = transform(self.opened.model.program, self.opened.passes(job), targets, self.tell)
+            try:
+                made = self._transformed(family, kinds_of(self.job.recipe.targets))
+            except Exception:  # whatever one kind comes to, its own trial tells it
+                made = self._transformed(family, [family.precision])
+                self._alone.add(family)
             while len(self._variants) >= _FAMILIES:
                 self._forget(next(iter(self._variants)))
             self._variants[family] = made
         return self._variants[family]
+
+    def _transformed(self, family: FileChoice, kinds: Collection[str]) -> list[Variant]:
+        """Return the programs of these kinds of a family."""
+        recipe = self.job.recipe
+        passes = (*recipe.passes, *family.passes(recipe.cpu, kinds))
+        job = replace(self.job, recipe=recipe.model_copy(update={"passes": passes}))
+        return transform(self.opened.model.program, self.opened.passes(job), recipe.targets, self.tell)
 
     def _forget(self, family: FileChoice) -> None:
         """Let go of a family's programs, and of those that were made of them."""

@@ -19,6 +19,7 @@ from optimize.cli import cli
 from optimize.errors import Refused
 from optimize.job import Job
 from optimize.measure import latency
+from optimize.passes import CastFP16
 from optimize.recipe import read
 from optimize.report.files import read as read_report
 from optimize.search import Search
@@ -196,6 +197,23 @@ def test_a_search_that_finds_nothing_says_why(
         found.exception
     )
     assert not model.with_name("out").exists()
+
+
+def test_a_kind_that_cannot_be_made_takes_no_other_along(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a pass raises, it is what became of that one choice."""
+
+    def raising(self: Any, program: Any) -> Any:
+        raise ValueError("no such half")
+
+    monkeypatch.setattr(CastFP16, "rewrite", raising)
+    choices = [FileChoice("onnx", "float16"), FileChoice("onnx", "float32")]
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(choices))
+    assert search(model).exit_code == 0
+    report = read_report(model.with_name("out") / "report.json")
+    assert report.search is not None and [row.precision for row in report.rows] == ["float32"]
+    assert "no such half" in report.search.trials[0].outcome
 
 
 def test_the_best_is_what_is_asked_for() -> None:
