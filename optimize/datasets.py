@@ -12,13 +12,12 @@ from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.data.examples import draw_inputs
 from optimize.errors import OptimizeError
-from optimize.graph import dtype_name
 from optimize.measure import quality
 from optimize.measure.accuracy import AccuracyMeter
 from optimize.measure.metrics import Metric
 from optimize.program import Program
 from optimize.progress import Progress, silent
-from optimize.quantization.batches import FlatBatches
+from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.recipe import Recipe
 from optimize.targets.arrays import to_array, to_tensor
 
@@ -129,7 +128,7 @@ def open_datasets(
     Raises:
         OptimizeError: The data is missing, damaged or does not fit.
     """
-    specs, image = input_specs(program), ImagePreprocessing.read(recipe.preprocessing)
+    specs, image = sample_specs(program), ImagePreprocessing.read(recipe.preprocessing)
     labelled = evaluate if evaluate is not None else recipe.eval
     held = None if calibrate is None else FlatBatches(program, calibrate).samples
     wanted = {"labelled": metric is None or not metric.beside_original, "classes": metric is None}
@@ -139,18 +138,6 @@ def open_datasets(
         unsaid=not recipe.preprocessing,
         metric=metric,
     )
-
-
-def input_specs(program: Program) -> list[InputSpec]:
-    """Return what the program takes, a sample a spec."""
-    return [
-        InputSpec(
-            name,
-            tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:],
-            dtype_name(tensor),
-        )
-        for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
-    ]
 
 
 def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:

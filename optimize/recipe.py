@@ -68,7 +68,8 @@ class PassEntry(BaseModel):
         >>> PassEntry.of(QuantizeDynamic(keep=("head",)))
         PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
-        given = {field.name: (getattr(made, field.name), field.default) for field in dataclasses.fields(made)}
+        fields = [field for field in dataclasses.fields(made) if field.repr or field.compare]  # not data
+        given = {field.name: (getattr(made, field.name), field.default) for field in fields}
         options = {
             name: named.spelled(value)
             for name, (value, usual) in given.items()

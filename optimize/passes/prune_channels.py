@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
-from optimize import graph, ops
+from optimize import graph, named, ops
 from optimize.data import Given, Samples
-from optimize.errors import UsageError
+from optimize.errors import UsageError, nearest
 from optimize.passes.base import Cutting, Outcome, Rewrite, Skip
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
 from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_readers, rank
-from optimize.pruning.cut import cut
+from optimize.pruning.criteria import CRITERIA, Evidence, Name, Reads, score_layers
+from optimize.pruning.cut import cut, stays
 from optimize.pruning.groups import Dependencies, Group, dependencies
-from optimize.pruning.importance import Order, rank_by_weights, round_down
+from optimize.pruning.importance import Order, rank_by, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
 from optimize.pruning.sensitivity import TRIED_ON, weigh
 from optimize.quantization.batches import FlatBatches
@@ -47,7 +49,9 @@ class PruneChannels(Cutting):
     Without data the channels with the smallest weights go (``optimize.pruning.importance``), and the program equals
     the one whose layers read zeros in place of the cut channels. With data (it needs no labels) those go without which
     the layers behind lose least of their outputs, and these layers get the weights that make up for them
-    (``optimize.pruning.compensation``): nothing is trained, and half of the work may go for a point of accuracy.
+    (``optimize.pruning.compensation``): nothing is trained, and half of the work may go for a point of accuracy. What
+    goes may be said by a criterion of another name instead (``optimize.pruning.criteria`` has their formulas); where
+    the share is of the whole, its scores are compared as shares of what their layers score together.
 
     When it applies: convolutions, transposed convolutions and linear layers. Skipped, with the reason: groups that
     reach an input, an output or an operator without a rule (LayerNorm over the channels, GroupNorm); layers whose
@@ -68,9 +72,18 @@ class PruneChannels(Cutting):
             samples that were made up, for weights alone. A ``Survey`` for what they said before.
         times: Seconds of each layer by its path, for ``time``; ``optimize.optimize(..., latency=)`` measures them.
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
+        criterion: What goes first. None: as above. Of weights ``l1``, ``l2``, ``fpgm`` (near the geometric median),
+            ``bn`` (the scale of the BatchNorm behind); of activations ``apoz`` (how often above zero), ``activation``
+            (mean size); of gradients ``taylor``, ``hessian``, ``snip``; ``movement`` while it was trained; ``random``.
+        compensated: Whether the layers behind get weights that make up for what goes, where there is data. Where it is
+            to be trained anyway, ``False`` saves the time.
+        loss: What gradients are of: a function of outputs and labels, or ``package.module:function`` in a recipe.
+            None needs no labels: how the outputs change, to first order.
+        scores: For ``movement``: ``History.movement`` of a training.
+        seed: Of what is drawn: ``random``, and the signs of gradients without a loss.
 
     Raises:
-        UsageError: An option is out of range, or names no layer.
+        UsageError: An option is out of range or lacks another, or names no layer.
 
     Example:
         >>> import torch, optimize
@@ -95,9 +108,26 @@ class PruneChannels(Cutting):
     calibration: Given | Survey | None = field(default=None, repr=False, compare=False, kw_only=True)
     times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
+    criterion: Name | None = field(default=None, kw_only=True)
+    compensated: bool = field(default=True, kw_only=True)
+    loss: Callable[[Any, Any], Any] | str | None = field(default=None, kw_only=True)
+    scores: Mapping[str, Any] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.criterion is not None and self.criterion not in CRITERIA:
+            hint = nearest(str(self.criterion), CRITERIA)
+            raise UsageError(f"{self.name}: there is no criterion '{self.criterion}'.", hint=hint)
+        if self.loss is not None and self._reads not in ("gate", "gradients"):
+            what = "" if self.criterion is None else f", and '{self.criterion}' reads {self._reads}"
+            raise UsageError(f"{self.name}: gradients are of a loss{what}.", hint="Say criterion='taylor'.")
+        if self.loss is not None and not callable(self.loss) and not named.is_named(str(self.loss)):
+            hint = "In a recipe, name it as package.module:function."
+            raise UsageError(f"loss={self.loss!r}: a loss is a function of outputs and labels.", hint=hint)
+        if (self.scores is None) == (self._reads == "scores"):
+            hint = "Training(..., movement=True) gathers them: scores=history.movement."
+            raise UsageError(f"{self.name}: the criterion 'movement' and scores belong together.", hint=hint)
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
             raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
 
@@ -106,10 +136,10 @@ class PruneChannels(Cutting):
         self.require_times()
         found = dependencies(program)
         stay = self._stay(found)
+        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
+        orders = self._orders(found, stay, survey)
         skips = _unfollowed(program, set(found.outputs))
         skips += [_skip(group, stay[group]) for group in found.groups if group in stay]
-        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
-        orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
         rewrites, removed = [], set[int]()
         for group, going in self._going(program, found, orders).items():
             before = len(group.channels)
@@ -130,22 +160,62 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         return self._survey(program, found, self._stay(found), 1.0)
 
+    def masks(self, program: Program, survey: Survey) -> dict[str, torch.Tensor]:
+        """Return which weights stay, bool by their paths, where channels are not cut but silenced.
+
+        A program whose weights are zero elsewhere answers as the one that the pass cuts without making up for it,
+        pixels at borders included: what reads such a channel has no weight for it, and what makes it is zero.
+        """
+        self.require_times()
+        found = dependencies(program)
+        going = self._going(program, found, self._orders(found, self._stay(found), survey))
+        return stays(program, found, {channel for channels in going.values() for channel in channels})
+
+    def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
+        """Return the orders of the groups that can lose something; those that nothing is said of stay, too."""
+        orders = {}
+        for group, order in zip(found.groups, survey.orders, strict=True):
+            if group not in stay and not order and most(group):
+                stay[group] = f"its layers have nothing that the criterion '{self.criterion}' reads"
+            elif group not in stay:
+                orders[group] = order
+        return orders
+
+    @property
+    def _reads(self) -> Reads | None:
+        return None if self.criterion is None else CRITERIA[self.criterion].reads
+
     def _survey(self, program: Program, found: Dependencies, stay: Container[Group], share: float) -> Survey:
         if isinstance(self.calibration, Survey):
             return self.calibration
         data, free = self.calibration, [group for group in found.groups if group not in stay]
         made_up = isinstance(data, Samples) and data.synthetic
+        if (data is None or made_up) and self._reads in ("activations", "gate", "gradients"):
+            what = f"{self.name}: the criterion '{self.criterion}' reads what layers make of data, and there is none."
+            raise UsageError(what, hint="Give --calib DATA, or calibration=batches.")
         batches = None if data is None or made_up or not free else FlatBatches(program, data)
-        folds = batches.folds(SAMPLES) if batches else ([], [])
-        is_weighed = self.of != "channels"
-        readers, half = find_readers(program, found, folds, halved=is_weighed) if batches else ([], [])
-        orders: dict[Group, Order] = {
-            group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
-            for group, end in ((group, most(group, share)) for group in free)
-        }
-        if batches and is_weighed:
-            orders = weigh(program, orders, half, batches.spread(folds[1], TRIED_ON))
-        return Survey(data, tuple(orders.get(group, ()) for group in found.groups), tuple(readers))
+        looked_at = batches if self.compensated or self.criterion is None else None
+        folds = looked_at.folds(SAMPLES) if looked_at else ([], [])
+        is_weighed = self.of != "channels" and self.criterion is None
+        readers, half = find_readers(program, found, folds, halved=is_weighed) if looked_at else ([], [])
+        ends = {group: most(group, share) for group in free}
+        if self.criterion is None:
+            orders: dict[Group, Order] = {
+                group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
+                for group, end in ends.items()
+            }
+        else:
+            scores = score_layers(program, found, self.criterion, self._evidence) if free else {}
+            orders = {group: rank_by(found, group, scores, end) or () for group, end in ends.items()}
+        if looked_at and is_weighed:
+            orders = weigh(program, orders, half, looked_at.spread(folds[1], TRIED_ON))
+        kept = readers if self.compensated else ()
+        return Survey(data, tuple(orders.get(group, ()) for group in found.groups), tuple(kept))
+
+    @property
+    def _evidence(self) -> Evidence:
+        loss = named.find(self.loss) if isinstance(self.loss, str) else self.loss
+        return Evidence(self.data, loss, self.scores, self.seed)
 
     def _stay(self, found: Dependencies) -> dict[Group, str]:
         """Return the groups that lose nothing, with the reason: they cannot be cut, or the user leaves them alone."""

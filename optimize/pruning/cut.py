@@ -45,6 +45,26 @@ def cut(program: Program, found: Dependencies, removed: Set[int]) -> None:
         _cut_weight(program.graph_module, weight, removed)
 
 
+def stays(program: Program, found: Dependencies, removed: Set[int]) -> dict[str, torch.Tensor]:
+    """Return which numbers of each weight ``cut`` would leave, bool by its paths; those it leaves whole are left out.
+
+    Args:
+        program: The program.
+        found: Its dependencies.
+        removed: Channels of groups that are not fixed.
+    """
+    masks: dict[str, torch.Tensor] = {}
+    for weight in found.weights:
+        tensor = _tensor(program.graph_module, weight)
+        mask = torch.ones(tensor.shape, dtype=torch.bool)
+        for dim, axis in enumerate(weight.axes):
+            gone = [place for place, channel in enumerate(axis or ()) if channel in removed]
+            mask.index_fill_(dim, torch.tensor(gone, dtype=torch.int64), False)
+        if not mask.all():
+            masks |= dict.fromkeys(weight.paths, mask)
+    return masks
+
+
 def _places(axis: Axis, removed: Set[int]) -> list[int]:
     """Return the indices along an axis that stay."""
     return [place for place, channel in enumerate(axis or ()) if channel not in removed]

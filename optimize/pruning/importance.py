@@ -1,8 +1,8 @@
-"""Which channels matter: the size of the weights that make them, and how many are kept."""
+"""Which channels matter: what is said of the layers that make them, and how many are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -18,33 +18,59 @@ from optimize.pruning.recurrent import GATES, steps
 Order = Sequence[tuple[int, float]]
 
 
-def importance(program: Program, found: Dependencies, group: Group) -> torch.Tensor:
-    """Return the importance of each channel of a group, float64 ``[len(group.channels)]``.
+def importance(found: Dependencies, group: Group, scores: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    """Return the importance of each channel of a group, float64 ``[len(group.channels)]``, 1 on average.
 
-    With ``W_l[c]`` the slice of layer ``l`` that produces channel ``c`` (times ``gamma / sqrt(var + eps)`` where a
-    BatchNorm reads the layer alone, so that fusing it first changes nothing):
-    ``sqrt(mean_l(|W_l[c]|^2 / mean_c |W_l[c]|^2))``. Each layer has the same say, whatever the scale of its weights.
+    With ``s_l[c]`` what layer ``l`` says of the channel ``c`` that it makes: ``mean_l(s_l[c] / mean_c s_l[c])``. Each
+    layer has the same say, whatever the scale of its weights. Scores below zero are lifted until none is.
 
-    Source: H. Li, A. Kadav, I. Durdanovic, H. Samet, H. P. Graf, "Pruning Filters for Efficient ConvNets", 2016, arXiv
-    1608.08710 (norms of filters); G. Fang et al., "DepGraph", 2023, arXiv 2301.12900 (normalised over a group).
+    Args:
+        found: The program's dependencies.
+        group: One of its groups.
+        scores: Of each layer that has a say, one number an output channel ``[C_out]``.
+
+    Returns:
+        None where none of the group's layers has a say.
+
+    Source: G. Fang et al., "DepGraph", 2023, arXiv 2301.12900 (normalised over a group).
     """
     places = {channel: place for place, channel in enumerate(group.channels)}
+    heard = [layer for layer in group.layers if layer in scores]
     total = torch.zeros(len(group.channels), dtype=torch.float64)
-    for layer in group.layers:
-        energy = torch.zeros_like(total)
-        for channel, value in zip(found.outputs[layer], _energies(program.graph_module, layer).tolist(), strict=True):
+    for layer in heard:
+        said = torch.zeros_like(total)
+        for channel, value in zip(found.outputs[layer], scores[layer].tolist(), strict=True):
             if channel in places:
-                energy[places[channel]] += value
-        total += energy / energy.mean().clamp_min(torch.finfo(torch.float64).tiny)
-    return (total / len(group.layers)).sqrt()
+                said[places[channel]] += value
+        said -= said.min().clamp(max=0)
+        total += said / said.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    return total / len(heard) if heard else None
+
+
+def rank_by(
+    found: Dependencies, group: Group, scores: Mapping[fx.Node, torch.Tensor], most: int
+) -> list[tuple[int, float]] | None:
+    """Return up to ``most`` channels of a group in the order they go, each with its share of the whole importance.
+
+    None where no layer of the group has a say.
+    """
+    total = importance(found, group, scores)
+    if total is None:
+        return None
+    shares = total / len(group.channels)
+    # Of equals the last goes first, as the first stays where the most important are taken.
+    ranked = torch.argsort(shares, descending=True, stable=True).tolist()[::-1]
+    return [(group.channels[place], float(shares[place])) for place in ranked[:most]]
 
 
 def rank_by_weights(program: Program, found: Dependencies, group: Group, most: int) -> list[tuple[int, float]]:
-    """Return up to ``most`` channels of a group in the order they go, each with its share of the weights' energy."""
-    scores = importance(program, found, group).square() / len(group.channels)
-    # Of equals the last goes first, as the first stays where the most important are taken.
-    ranked = torch.argsort(scores, descending=True, stable=True).tolist()[::-1]
-    return [(group.channels[place], float(scores[place])) for place in ranked[:most]]
+    """Return the same by the energy of the weights that make each channel: squared norms of filters.
+
+    Source: H. Li, A. Kadav, I. Durdanovic, H. Samet, H. P. Graf, "Pruning Filters for Efficient ConvNets", 2016, arXiv
+    1608.08710.
+    """
+    module = program.graph_module
+    return rank_by(found, group, {layer: filters(module, layer).square().sum(1) for layer in group.layers}, most) or []
 
 
 def round_down(found: Dependencies, group: Group, going: Sequence[int], multiple: int) -> Sequence[int]:
@@ -62,33 +88,38 @@ def _is_round(found: Dependencies, group: Group, kept: Sequence[int], round_to: 
     return all(sum(channel in wanted for channel in found.outputs[layer]) % round_to == 0 for layer in group.layers)
 
 
-def _energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
-    """Return the squared norm of the weights that make each output channel, float64 ``[C_out]``."""
+def filters(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
+    """Return the weights that make each output channel of a layer, float64 ``[C_out, K]``.
+
+    They are times ``gamma / sqrt(var + eps)`` where a BatchNorm reads the layer alone: fusing it changes nothing.
+    """
+    rows = filters_of(layer, lambda weight: graph.attribute(module, str(weight.target)).detach())
+    operator = None if (norm := norm_of(layer)) is None else channelwise.read(module, norm)
+    return rows if operator is None else rows * operator.scale[:, None]
+
+
+def filters_of(layer: fx.Node, read: Callable[[fx.Node], torch.Tensor]) -> torch.Tensor:
+    """Return the rows of each output channel, float64 ``[C_out, K]``, of tensors shaped as a layer's weights.
+
+    Of a recurrent layer these are the rows of each hidden unit in all gates and layers, a direction after the other.
+
+    Args:
+        layer: The layer.
+        read: Returns the tensor for a weight: itself, its gradient.
+    """
     if graph.is_call(layer, *ops.RECURRENT):
-        return _unit_energies(module, layer)
-    weight = graph.constant(module, graph.argument(layer, "weight"))
-    assert weight is not None
-    squares = weight.double().square()
+        matrices = [read(weight).double() for step in steps(layer) for weight in step[:2]]
+        gates = GATES[layer.target]
+        units = [matrix.reshape(gates, -1, matrix.shape[1]).transpose(0, 1).flatten(1) for matrix in matrices]
+        return torch.cat(units, 1).repeat(2 if graph.argument(layer, "bidirectional") else 1, 1)
+    weight = read(graph.argument(layer, "weight")).double()
     if graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS):
-        groups = graph.argument(layer, "groups")
-        squares = squares.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).sum((1, 3)).reshape(-1)
-    else:
-        squares = squares.reshape(weight.shape[0], -1).sum(1)
-    return squares * _norm_scale(module, layer).square()
+        groups, (inputs, outputs) = ops.groups(layer), weight.shape[:2]
+        return weight.reshape(groups, inputs // groups, outputs, -1).transpose(1, 2).reshape(groups * outputs, -1)
+    return weight.flatten(1)
 
 
-def _unit_energies(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
-    """Return the squared norm of the rows of each hidden unit in all gates and layers, a direction after the other."""
-    matrices = [graph.attribute(module, str(weight.target)).detach() for step in steps(layer) for weight in step[:2]]
-    energies = [matrix.double().square().sum(1).reshape(GATES[layer.target], -1).sum(0) for matrix in matrices]
-    energy = torch.stack(energies).sum(0)
-    return energy.repeat(2 if graph.argument(layer, "bidirectional") else 1)
-
-
-def _norm_scale(module: fx.GraphModule, layer: fx.Node) -> torch.Tensor:
-    """Return what the BatchNorm after a layer multiplies each channel by, or 1 where there is none."""
-    norm = next(iter(layer.users))
-    if len(layer.users) > 1 or not graph.is_call(norm, aten.batch_norm.default):
-        return torch.ones((), dtype=torch.float64)
-    operator = channelwise.read(module, norm)
-    return torch.ones((), dtype=torch.float64) if operator is None else operator.scale
+def norm_of(layer: fx.Node) -> fx.Node | None:
+    """Return the BatchNorm that reads a layer alone, or None."""
+    reader = next(iter(layer.users), None)
+    return reader if len(layer.users) == 1 and graph.is_call(reader, aten.batch_norm.default) else None

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from optimize.data import Batch, Given, Samples
+from optimize.data import Batch, Given, InputSpec, Samples
 from optimize.dimensions import BATCH
 from optimize.errors import Refused, UsageError
+from optimize.graph import dtype_name
 from optimize.program import Program
 from optimize.progress import tell
 
@@ -206,6 +207,18 @@ def samples_of(program: Program, flat: Sequence[torch.Tensor]) -> int:
         if axis is not None:
             return int(value.shape[axis])
     return next((int(value.shape[0]) for value in flat if value.dim()), 1)
+
+
+def sample_specs(program: Program) -> list[InputSpec]:
+    """Return what the program takes, a sample a spec."""
+    return [
+        InputSpec(
+            name,
+            tuple(None if axis in dims else size for axis, size in enumerate(tensor.shape))[1:],
+            dtype_name(tensor),
+        )
+        for name, tensor, dims in zip(program.input_names, program.inputs, program.dynamic, strict=True)
+    ]
 
 
 def check(program: Program, flat: Sequence[Any]) -> Flat:

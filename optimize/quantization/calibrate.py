@@ -65,7 +65,7 @@ class Observations:
         return {name: known[id(statistics)] for name, statistics in self.values.items()}
 
 
-class _Observation(fx.Interpreter):
+class Observation(fx.Interpreter):
     """Runs the graph and shows every float value that is not a weight to a callback."""
 
     def __init__(self, module: fx.GraphModule, see: See) -> None:
@@ -73,6 +73,7 @@ class _Observation(fx.Interpreter):
         self.see = see
 
     def run_node(self, n: fx.Node) -> object:
+        """Run one node and show its value."""
         result = super().run_node(n)
         if n.op in ("placeholder", "call_function") and isinstance(result, torch.Tensor) and result.is_floating_point():
             self.see(n, result)
@@ -204,7 +205,7 @@ def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[i
         see: Called with each node and its value.
         enough: Asked after each batch, with the samples seen, whether to stop.
     """
-    observation = _Observation(program.graph_module, see)
+    observation = Observation(program.graph_module, see)
     samples = 0
     with torch.inference_mode():
         for batch in batches:

@@ -23,6 +23,7 @@ from optimize.graph import aten
 from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.prune_channels import PruneChannels
 from optimize.program import Program
+from optimize.pruning.criteria import Name
 
 torch.set_num_threads(1)
 
@@ -108,6 +109,20 @@ def test_thin_equals_masked(name: str, ratio: float) -> None:
     assert thin.stats().parameters < program.stats().parameters
     invariants.check(thin)
     assert error_against_masked(program, thin) < 1e-10
+
+
+@pytest.mark.parametrize("criterion", ["l1", "fpgm", "bn", "apoz", "taylor", "hessian"])
+@pytest.mark.parametrize("name", ["vgg", "residual", "concat", "depthwise", "grouped", "squeeze_excite", "shared"])
+def test_thin_equals_masked_by_any_criterion(name: str, criterion: Name) -> None:
+    program = captured(NETWORKS[name])
+    entry = PruneChannels(0.5, criterion=criterion, calibration=[program.sample(8)], compensated=False)
+    thin, outcome = entry.apply(program)
+    assert outcome.rewrites and error_against_masked(program, thin) < 1e-10
+    silenced = program.clone()
+    for path, mask in entry.masks(program, entry.survey(program)).items():
+        graph.attribute(silenced.graph_module, path).data.mul_(mask)
+    for want, got in zip(silenced.run(program.inputs), thin.run(program.inputs), strict=True):
+        assert float((want - got).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -9,12 +9,16 @@ from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.program import Program
 from optimize.pruning.budget import most
 from optimize.pruning.groups import dependencies
-from optimize.pruning.importance import importance, rank_by_weights, round_down
+from optimize.pruning.importance import filters, importance, rank_by_weights, round_down
 
 
 def scores(program: Program) -> torch.Tensor:
     found = dependencies(program)
-    return importance(program, found, found.groups[0])
+    group = found.groups[0]
+    energies = {layer: filters(program.graph_module, layer).square().sum(1) for layer in group.layers}
+    mattered = importance(found, group, energies)
+    assert mattered is not None and importance(found, group, {}) is None
+    return mattered.sqrt()
 
 
 def with_rows(*norms: float) -> nn.Sequential:
