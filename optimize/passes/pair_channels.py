@@ -9,19 +9,16 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from optimize import graph, ops
-from optimize.graph import aten
+from optimize import graph
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
 from optimize.processor import adds_pairs, named
 from optimize.program import Program
-from optimize.pruning.cut import reorder
-from optimize.pruning.groups import Dependencies, Group, dependencies
+from optimize.pruning.cut import aligned_readers, reorder
+from optimize.pruning.groups import Group, dependencies
 from optimize.quantization.grid import room_bits
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.pairing import PairCost, match
 from optimize.registry import register_pass
-
-_READERS = (*ops.CONVOLUTIONS, aten.linear.default)
 
 
 @register_pass
@@ -73,7 +70,7 @@ class PairChannels(Pass):
         done: list[tuple[Group, list[fx.Node], float]] = []
         skips = []
         for group in found.groups:
-            readers = _readers(program, found, group)
+            readers = aligned_readers(program, found, group)
             if readers and group.why_fixed:
                 skips.append(Skip(group.where, graph.op_name(group.layers[0]), group.why_fixed))
             elif readers and (room := _room(program, readers)) > 0:
@@ -87,18 +84,6 @@ class PairChannels(Pass):
             for group, readers, before in done
         ]
         return Outcome(tuple(told), tuple(skips))
-
-
-def _readers(program: Program, found: Dependencies, group: Group) -> list[fx.Node]:
-    """Return the layers that read a group's channels two by two, in the group's order."""
-    readers = []
-    for node in graph.calls(program.graph, *_READERS):
-        source = graph.argument(node, "input")
-        axes = found.axes[source]
-        is_constant = graph.constant(program.graph_module, graph.argument(node, "weight")) is not None
-        if is_constant and ops.groups(node) == 1 and axes[ops.channel_axis(node, source)] == group.channels:
-            readers.append(node)
-    return readers
 
 
 def _weight(program: Program, layer: fx.Node) -> torch.Tensor:

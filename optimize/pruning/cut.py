@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import Axis
-from optimize.pruning.groups import Dependencies
+from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.rules import Weight, channel_axis, is_depthwise
 
 #: The argument that names sizes of the result.
@@ -122,6 +122,18 @@ def reorder(program: Program, found: Dependencies, order: Mapping[int, int]) -> 
             if not order.keys().isdisjoint(axis or ()):
                 tensor = tensor.index_select(dim, torch.tensor(_moved(axis or (), order)))
         _write(program.graph_module, weight, tensor)
+
+
+def aligned_readers(program: Program, found: Dependencies, group: Group) -> list[fx.Node]:
+    """Return the convolutions and linear layers of one group that read a group's channels one beside the other."""
+    readers = []
+    for node in graph.calls(program.graph, *ops.CONVOLUTIONS, aten.linear.default):
+        source = graph.argument(node, "input")
+        axes = found.axes[source]
+        is_constant = graph.constant(program.graph_module, graph.argument(node, "weight")) is not None
+        if is_constant and ops.groups(node) == 1 and axes[ops.channel_axis(node, source)] == group.channels:
+            readers.append(node)
+    return readers
 
 
 def _moved(axis: tuple[int, ...], order: Mapping[int, int]) -> list[int]:

@@ -8,7 +8,8 @@ pairs drawn at random for as long as that lowers the cost, which comes within hu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -31,8 +32,9 @@ class PairCost:
     def __init__(self, weights: Sequence[torch.Tensor], largest: int) -> None:
         self._sides = [_sides(weight, largest) for weight in weights]
 
-    def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Return the cost of each pair ``(first[i], second[i])``, float32 ``[n]``."""
+    def __call__(self, pairs: torch.Tensor) -> torch.Tensor:
+        """Return the cost of each pair of channels ``[n, 2]``, float32 ``[n]``."""
+        first, second = pairs.unbind(1)
         total = torch.zeros(len(first))
         for sides in self._sides:
             beyond = (sides[first] + sides[second]).amax(1).clamp_min(LARGEST_SUM) - LARGEST_SUM
@@ -51,27 +53,42 @@ def _sides(weight: torch.Tensor, largest: int) -> torch.Tensor:
     return torch.cat([integers.clamp_min(0), -integers.clamp_max(0)], 2).permute(1, 2, 0).to(torch.uint8).contiguous()
 
 
-def match(cost: PairCost, channels: int) -> list[int]:
-    """Return the channels in an order in which neighbours, two by two, cost little.
+def match(
+    cost: Callable[[torch.Tensor], torch.Tensor], channels: int, width: int = 2, worth: float = _WORTH
+) -> list[int]:
+    """Return the channels in an order in which neighbours, ``width`` by ``width``, cost little.
 
     Args:
-        cost: What a pair costs.
-        channels: How many there are; of an odd number the last stays where it is.
+        cost: What sets of channels ``[n, width]`` cost, ``[n]``.
+        channels: How many there are; those beyond a multiple of ``width`` stay where they are.
+        width: Channels of a set.
+        worth: It ends when some rounds leave more than this share of the cost.
     """
-    draw = torch.Generator().manual_seed(0)
-    pairs = torch.arange(channels // 2 * 2).reshape(-1, 2)
-    now, last = cost(*pairs.unbind(1)), torch.inf
+    draw, placed = torch.Generator().manual_seed(0), channels // width * width
+    sets, exchanges = torch.arange(placed).reshape(-1, width), _exchanges(width)
+    now, last = cost(sets), torch.inf
     for turn in range(_ROUNDS):
         if turn % _PATIENCE == 0:
-            if float(now.sum()) >= _WORTH * last:
+            if float(now.sum()) >= worth * last:
                 break
             last = float(now.sum())
-        met = torch.randperm(len(pairs), generator=draw)[: len(pairs) // 2 * 2].reshape(-1, 2)
-        (a, b), (c, d) = (pairs[side].unbind(1) for side in met.unbind(1))
-        ways = torch.stack(
-            [torch.stack(way, 1).reshape(-1, 2, 2) for way in ([a, b, c, d], [a, c, b, d], [a, d, c, b])]
-        )
-        costs = torch.stack([now[met], *(cost(*way.reshape(-1, 2).unbind(1)).reshape(-1, 2) for way in ways[1:])])
+        met = torch.randperm(len(sets), generator=draw)[: len(sets) // 2 * 2].reshape(-1, 2)
+        ways = sets[met].flatten(1)[:, exchanges].transpose(0, 1).unflatten(2, (2, width))
+        costs = torch.stack([now[met], *(cost(way.flatten(0, 1)).reshape(-1, 2) for way in ways[1:])])
         best, each = costs.sum(2).argmin(0), torch.arange(ways.shape[1])
-        pairs[met], now[met] = ways[best, each], costs[best, each]
-    return [*pairs.flatten().tolist(), *range(channels // 2 * 2, channels)]
+        sets[met], now[met] = ways[best, each], costs[best, each]
+    return [*sets.flatten().tolist(), *range(placed, channels)]
+
+
+def _exchanges(width: int) -> torch.Tensor:
+    """Return orders of two sets' channels, the first as they are, in the others one of each has changed its set.
+
+    >>> _exchanges(2).tolist()
+    [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 2, 1]]
+    """
+    orders = [list(range(2 * width))]
+    for one, other in itertools.product(range(1, width), range(width, 2 * width)):
+        order = list(range(2 * width))
+        order[one], order[other] = other, one
+        orders.append(order)
+    return torch.tensor(orders)

@@ -80,14 +80,19 @@ def test_options_become_the_builders_configuration(tmp_path: Path) -> None:
     plain = config(EngineOptions(), tmp_path)
     assert plain.num_compute_capabilities == 0
     assert plain.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
-    assert not any(plain.get_flag(flag) for flag in (trt.BuilderFlag.REFIT, trt.BuilderFlag.VERSION_COMPATIBLE))
+    flags = (trt.BuilderFlag.REFIT, trt.BuilderFlag.VERSION_COMPATIBLE, trt.BuilderFlag.SPARSE_WEIGHTS)
+    assert not any(map(plain.get_flag, flags))
     options = EngineOptions(
-        workspace_bytes=1 << 28, compute_capabilities=("8.6", "12.0"), refit=True, version_compatible=True
+        workspace_bytes=1 << 28,
+        compute_capabilities=("8.6", "12.0"),
+        refit=True,
+        version_compatible=True,
+        sparse_weights=True,
     )
     asked = config(options, tmp_path)
     assert asked.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 28
     assert [asked.get_compute_capability(index).name for index in range(2)] == ["SM86", "SM120"]
-    assert asked.get_flag(trt.BuilderFlag.REFIT)
+    assert asked.get_flag(trt.BuilderFlag.REFIT) and asked.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
     assert asked.get_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     assert asked.num_optimization_profiles == 1
 

@@ -83,8 +83,12 @@ def _config(module: Any, builder: Any, order: Order, tell: Callable[[float], Non
     config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # what the engine inspector reads
     if options.workspace_bytes is not None:
         config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-    for asked, flag in ((options.version_compatible, "VERSION_COMPATIBLE"), (options.refit, "REFIT")):
-        if asked:
+    for option, flag in (
+        (options.version_compatible, "VERSION_COMPATIBLE"),
+        (options.refit, "REFIT"),
+        (options.sparse_weights, "SPARSE_WEIGHTS"),
+    ):
+        if option:
             config.set_flag(getattr(module.BuilderFlag, flag))
     if options.hardware_compatible != "none":
         level = getattr(module.HardwareCompatibilityLevel, options.hardware_compatible.upper())

@@ -40,6 +40,7 @@ def _rtx_words(options: EngineOptions) -> list[str]:
 
 def _tensorrt_words(options: EngineOptions) -> list[str]:
     words = [f"--timingCacheFile={options.timing_cache}"] if options.timing_cache else []
+    words += ["--sparsity=enable"] if options.sparse_weights else []
     levels = {"ampere_plus": "ampere+", "same_compute_capability": "sameComputeCapability"}
     if options.hardware_compatible != "none":
         words.append(f"--hardwareCompatibilityLevel={levels[options.hardware_compatible]}")

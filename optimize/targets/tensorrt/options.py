@@ -27,6 +27,7 @@ _OWNED = (
     ("compute_capabilities", ("tensorrt-rtx",), "TensorRT builds for the GPU it runs on"),
     ("hardware_compatible", ("tensorrt", "torch-tensorrt"), "compute_capabilities say which GPUs TensorRT-RTX serves"),
     ("timing_cache", ("tensorrt", "torch-tensorrt"), "TensorRT-RTX times no kernels while it builds"),
+    ("sparse_weights", ("tensorrt", "torch-tensorrt"), "TensorRT-RTX does not say what it makes of zeros"),
 )
 
 
@@ -45,6 +46,8 @@ class EngineOptions:
         version_compatible: Later versions of TensorRT may run the engine.
         hardware_compatible: Other GPU models may run the engine of TensorRT.
         refit: Weights can be replaced in the finished engine.
+        sparse_weights: Kernels may skip zeros where 2 of 4 weights are zero (``PruneWeights(pattern="2:4")``), on GPUs
+            from Ampere on; those that are faster are taken.
         cuda_graph: Record each shape's kernels once and replay them with one call: for networks of many short kernels.
     """
 
@@ -58,6 +61,7 @@ class EngineOptions:
     version_compatible: bool = False
     hardware_compatible: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
     refit: bool = False
+    sparse_weights: bool = False
     cuda_graph: bool = False
 
     def __post_init__(self) -> None:

@@ -74,6 +74,8 @@ def _settings(order: Order) -> dict[str, Any]:
     }
     if options.workspace_bytes is not None:
         settings["workspace_size"] = options.workspace_bytes
+    if options.sparse_weights:
+        settings["sparse_weights"] = True
     if options.timing_cache:
         settings["timing_cache_path"] = options.timing_cache
     return settings
