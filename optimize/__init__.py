@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from optimize.passes import (
         Script as Script,
     )
+    from optimize.passes.gradual import Gradual as Gradual
     from optimize.passes.merging import merge_branches as merge_branches
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
@@ -88,6 +89,7 @@ _HOMES = {
     **dict.fromkeys(
         ("OptimizeError", "Refused", "TargetUnavailable", "UsageError", "VerificationFailed"), "optimize.errors"
     ),
+    "Gradual": "optimize.passes.gradual",
     "merge_branches": "optimize.passes.merging",
     "narrow": "optimize.load.narrowing",
     "Program": "optimize.program",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
 from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_readers, rank
 from optimize.pruning.criteria import CRITERIA, Evidence, Name, Reads, score_layers
-from optimize.pruning.cut import cut, stays
+from optimize.pruning.cut import cut, find_silent, stays
 from optimize.pruning.groups import Dependencies, Group, dependencies
 from optimize.pruning.importance import Order, rank_by, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
@@ -74,7 +74,8 @@ class PruneChannels(Cutting):
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
         criterion: What goes first. None: as above. Of weights ``l1``, ``l2``, ``fpgm`` (near the geometric median),
             ``bn`` (the scale of the BatchNorm behind); of activations ``apoz`` (how often above zero), ``activation``
-            (mean size); of gradients ``taylor``, ``hessian``, ``snip``; ``movement`` while it was trained; ``random``.
+            (mean size); of gradients ``taylor``, ``hessian``, ``snip``; ``movement`` while it was trained; ``random``;
+            ``zeros``, channels alone whose weights are all zero, the ratio at most: the program computes the same.
         compensated: Whether the layers behind get weights that make up for what goes, where there is data. Where it is
             to be trained anyway, ``False`` saves the time.
         loss: What gradients are of: a function of outputs and labels, or ``package.module:function`` in a recipe.
@@ -116,8 +117,8 @@ class PruneChannels(Cutting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.criterion is not None and self.criterion not in CRITERIA:
-            hint = nearest(str(self.criterion), CRITERIA)
+        if self.criterion not in (None, *get_args(Name)):
+            hint = nearest(str(self.criterion), get_args(Name))
             raise UsageError(f"{self.name}: there is no criterion '{self.criterion}'.", hint=hint)
         if self.loss is not None and self._reads not in ("gate", "gradients"):
             what = "" if self.criterion is None else f", and '{self.criterion}' reads {self._reads}"
@@ -125,9 +126,8 @@ class PruneChannels(Cutting):
         if self.loss is not None and not callable(self.loss) and not named.is_named(str(self.loss)):
             hint = "In a recipe, name it as package.module:function."
             raise UsageError(f"loss={self.loss!r}: a loss is a function of outputs and labels.", hint=hint)
-        if (self.scores is None) == (self._reads == "scores"):
-            hint = "Training(..., movement=True) gathers them: scores=history.movement."
-            raise UsageError(f"{self.name}: the criterion 'movement' and scores belong together.", hint=hint)
+        if self.scores is not None and self.criterion != "movement":
+            raise UsageError(f"{self.name}: scores are for criterion='movement'.")
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
             raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
 
@@ -160,7 +160,7 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         return self._survey(program, found, self._stay(found), 1.0)
 
-    def masks(self, program: Program, survey: Survey) -> dict[str, torch.Tensor]:
+    def masks(self, program: Program) -> dict[str, torch.Tensor]:
         """Return which weights stay, bool by their paths, where channels are not cut but silenced.
 
         A program whose weights are zero elsewhere answers as the one that the pass cuts without making up for it,
@@ -168,7 +168,9 @@ class PruneChannels(Cutting):
         """
         self.require_times()
         found = dependencies(program)
-        going = self._going(program, found, self._orders(found, self._stay(found), survey))
+        stay = self._stay(found)
+        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
+        going = self._going(program, found, self._orders(found, stay, survey))
         return stays(program, found, {channel for channels in going.values() for channel in channels})
 
     def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
@@ -176,14 +178,14 @@ class PruneChannels(Cutting):
         orders = {}
         for group, order in zip(found.groups, survey.orders, strict=True):
             if group not in stay and not order and most(group):
-                stay[group] = f"its layers have nothing that the criterion '{self.criterion}' reads"
+                stay[group] = f"the criterion '{self.criterion}' finds nothing in its layers"
             elif group not in stay:
                 orders[group] = order
         return orders
 
     @property
     def _reads(self) -> Reads | None:
-        return None if self.criterion is None else CRITERIA[self.criterion].reads
+        return None if self.criterion is None or self.criterion == "zeros" else CRITERIA[self.criterion].reads
 
     def _survey(self, program: Program, found: Dependencies, stay: Container[Group], share: float) -> Survey:
         if isinstance(self.calibration, Survey):
@@ -202,6 +204,12 @@ class PruneChannels(Cutting):
         if self.criterion is None:
             orders: dict[Group, Order] = {
                 group: rank(group, readers, end) or rank_by_weights(program, found, group, end)
+                for group, end in ends.items()
+            }
+        elif self.criterion == "zeros":
+            silent = find_silent(program, found) if free else set()
+            orders = {
+                group: [(channel, 0.0) for channel in group.channels if channel in silent][:end]
                 for group, end in ends.items()
             }
         else:

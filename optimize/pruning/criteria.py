@@ -60,7 +60,7 @@ def _apart(rows: torch.Tensor) -> torch.Tensor:
 
 
 Name = Literal[
-    "l1", "l2", "fpgm", "bn", "apoz", "activation", "taylor", "hessian", "snip", "movement", "random"
+    "l1", "l2", "fpgm", "bn", "apoz", "activation", "taylor", "hessian", "snip", "movement", "random", "zeros"
 ]  # fmt: skip
 #: H. Li et al., 2016, arXiv 1608.08710 (l1, l2); Z. Liu et al., "Network Slimming", 2017, arXiv 1708.06519 (bn); Y. He
 #: et al., "Filter Pruning via Geometric Median", 2018, arXiv 1811.00250 (fpgm); H. Hu et al., "Network Trimming", 2016,

@@ -65,6 +65,24 @@ def stays(program: Program, found: Dependencies, removed: Set[int]) -> dict[str,
     return masks
 
 
+def find_silent(program: Program, found: Dependencies) -> set[int]:
+    """Return the channels whose weights are zero wherever they appear, those that read them too.
+
+    Statistics of a BatchNorm do not count: where its scale and shift are zero, so is what it gives.
+    """
+    norms = graph.calls(program.graph, aten.batch_norm.default)
+    statistics = {str(node.target) for norm in norms for node in norm.args[3:5] if isinstance(node, fx.Node)}
+    seen, speaking = set[int](), set[int]()
+    for weight in found.weights:
+        tensor = _tensor(program.graph_module, weight)
+        for dim, axis in enumerate(weight.axes if statistics.isdisjoint(weight.paths) else ()):
+            if axis is not None:
+                loud = (tensor != 0).movedim(dim, 0).reshape(len(axis), -1).any(1).tolist()
+                seen.update(axis)
+                speaking.update(itertools.compress(axis, loud))
+    return seen - speaking
+
+
 def _places(axis: Axis, removed: Set[int]) -> list[int]:
     """Return the indices along an axis that stay."""
     return [place for place, channel in enumerate(axis or ()) if channel not in removed]

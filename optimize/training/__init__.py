@@ -2,5 +2,6 @@
 
 from optimize.training.loop import History, Training
 from optimize.training.losses import Attention, Features, Labels, Lesson, Logits, Loss, Similarity
+from optimize.training.masks import rewind
 
-__all__ = ["Attention", "Features", "History", "Labels", "Lesson", "Logits", "Loss", "Similarity", "Training"]
+__all__ = ["Attention", "Features", "History", "Labels", "Lesson", "Logits", "Loss", "Similarity", "Training", "rewind"]

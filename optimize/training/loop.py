@@ -11,7 +11,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.progress import Progress, silent
 from optimize.regular import find
 from optimize.training import checkpoint
 from optimize.training.losses import Labels, Lesson, Loss
+from optimize.training.masks import Masks, Pruner
+from optimize.training.recomputing import recomputing
 
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 _CHECKPOINT = "checkpoint.safetensors"
@@ -38,10 +40,13 @@ class History:
     Attributes:
         losses: Mean loss of each epoch.
         scores: What ``judge`` said after each; empty without it.
+        movement: Of each parameter by name, how far it was moved away from zero: ``-sum(w * dL/dw)`` over the steps
+            (V. Sanh et al., 2020, arXiv 2005.07683). Empty where it was not asked for.
     """
 
     losses: tuple[float, ...]
     scores: tuple[float, ...] = ()
+    movement: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def best(self) -> int:
@@ -75,6 +80,11 @@ class Training:
         folder: Where a checkpoint is kept after each epoch; a training that was cut off goes on from it.
         seed: Of the order of a ``DataLoader`` that shuffles, of dropout, and of what the data draws from ``random`` and
             NumPy: each epoch has its own.
+        prune: What is zero at which step, such as ``Gradual``.
+        keep_zeros: Whether weights that are zero stay zero (biases may begin at zero and learn).
+        movement: Whether ``History.movement`` is gathered.
+        recompute: Names of modules, such as a network's blocks, that keep nothing but inputs and outputs in memory:
+            what is inside is computed again for the gradients.
         progress: Told which share is done.
 
     Example:
@@ -101,6 +111,10 @@ class Training:
     patience: int | None = None
     folder: Path | None = None
     seed: int = 0
+    prune: Pruner | None = None
+    keep_zeros: bool = False
+    movement: bool = False
+    recompute: Sequence[str] = ()
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +131,12 @@ class Training:
             raise UsageError(f"precision='{self.precision}' is none of {', '.join(_PRECISIONS)}.")
         if self.patience is not None and self.judge is None:
             raise UsageError("patience waits for a better score, and nothing judges.", hint="Give judge as well.")
+        if self.prune is not None and self.judge is not None:
+            hint = "Train with prune first, then with judge and keep_zeros=True."
+            raise UsageError("The best epoch that judge keeps may be one before prune was done.", hint=hint)
+        if isinstance(self.data, Dataset) and not isinstance(self.data, IterableDataset):
+            hint = "DataLoader(dataset, batch_size=64, shuffle=True)."
+            raise UsageError("Training takes batches, and a Dataset gives single samples.", hint=hint)
 
     def __call__(self, module: nn.Module) -> History:
         """Train a module.
@@ -142,7 +162,7 @@ class _Trainer:
             mixed_precision=_PRECISIONS[asked.precision],
             gradient_accumulation_steps=asked.accumulate,
             dataloader_config=accelerate.utils.DataLoaderConfiguration(
-                split_batches=True, use_seedable_sampler=True, data_seed=asked.seed
+                split_batches=True, use_seedable_sampler=True, data_seed=asked.seed, non_blocking=True
             ),
         )
         teacher = copy.deepcopy(asked.teacher) if asked.teacher is module else asked.teacher
@@ -163,8 +183,13 @@ class _Trainer:
         self.steps_of_epoch = math.ceil(_length(asked.data) / asked.accumulate)
         self.settings = f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}"
         self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()
+        self.masks, self.share = Masks(module), 0.0
+        learning = module.named_parameters() if asked.movement else ()
+        self.movement = {name: torch.zeros_like(weight) for name, weight in learning if weight.requires_grad}
 
     def run(self) -> History:
+        if self.asked.keep_zeros:
+            self.masks.keep_zeros()
         self._resume()
         for epoch in range(len(self.losses), self.asked.epochs):
             if self._is_over():
@@ -174,10 +199,13 @@ class _Trainer:
             self._keep()
         result = self.averaged.module if self.averaged is not None else self.module
         self.module.load_state_dict(self.best or result.state_dict())
+        self._prune(self.steps_of_epoch * self.asked.epochs)
+        self.masks.apply()  # an average remembers what has gone
         self.accelerator.wait_for_everyone()
         for each, home in self.homes.items():
             each.to(home).eval()
-        return History(tuple(self.losses), tuple(self.scores))
+        moved = {name: value.cpu() for name, value in self.movement.items()}
+        return History(tuple(self.losses), tuple(self.scores), moved)
 
     def _epoch(self, epoch: int) -> float:
         """Go through the data once; return the mean loss."""
@@ -187,14 +215,16 @@ class _Trainer:
         self.module.train()
         step, total, count = epoch * self.steps_of_epoch, torch.zeros((), device=self.accelerator.device), 0
         for batch in self.batches:
-            with self.accelerator.accumulate(self.student):
+            with self.accelerator.accumulate(self.student), recomputing(self.module, self.asked.recompute):
                 self._set_rate(step)
+                self._prune(step)
                 loss = self._loss(batch)
                 self.accelerator.backward(loss)
-                if self.asked.clip is not None and self.accelerator.sync_gradients:
-                    self.accelerator.clip_grad_norm_(self.student.parameters(), self.asked.clip)
+                if self.accelerator.sync_gradients:
+                    self._look_at_gradients()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+                self.masks.apply()
             if self.accelerator.sync_gradients:
                 step += 1
                 if self.averaged is not None:
@@ -205,6 +235,25 @@ class _Trainer:
         if not math.isfinite(mean):
             raise Refused(f"The loss of epoch {epoch + 1} is {mean}.", hint="Lower the rate, or give clip=1.0.")
         return mean
+
+    def _prune(self, step: int) -> None:
+        """Ask again what is zero, where it is another share than before."""
+        if self.asked.prune is not None:
+            share = self.asked.prune.share(step, self.steps_of_epoch * self.asked.epochs)
+            if share != self.share:
+                self.share = share
+                self.masks.choose(self.asked.prune.masks(self.module, share, self.movement))
+
+    def _look_at_gradients(self) -> None:
+        """Make them no longer than is asked; add up what they say of the weights."""
+        if self.asked.clip is not None:
+            self.accelerator.clip_grad_norm_(self.student.parameters(), self.asked.clip)
+        elif self.movement:
+            self.accelerator.unscale_gradients()
+        for name, moved in self.movement.items():
+            weight = self.module.get_parameter(name)
+            if weight.grad is not None:
+                moved -= (weight.detach() * weight.grad).nan_to_num(0.0, 0.0, 0.0)  # a step of float16 may be left out
 
     def _loss(self, batch: Any) -> Tensor:
         """Return the sum of the losses on a batch."""
@@ -269,6 +318,7 @@ class _Trainer:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.losses, self.scores, self.best = state["losses"], state["scores"], state["best"]
+        self.movement = state["movement"]
 
     def _state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what a checkpoint holds beside what was seen; the state of an optimizer is that of the one given."""
@@ -278,6 +328,7 @@ class _Trainer:
             "optimizer": optimizer.state_dict(),
             "averaged": {} if self.averaged is None else self.averaged.state_dict(),
             "scaler": {} if scaler is None else scaler.state_dict(),
+            "movement": self.movement,
         }
 
     def _wanted(self, names: Collection[str]) -> dict[str, Any]:

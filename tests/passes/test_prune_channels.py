@@ -119,8 +119,12 @@ def test_thin_equals_masked_by_any_criterion(name: str, criterion: Name) -> None
     thin, outcome = entry.apply(program)
     assert outcome.rewrites and error_against_masked(program, thin) < 1e-10
     silenced = program.clone()
-    for path, mask in entry.masks(program, entry.survey(program)).items():
+    for path, mask in entry.masks(program).items():
         graph.attribute(silenced.graph_module, path).data.mul_(mask)
+    zeros, told = PruneChannels(0.9, criterion="zeros").apply(silenced)
+    assert told.rewrites == outcome.rewrites and len(told.notes) == 1
+    for path, tensor in thin.graph_module.state_dict().items():
+        assert torch.equal(zeros.graph_module.state_dict()[path], tensor)
     for want, got in zip(silenced.run(program.inputs), thin.run(program.inputs), strict=True):
         assert float((want - got).abs().max()) < 1e-10
 
