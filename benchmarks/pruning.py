@@ -6,6 +6,11 @@
 
     python -m benchmarks.pruning --latency              # four networks, two runtimes, half and a third of the time
 
+    python -m benchmarks.pruning --criteria DIR         # ResNet-20 without 30 % of its work, by every criterion
+    pip install --no-deps --target TP torch-pruning==1.6.1        # with PYTHONPATH=.:TP it stands beside them
+
+    python -m benchmarks.pruning --zeros                # what runtimes make of zeros
+
 Accuracy is taken from the ONNX file on 2,500 labelled pictures; calibration has 512 others, without labels. Time is the
 file's against that of the uncut network, both in float32 and in lock-step on one thread.
 """
@@ -13,26 +18,35 @@ file's against that of the uncut network, both in float32 and in lock-step on on
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
+import importlib.util
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import optimize
+from benchmarks.distillation import BATCH, CALIBRATION, SEED, resnet20
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models import REFERENCES
+from models.data import DEFAULT_ROOT
+from models.train import Pictures, load_split
 from optimize.errors import Refused
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.pace import Pace
+from optimize.pruning.criteria import CRITERIA
 from optimize.registry import find_target
 from optimize.search import one_sample
 from optimize.targets.base import Artifact
+from optimize.training import Labels, Training
 
 ROOT = Path(__file__).parents[1]
 RATIO = 0.3
@@ -189,6 +203,127 @@ def latency(seconds: float) -> int:
     return missed
 
 
+def count_right(net: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the percentage of pictures that a module is right on."""
+    with torch.no_grad():
+        right = [net.eval()(batch).argmax(1) for batch in images.split(500)]
+    return 100 * float((torch.cat(right) == labels).float().mean())
+
+
+def criteria(folder: Path, again: int, less: float = 0.3) -> None:
+    """Print what a ResNet-20 without a share of its work is right on, by each criterion; some are trained on."""
+    images, labels = load_split("train", DEFAULT_ROOT)
+    test, batch = load_split("test", DEFAULT_ROOT), images[:2]
+    torch.manual_seed(SEED)
+    whole = resnet20().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    Training(
+        Pictures(images, labels, BATCH), (Labels(smoothing=0.1),), epochs=5, rate=0.1, precision="bfloat16",
+        seed=SEED, folder=folder / "resnet20-whole",
+    )(whole)  # fmt: skip
+    seen = [(images[:CALIBRATION], labels[:CALIBRATION])]
+    few = Pictures(images[:20_000], labels[:20_000], BATCH)
+    moved = copy.deepcopy(whole)
+    movement = Training(few, rate=0.01, precision="bfloat16", seed=SEED, movement=True)(moved).movement
+    program = optimize.capture(whole.eval(), (batch,))
+    loss = torch.nn.functional.cross_entropy
+    ways: list[dict[str, Any]] = [{"criterion": name} for name in (None, *CRITERIA)]
+    ways += [{"criterion": name, "loss": loss} for name in ("taylor", "hessian", "snip")]
+    print(f"the whole network: {count_right(whole, *test):.2f} %, {program.stats().macs / 1e6:.1f} M MACs", flush=True)
+    print("| by | MACs | parameters | seconds | right, % | made up for, % | after an epoch, % |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for way in ways:
+        scores = movement if way["criterion"] == "movement" else None
+        subject = optimize.capture(moved.eval(), (batch,)) if scores else program
+        module, nets, took = moved if scores else whole, [], 0.0
+        for compensated in (False, True):
+            start = time.perf_counter()
+            cut = optimize.PruneChannels(
+                less, of="macs", round_to=1, calibration=seen, compensated=compensated, scores=scores, **way
+            )
+            thin, _ = cut.apply(subject)
+            took, stats = took or time.perf_counter() - start, thin.stats()
+            nets.append(optimize.narrow(module, thin))
+        right = [count_right(net, *test) for net in nets]
+        name = f"{way['criterion'] or 'error of the outputs'}{', with labels' if 'loss' in way else ''}"
+        after = train_on(nets[way["criterion"] is None], few, again, test)
+        shares = f"{stats.macs / program.stats().macs:.3f} | {stats.parameters / program.stats().parameters:.3f}"
+        print(f"| {name} | {shares} | {took:.1f} | {right[0]:.2f} | {right[1]:.2f} | {after} |", flush=True)
+    if importlib.util.find_spec("torch_pruning"):
+        peers(whole, seen[0], few, again, test, less)
+
+
+def train_on(net: torch.nn.Module, few: Pictures, again: int, test: tuple[torch.Tensor, torch.Tensor]) -> str:
+    """Train a cut network for some epochs and return what it is right on, as a cell of a table."""
+    if not again:
+        return ""
+    few.generator.manual_seed(SEED)
+    Training(few, epochs=again, rate=0.02, precision="bfloat16", seed=SEED)(net)
+    return f"{count_right(net, *test):.2f}"
+
+
+def peers(
+    whole: torch.nn.Module, seen: tuple[torch.Tensor, torch.Tensor], few: Pictures, again: int,
+    test: tuple[torch.Tensor, torch.Tensor], less: float,
+) -> None:  # fmt: skip
+    """Print the same for Torch-Pruning, its global ratio sought until as much work is gone."""
+    import torch_pruning as tp
+
+    kinds = {
+        "magnitude": tp.importance.GroupMagnitudeImportance(p=2),
+        "fpgm": tp.importance.FPGMImportance(p=2),
+        "bn": tp.importance.BNScaleImportance(),
+        "taylor, with labels": tp.importance.GroupTaylorImportance(),
+    }
+    batch = seen[0][:2]
+    total = tp.utils.count_ops_and_params(whole, batch)
+    for name, kind in kinds.items():
+        low, high, start = 0.0, 0.9, time.perf_counter()
+        for _ in range(8):
+            ratio, net = (low + high) / 2, copy.deepcopy(whole)
+            pruner = tp.pruner.BasePruner(
+                net, batch, kind, global_pruning=True, pruning_ratio=ratio, max_pruning_ratio=0.9,
+                ignored_layers=[layer for layer in net.modules() if isinstance(layer, torch.nn.Linear)],
+            )  # fmt: skip
+            net.zero_grad()
+            torch.nn.functional.cross_entropy(net(seen[0]), seen[1]).backward()
+            pruner.step()
+            macs, parameters = tp.utils.count_ops_and_params(net, batch)
+            low, high = (ratio, high) if macs > (1 - less) * total[0] else (low, ratio)
+        took = (time.perf_counter() - start) / 8
+        right = count_right(net, *test)
+        cells = f"{macs / total[0]:.3f} | {parameters / total[1]:.3f} | {took:.1f} | {right:.2f}"
+        print(f"| Torch-Pruning, {name} | {cells} |  | {train_on(net, few, again, test)} |", flush=True)
+
+
+def zeros(seconds: float) -> None:
+    """Print what files with zeros take beside those without."""
+    torch.manual_seed(0)
+    stack = torch.nn.Sequential(*(torch.nn.Conv2d(128, 128, 3, padding=1) for _ in range(4)))
+    lines = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
+    print("| network | runtime | 2:4 | 90 % zero | file, zipped, of the dense one |")
+    print("|---|---|---|---|---|")
+    for name, net, shape in (
+        ("4 convolutions of 128", stack, (1, 128, 28, 28)),
+        ("4 layers of 1024", lines, (16, 1024)),
+    ):
+        program = optimize.capture(net.eval(), (torch.randn(*shape),), dynamic_batch=False)
+        sparse = [optimize.PruneWeights(**way).apply(program)[0] for way in ({"pattern": "2:4"}, {"ratio": 0.9})]  # type: ignore[arg-type]
+        for target in ("onnx", "openvino"):
+            with tempfile.TemporaryDirectory() as folder:
+                files = [
+                    optimize.export(each, target, Path(folder) / f"{place}{find_target(target).suffix}")
+                    for place, each in enumerate((program, *sparse))
+                ]
+                sizes = [sum(len(zlib.compress(part.read_bytes(), 6)) for part in file.path.parent.glob(
+                    f"{file.path.stem}.*")) for file in files]  # fmt: skip
+                with Fleet(files, threads=1) as fleet:
+                    timings = measure(fleet, [program.inputs[0].numpy()], budget_s=seconds * 3).timings
+                gains = [timing.speedup for timing in timings[1:]]
+                cells = [f"{gain.ratio:.2f}x [{gain.ci_low:.2f}, {gain.ci_high:.2f}]" for gain in gains if gain]
+                packed = ", ".join(f"{size / sizes[0]:.2f}" for size in sizes[1:])
+                print(f"| {name} | {target} | {' | '.join(cells)} | {packed} |", flush=True)
+
+
 def main() -> int:
     """Run the benchmark; return 1 when a network could not be cut, or a file misses its time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -196,9 +331,20 @@ def main() -> int:
         "--architectures", nargs="*", metavar="NAME", help="timm's networks; all of the list by default"
     )
     parser.add_argument("--latency", action="store_true", help="cut to a time, and look whether the file takes it")
+    parser.add_argument(
+        "--criteria", type=Path, metavar="DIR", help="every criterion; the trained network is kept there"
+    )
+    parser.add_argument("--again", type=int, default=0, help="epochs on 20,000 pictures that --criteria trains on")
+    parser.add_argument("--zeros", action="store_true", help="time files with zeros")
     parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of timing a file")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.criteria:
+        criteria(given.criteria, given.again)
+        return 0
+    if given.zeros:
+        zeros(given.budget_s)
+        return 0
     if given.latency:
         return int(latency(given.budget_s) > 0)
     if given.architectures is None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Sections of the help, in its order; each option says which it stands in.
 Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Output"]
+#: What says which channels go: the criteria of ``PruneChannels`` that need no training.
+CRITERIA = ("l1", "l2", "fpgm", "bn", "apoz", "activation", "taylor", "hessian", "snip", "random", "zeros")
 #: Options that name what a command reads; a baseline may be replaced by the next one.
 _READ = ("config", "data", "evaluate")
 

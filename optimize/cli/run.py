@@ -74,6 +74,12 @@ _MOST_CUT = 0.95
     help="Cut this share of each layer's channels, or of all macs or params; with --calib, the rest makes up for it.",
 )
 @options.passes(
+    "--criterion",
+    metavar="NAME",
+    type=click.Choice(options.CRITERIA),
+    help=f"With --prune: which channels go first, in place of what --calib shows: {', '.join(options.CRITERIA)}.",
+)
+@options.passes(
     "--depth",
     metavar="RATIO|macs=RATIO|params=RATIO",
     type=options.Share(),
@@ -243,6 +249,9 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
     reparameterize = given["fuse"] if given["reparam"] is None else given["reparam"]
     half, merge, timed = _half(given), given["depth"] or {}, {"of": "time"} if given["latency"] else {}
     cut = given["prune"] or ({"ratio": _MOST_CUT, **timed} if timed and not merge else {})
+    if given["criterion"] and not cut:
+        raise UsageError("--criterion says which channels go first, and none goes.", hint="Add --prune macs=0.5.")
+    cut = {**cut, "criterion": given["criterion"]} if given["criterion"] else cut
     static = given["int8"] == "static"
     if given["mixed"] and not static:
         raise UsageError("--mixed needs static INT8 to mix with.", hint="Add --int8.")

@@ -8,9 +8,10 @@ change of the outputs (M. Hutchinson, 1989), and no labels are needed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -24,7 +25,7 @@ from optimize.pruning.compensation import no_samples
 from optimize.pruning.groups import Dependencies
 from optimize.pruning.importance import filters, filters_of, norm_of
 from optimize.pruning.rules import channel_axis
-from optimize.quantization.batches import FlatBatches, sample_specs, samples_of
+from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.quantization.calibrate import Observation, observe
 
 #: Samples that activations are taken of, and gradients, one after the other.
@@ -161,14 +162,14 @@ def _read_gate(program: Program, found: Dependencies, evidence: Evidence, add: C
 
 
 def _read_gradients(program: Program, found: Dependencies, evidence: Evidence, add: Callable[..., None]) -> None:
+    def held(weight: fx.Node) -> torch.Tensor:
+        return graph.attribute(program.graph_module, str(weight.target)).detach()
+
     for module, _ in _differentiated(program, found, evidence, ()):
 
-        def held(node: fx.Node, module: fx.GraphModule = module) -> torch.Tensor:
-            return graph.attribute(module, str(node.target)).detach()
-
-        def slope(node: fx.Node, module: fx.GraphModule = module) -> torch.Tensor:
-            weight = graph.attribute(module, str(node.target))
-            return torch.zeros_like(weight) if weight.grad is None else weight.grad
+        def slope(weight: fx.Node, module: fx.GraphModule = module) -> torch.Tensor:
+            found = graph.attribute(module, str(weight.target)).grad
+            return torch.zeros_like(held(weight)) if found is None else found
 
         for layer in found.outputs:
             add(layer, filters_of(layer, held), filters_of(layer, slope))
@@ -202,13 +203,15 @@ def _read_chance(program: Program, found: Dependencies, evidence: Evidence, add:
         add(layer, torch.rand(len(channels), 1, generator=draw, dtype=torch.float64))
 
 
-_READERS: Mapping[Reads, _Reader] = dict(
-    zip(
-        get_args(Reads),
-        (_read_weights, _read_gamma, _read_activations, _read_gate, _read_gradients, _read_scores, _read_chance),
-        strict=True,
-    )
-)
+_READERS: Mapping[Reads, _Reader] = {
+    "weights": _read_weights,
+    "gamma": _read_gamma,
+    "activations": _read_activations,
+    "gate": _read_gate,
+    "gradients": _read_gradients,
+    "scores": _read_scores,
+    "chance": _read_chance,
+}
 
 
 def _gate(layer: fx.Node) -> fx.Node:
@@ -236,7 +239,7 @@ def _differentiated(
         for node in layer.all_input_nodes:
             if node.op == "get_attr":
                 graph.attribute(module, str(node.target)).requires_grad_()
-    draw, none = torch.Generator().manual_seed(evidence.seed), True
+    draw, is_empty = torch.Generator().manual_seed(evidence.seed), True
     for flat, labels in _samples(program, evidence):
         values: dict[str, torch.Tensor] = {}
 
@@ -246,23 +249,19 @@ def _differentiated(
                 values[node.name] = value
 
         outputs = pytree.tree_leaves(Observation(module, see).run(*flat, enable_io_processing=False))
-        loss = (
-            sum(_signed(value, draw) for value in outputs if value.requires_grad)
-            if evidence.loss is None
-            else evidence.loss(pytree.tree_unflatten(outputs, program.out_spec), labels)
-        )
+        if evidence.loss is None:
+            signs = (2 * torch.randint(2, value.shape, generator=draw) - 1 for value in outputs)
+            loss: Any = sum((value * sign).sum() for value, sign in zip(outputs, signs, strict=True))
+        else:
+            loss = evidence.loss(pytree.tree_unflatten(outputs, program.out_spec), labels)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad or loss.numel() > 1:
             raise Refused("The loss of a criterion is no number that depends on the weights.")
         loss.backward()
-        none = False
+        is_empty = False
         yield module, values
         module.zero_grad()
-    if none:
+    if is_empty:
         raise no_samples()
-
-
-def _signed(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    return (value * (2 * torch.randint(2, value.shape, generator=draw) - 1)).sum()
 
 
 def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[torch.Tensor], Any]]:
@@ -271,18 +270,9 @@ def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[to
     if evidence.loss is None:
         yield from ((flat, None) for flat in FlatBatches(program, data).singles(LEARNED))
         return
+    if not isinstance(data, Samples):
+        data = open_data(data, inputs=sample_specs(program), labelled=True, classes=False)
     size = 1 if program.batch else program.samples
-    seen = 0
-    for batch in _labelled(program, data).batches(size):
+    for batch in itertools.islice(data.batches(size), -(-LEARNED // size)):
         if len(batch) == size:
             yield batch.inputs, batch.labels
-        seen += samples_of(program, batch.inputs)
-        if seen >= LEARNED:
-            return
-
-
-def _labelled(program: Program, data: Given) -> Samples:
-    """Return labelled samples as the program takes them."""
-    if isinstance(data, Samples):
-        return data
-    return open_data(data, inputs=sample_specs(program), labelled=True, classes=False)
