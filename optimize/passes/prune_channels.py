@@ -174,14 +174,12 @@ class PruneChannels(Cutting):
         return stays(program, found, {channel for channels in going.values() for channel in channels})
 
     def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
-        """Return the orders of the groups that can lose something; those that nothing is said of stay, too."""
-        orders = {}
-        for group, order in zip(found.groups, survey.orders, strict=True):
-            if group not in stay and not order and most(group):
-                stay[group] = f"the criterion '{self.criterion}' finds nothing in its layers"
-            elif group not in stay:
-                orders[group] = order
-        return orders
+        """Return the orders of the groups that can lose something; those that a criterion says nothing of stay, too."""
+        orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
+        share = self.ratio if self.of == "channels" else 1.0
+        unsaid = [group for group, order in orders.items() if self.criterion and not order and most(group, share)]
+        stay |= dict.fromkeys(unsaid, f"the criterion '{self.criterion}' finds nothing in its layers")
+        return {group: order for group, order in orders.items() if group not in stay}
 
     @property
     def _reads(self) -> Reads | None:

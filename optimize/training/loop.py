@@ -184,7 +184,7 @@ class _Trainer:
         self.settings = f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}"
         self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()
         self.masks, self.share = Masks(module), 0.0
-        learning = module.named_parameters() if asked.movement else ()
+        learning = module.named_parameters(remove_duplicate=False) if asked.movement else ()
         self.movement = {name: torch.zeros_like(weight) for name, weight in learning if weight.requires_grad}
 
     def run(self) -> History:

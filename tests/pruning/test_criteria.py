@@ -154,6 +154,12 @@ def test_no_layer_collapses_at_seventy_percent(name: Any, of: Any) -> None:
         assert 0.2 <= getattr(thin.stats(), key) / getattr(program.stats(), key) <= 0.31
 
 
+def test_a_share_of_nothing_is_no_matter_of_the_criterion() -> None:
+    for options in ({}, {"criterion": "l1"}):
+        _, outcome = optimize.PruneChannels(0.1, **options).apply(with_filters([1.0, 2.0], [2.0, 3.0]))
+        assert any("a share of 0.1 of its 2 channels" in skip.reason for skip in outcome.skips), options
+
+
 def test_data_makes_up_for_what_a_criterion_cuts() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).double().eval()

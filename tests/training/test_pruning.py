@@ -133,6 +133,17 @@ def test_movement_is_the_sum_over_steps(batches: Batches) -> None:
     assert Training(batches)(net()).movement == {}
 
 
+def test_movement_of_a_weight_with_two_names_is_found_under_both() -> None:
+    module = nn.Sequential(*(nn.Linear(*sizes) for sizes in ((4, 6), (6, 6), (6, 6), (6, 3))))
+    module[2].weight = module[1].weight
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,)))] * 3
+    moved = Training(batches, movement=True)(module).movement
+    assert torch.equal(moved["1.weight"], moved["2.weight"])
+    for entry in (optimize.PruneWeights, optimize.PruneChannels):
+        cut = entry(0.5, criterion="movement", scores=moved)
+        assert cut.apply(optimize.capture(module, (batches[0][0],)))[1].rewrites
+
+
 def test_movement_goes_on_from_a_checkpoint(batches: Batches, tmp_path: Path) -> None:
     whole = Training(batches, epochs=2, movement=True)(net()).movement
     once, module = [], net()
