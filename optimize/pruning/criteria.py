@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.data import Given, Samples, open_data
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 from optimize.program import Program, tensor_value
 from optimize.pruning.compensation import no_samples
 from optimize.pruning.groups import Dependencies
@@ -111,7 +111,8 @@ def score_layers(program: Program, found: Dependencies, name: Name, evidence: Ev
         evidence: What else is known.
 
     Raises:
-        Refused: The data has no samples or does not fit, or scores are of other weights.
+        Refused: The data has no samples or does not fit, the loss fails, or scores are of other weights.
+        UsageError: A loss reads labels, and there are none.
     """
     criterion = CRITERIA[name]
     totals: dict[fx.Node, torch.Tensor] = {}
@@ -253,7 +254,7 @@ def _differentiated(
             signs = (2 * torch.randint(2, value.shape, generator=draw) - 1 for value in outputs)
             loss: Any = sum((value * sign).sum() for value, sign in zip(outputs, signs, strict=True))
         else:
-            loss = evidence.loss(pytree.tree_unflatten(outputs, program.out_spec), labels)
+            loss = _lost(evidence.loss, pytree.tree_unflatten(outputs, program.out_spec), labels)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad or loss.numel() > 1:
             raise Refused("The loss of a criterion is no number that depends on the weights.")
         loss.backward()
@@ -264,6 +265,14 @@ def _differentiated(
         raise no_samples()
 
 
+def _lost(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Any:
+    try:
+        return loss(outputs, labels)
+    except Exception as error:
+        hint = "It is called with what the module returns for a sample, and the sample's labels."
+        raise Refused(f"The loss of a criterion raised {type(error).__name__}: {error}.", hint=hint) from error
+
+
 def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[torch.Tensor], Any]]:
     """Yield samples one by one, whole batches where the batch is fixed, with labels where a loss reads them."""
     data = evidence.data or ()
@@ -272,6 +281,8 @@ def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[to
         return
     if not isinstance(data, Samples):
         data = open_data(data, inputs=sample_specs(program), labelled=True, classes=False)
+    if not data.labelled:
+        raise UsageError(f"The loss of a criterion reads labels, and '{data.name}' has none.", hint="Leave loss out.")
     size = 1 if program.batch else program.samples
     for batch in itertools.islice(data.batches(size), -(-LEARNED // size)):
         if len(batch) == size:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from optimize.data import Batch, Samples
 from optimize.errors import Refused, UsageError
 from optimize.frontend import capture
 from optimize.program import Program
@@ -194,6 +195,11 @@ def test_a_loss_that_is_none_and_data_without_labels_are_refused() -> None:
     program, data = with_filters([1.0, 2.0], [2.0, 3.0]), [torch.randn(2, 2, 4, 4, dtype=torch.float64)]
     with pytest.raises(Refused, match="no number that depends on the weights"):
         scored(program, "taylor", data=[(data[0], torch.zeros(2))], loss=lambda outputs, labels: 0.0)
+    with pytest.raises(Refused, match="The loss of a criterion raised RuntimeError: "):
+        scored(program, "taylor", data=[(data[0], torch.zeros(2))], loss=functional.cross_entropy)
+    unlabelled = Samples("pictures", lambda: iter([Batch((data[0],))]))
+    with pytest.raises(UsageError, match="reads labels, and 'pictures' has none"):
+        scored(program, "taylor", data=unlabelled, loss=functional.cross_entropy)
     with pytest.raises(UsageError, match="has no labels"):
         scored(program, "taylor", data=data, loss=lambda outputs, labels: outputs.sum())
     with pytest.raises(Refused, match="no samples"):
