@@ -97,7 +97,9 @@ class PruneWeights(Pass):
             raise UsageError(f"PruneWeights: pattern {self.pattern!r} is neither N:M nor RxC.", hint=hint)
         if self._kept and self.ratio is not None:
             raise UsageError(f"PruneWeights: pattern '{self.pattern}' says how many go.", hint="Leave ratio out.")
-        if not self._kept and (self.ratio is None or not 0 <= self.ratio < 1):
+        if not self._kept and self.ratio is None:
+            raise UsageError("PruneWeights needs a ratio, or a pattern such as '2:4'.")
+        if self.ratio is not None and not 0 <= self.ratio < 1:
             raise UsageError(f"PruneWeights: ratio must be at least 0 and below 1; got {self.ratio}.")
         if self.scope not in ("global", "layer"):
             raise UsageError(f"PruneWeights: scope must be 'global' or 'layer'; got {self.scope!r}.")
