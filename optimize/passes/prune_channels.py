@@ -51,7 +51,7 @@ class PruneChannels(Cutting):
     the layers behind lose least of their outputs, and these layers get the weights that make up for them
     (``optimize.pruning.compensation``): nothing is trained, and half of the work may go for a point of accuracy. What
     goes may be said by a criterion of another name instead (``optimize.pruning.criteria`` has their formulas); where
-    the share is of the whole, its scores are compared as shares of what their layers score together.
+    the share is of the whole, a channel's share of its layers' scores, summed, is compared with that of the work.
 
     When it applies: convolutions, transposed convolutions and linear layers. Skipped, with the reason: groups that
     reach an input, an output or an operator without a rule (LayerNorm over the channels, GroupNorm); layers whose

@@ -48,7 +48,7 @@ def test_two_layers_have_the_same_say_whatever_their_scale() -> None:
             return self.head(self.left(x) + self.right(x))
 
     found = scores(capture(Sum().eval(), (X,)))
-    expected = torch.tensor([10.0, 8.0, 10.0], dtype=torch.float64) * 3 / 14 / 2
+    expected = torch.tensor([10.0, 8.0, 10.0], dtype=torch.float64) * 3 / 14
     assert torch.allclose(found, expected.sqrt(), rtol=1e-6)
 
 
