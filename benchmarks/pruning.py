@@ -51,7 +51,7 @@ from optimize.training import Labels, Training
 ROOT = Path(__file__).parents[1]
 RATIO = 0.3
 #: Test pictures of ``--criteria``, and what it trains on: two of another tool's among them.
-TESTED, TRAINED = 5_000, ("error of the outputs", "l1", "magnitude", "taylor, with labels", "random")
+TESTED, TRAINED = 2_500, ("error of the outputs", "l1", "magnitude", "taylor, with labels", "random")
 WAYS: tuple[dict[str, object], ...] = (
     {"ratio": 0.2},
     {"ratio": 0.3},
