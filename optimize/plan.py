@@ -84,7 +84,9 @@ class Quantization:
         left_float: Weighted nodes kept in float on purpose, by name, with the reason as a sentence without a full stop.
         spared: Those of them that were given back for their INT8 error alone; that of bfloat16 is nothing beside it, so
             a target may multiply in bfloat16 where the host does so faster.
-        bits: Integers of the weights: 8, or fewer levels in the same storage type.
+        bits: Bits of the weights: 8, or fewer levels in the same storage type.
+        grids: Bits of the symmetric grid that a layer's weights lie on, by name, where it is not that of ``bits``: 2 for
+            two or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
         cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
         tables: Names of embeddings whose rows are 8-bit integers with a scale each, beside layers that multiply in
@@ -99,6 +101,7 @@ class Quantization:
     left_float: Mapping[str, str] = field(default_factory=dict)
     spared: frozenset[str] = frozenset()
     bits: int = 8
+    grids: Mapping[str, int] = field(default_factory=dict)
     cpu: str = "any"
     group: int = 0
     tables: frozenset[str] = frozenset()

@@ -85,6 +85,28 @@ def _fold_after(module: fx.GraphModule) -> Iterator[Rewrite]:
             yield _fold(module, node, operator, folded)
 
 
+def fold_norms(module: fx.GraphModule, names: Iterable[str]) -> None:
+    """Fold the named BatchNorms, signs behind them or not, into the layer before each, which :func:`norms_behind` names."""
+    wanted = {*names}
+    for node in graph.calls(module.graph, aten.batch_norm.default):
+        operator = channelwise.read(module, node) if node.name in wanted else None
+        folded = "" if operator is None else folding.into_layer_before(module, operator)
+        if operator is not None and isinstance(folded, Folded):
+            _fold(module, node, operator, folded)
+    graph.remove_unused(module)
+
+
+def norms_behind(module: fx.GraphModule, layers: Set[str]) -> dict[str, str]:
+    """Return each BatchNorm that alone reads one of these layers and can be folded into it, with that layer, by name."""
+    found = {}
+    for node in graph.calls(module.graph, aten.batch_norm.default):
+        operator, layer = channelwise.read(module, node), graph.argument(node, "input")
+        if operator is not None and layer.name in layers and len(layer.users) == 1:
+            if isinstance(folding.into_layer_before(module, operator), Folded):
+                found[node.name] = layer.name
+    return found
+
+
 def fold_before(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Rewrite]:
     """Fold those nodes that stand before a layer, in reverse order, so that a chain folds from its layer back."""
     for node in reversed(list(nodes)):

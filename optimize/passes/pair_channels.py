@@ -95,4 +95,4 @@ def _weight(program: Program, layer: fx.Node) -> torch.Tensor:
 
 def _room(program: Program, readers: Sequence[fx.Node]) -> float:
     """Return the bits that room for sums takes from the rows of layers, on average."""
-    return room_bits((_weight(program, layer) for layer in readers), USUAL.weight)
+    return room_bits((_weight(program, layer), USUAL.weight) for layer in readers)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
+from torch import fx
 
 from optimize import named
 from optimize.data import Given
-from optimize.errors import Refused, UsageError
+from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import IntegerPass, Outcome
+from optimize.passes.fuse_conv_bn import fold_norms, norms_behind
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
-from optimize.quantization.aware import QuantizedModule, Steps, clip_weights
+from optimize.quantization.aware import QuantizedModule, Scheme, Steps, clip_weights, insert_signs
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
+from optimize.quantization.quantizers import QUANTIZERS, Quantizer, Rule, TanhWeights
 from optimize.registry import register_pass
 
 #: With so few, least squared error clips most channels far below their largest weight, and training profits from that;
@@ -28,24 +31,48 @@ _FEW_BITS = 3
 @register_pass
 @dataclass(frozen=True)
 class QuantizeAware(IntegerPass):
-    """Train the program with its INT8 rounding in the forward pass, then quantize it as ``QuantizeStatic`` does.
+    """Train the program with the rounding of its integers in the forward pass, then quantize it as ``QuantizeStatic`` does.
 
     The training loop is the user's: ``train(module)`` gets a module that takes and returns what the captured one did,
     and trains its ``parameters()`` in place with any data, loss and optimizer: float weights, which the forward pass
     rounds, and the steps of the integers they and the activations are rounded to. Afterwards the rounded weights and
     the ranges are written onto the program; every target places and exports them as it does after calibration.
 
-    When it applies: as ``QuantizeStatic``. BatchNorm is what the passes before made of it (folded after ``FuseConvBN``,
-    else with frozen statistics); there is no dropout in a captured program.
+    | ``quantizer`` | weights | what layers read |
+    |---|---|---|
+    | ``iao`` | the largest of a channel is the largest integer | running mean of the ranges |
+    | ``lsq`` | learned steps, a channel | learned step |
+    | ``lsq+`` | as ``lsq`` | learned step and offset |
+    | ``pact`` | as ``dorefa`` | learned clip |
+    | ``dorefa`` | ``tanh(w) / max``, of a layer | clipped to 0 and 1 |
+    | ``wrpn`` | clipped to -1 and 1 | as ``dorefa`` |
+    | ``twn`` | ``-a, 0, a`` | as ``lsq``; signs with ``activation_bits=1`` |
+    | ``bwn`` | ``-a, a`` | as ``lsq``; signs with ``activation_bits=1`` |
+    | ``xnor`` | as ``bwn`` | signs |
+    | ``bnn`` | ``-1, 1`` | signs |
+
+    What layers read in fewer than 8 bits is stored in 8 and clamped in the graph, and ternary and binary weights are
+    integers of 2 bits: every runtime computes them exactly with its INT8 kernels. Signs take the place of the ReLU before
+    a layer. ``dorefa``, ``pact``, ``wrpn`` and ``bnn`` change how large weights are, which the BatchNorm behind makes up
+    for: use them where there is one.
+
+    When it applies: as ``QuantizeStatic``. A BatchNorm directly behind a layer learns, on the statistics of the batch
+    while the module is in training mode, and is folded afterwards; do not fold it before. Any other keeps its
+    statistics. There is no dropout in a captured program.
 
     What it costs: the calibration, and the training; a training step takes about twice that of the float module.
 
     Attributes:
         train: The training loop, or ``package.module:function`` in a recipe.
         calibration: As for ``QuantizeStatic``; where the steps start.
-        steps: ``learned`` trains the steps too; ``frozen`` keeps the calibrated ones of activations, and lets those of
-            weights follow the largest weight of each channel.
-        bits: Integers of the weights, 2 to 8.
+        quantizer: A name of the table.
+        steps: ``learned`` trains the steps too; ``frozen`` keeps the activations' where they begin, lets those of
+            ``lsq`` weights follow the largest of each channel, and keeps the statistics of BatchNorm.
+        bits: Bits of the weights, 2 to 8 (1 to 8 with ``dorefa`` and ``pact``); None for 8, or what the name says.
+        activation_bits: Bits of what layers read, 1 to 8; None for 8, or what the name says.
+        gradient_bits: Bits of the gradients that come back to a layer, 2 to 8, with noise that keeps their mean
+            (``dorefa``); 0 leaves them.
+        ends: Bits for the first and the last layers, and what they read: 8, or 0 for those of the others.
 
     Example:
         >>> import torch, optimize
@@ -58,25 +85,50 @@ class QuantizeAware(IntegerPass):
         >>> program.quantization.text()
         'static int8 of 1 layers, 2 ranges'
 
-    Source: B. Jacob et al., 2017, arXiv 1712.05877; S. Esser et al., "Learned Step Size Quantization", 2019, arXiv
-    1902.08153.
+    Source: ``iao`` B. Jacob et al., 2017, arXiv 1712.05877; ``lsq`` S. Esser et al., 2019, arXiv 1902.08153; ``lsq+`` Y.
+    Bhalgat et al., 2020, arXiv 2004.09576; ``pact`` J. Choi et al., 2018, arXiv 1805.06085; ``dorefa`` S. Zhou et al.,
+    2016, arXiv 1606.06160; ``wrpn`` A. Mishra et al., 2017, arXiv 1709.01134; ``twn`` F. Li et al., 2016, arXiv
+    1605.04711; ``bwn``, ``xnor`` M. Rastegari et al., 2016, arXiv 1603.05279; ``bnn`` I. Hubara et al., 2016, arXiv
+    1602.02830.
     """
 
     train: Callable[[Any], Any] | str = field(compare=False)
     calibration: Given = field(repr=False, compare=False)
     steps: Steps = "learned"
-    bits: int = 8
+    bits: int | None = None
+    quantizer: Quantizer = "lsq"
+    activation_bits: int | None = None
+    gradient_bits: int = 0
+    ends: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps not in get_args(Steps):
             raise UsageError(f"steps='{self.steps}': steps are 'learned' or 'frozen'.")
+        if self.quantizer not in QUANTIZERS:
+            hint = nearest(str(self.quantizer), QUANTIZERS)
+            raise UsageError(f"There is no quantizer '{self.quantizer}'.", hint=hint or f"One of {', '.join(QUANTIZERS)}.")
         if not callable(self.train) and not named.is_named(str(self.train)):
             raise UsageError(
                 f"train={self.train!r}: the training loop is a function of the module to train.",
                 hint="In a recipe, name it as package.module:function.",
             )
-        self._calibrated()  # refuses calibration data that cannot be read twice, and bits that do not exist
+        self._check_bits()
+        self._calibrated()  # refuses calibration data that cannot be read twice
+
+    def _check_bits(self) -> None:
+        rule, least = self._rule, 1 if issubclass(self._rule.weights, TanhWeights) else 2
+        if rule.fixed and self._bits != rule.bits:
+            raise UsageError(f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.", hint="Leave bits out.")
+        if not rule.fixed and self._bits not in range(least, 9):
+            raise UsageError(f"bits={self.bits}: weights have {least} to 8 bits with '{self.quantizer}'.")
+        if self._activation_bits not in (range(1, 9) if rule.reads else (1,)):
+            range_of = "1 to 8 bits" if rule.reads else f"signs with '{self.quantizer}', of 1 bit"
+            raise UsageError(f"activation_bits={self.activation_bits}: layers read {range_of}.")
+        if self.gradient_bits not in (0, *range(2, 9)):
+            raise UsageError(f"gradient_bits={self.gradient_bits}: gradients have 2 to 8 bits, or 0 for all of them.")
+        if self.ends not in (0, 8):
+            raise UsageError(f"ends={self.ends}: the first and the last layers have 8 bits, or 0 for those of the others.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Calibrate, train, and write what was learned onto the program.
@@ -85,24 +137,77 @@ class QuantizeAware(IntegerPass):
             Refused: The training loop cannot be imported or raised, or it left weights that are not finite.
         """
         train = self.train if callable(self.train) else named.find(self.train)
-        if program.quantization is None and self.bits <= _FEW_BITS:
-            clip_weights(program, [layer.name for layer in choose_layers(program, self.kept(program))[0]], self.bits)
-        outcome = self._calibrated().rewrite(program)
+        layers = [layer.name for layer in choose_layers(program, self.kept(program))[0]]
+        scheme, whole = self._scheme(program, layers), program
+        is_whole = len(scheme.layers) == 0 and not scheme.norms
+        if program.quantization is None and is_whole and self._bits <= _FEW_BITS:
+            clip_weights(program, layers, self._bits)
+        if not is_whole:
+            whole = program.clone()
+            fold_norms(whole.graph_module, scheme.norms)
+            whole.refresh()
+        outcome = self._calibrated(scheme).rewrite(whole)
         if not outcome.rewrites:
             return outcome
         with torch.inference_mode(False), torch.enable_grad():
-            module = QuantizedModule(program, self.steps)
+            module = QuantizedModule(program, self.steps, replace(scheme, folded=whole))
+            self._begin(module, program)
             before = {name: value.detach().clone() for name, value in module.named_parameters()}
             self._run(train, module)
         moved = sum(not torch.equal(value, before[name]) for name, value in module.named_parameters())
         module.adopt(program)
+        fold_norms(program.graph_module, scheme.norms)
+        program.refresh()
         self._refresh_ranges(program, module)
-        trained = tuple(replace(rewrite, what=f"trained as int{self.bits}") for rewrite in outcome.rewrites)
+        trained = tuple(replace(rewrite, what=f"trained as int{self._bits}") for rewrite in outcome.rewrites)
         note = f"Training moved {moved} of {len(before)} weights and steps."
-        return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
+        return replace(outcome, rewrites=trained, notes=(*outcome.notes, *self._notes(scheme, layers), note))
 
-    def _calibrated(self) -> QuantizeStatic:
-        return QuantizeStatic(self.calibration, bits=self.bits, spare=0, keep=self.keep, cpu=self.cpu)
+    @property
+    def _rule(self) -> Rule:
+        return QUANTIZERS[self.quantizer]
+
+    @property
+    def _bits(self) -> int:
+        return self._rule.bits if self.bits is None else self.bits
+
+    @property
+    def _activation_bits(self) -> int:
+        return self._rule.activation_bits if self.activation_bits is None else self.activation_bits
+
+    def _scheme(self, program: Program, layers: Collection[str]) -> Scheme:
+        """Return how the layers are to be quantized, with the signs that some read in place."""
+        is_plain = self._bits == 8 and self._activation_bits == 8 and self.quantizer == "lsq" and not self.gradient_bits
+        is_uniform = self.ends == 0 and self._activation_bits == 8 and self.quantizer == "lsq" and not self.gradient_bits
+        inner = frozenset(layers) - (_at_ends(program, layers) if self.ends else set())
+        reads_signs = self._activation_bits == 1 and self._rule.fixed
+        norms = norms_behind(program.graph_module, set(layers))
+        scheme = Scheme(
+            quantizer=self.quantizer,
+            layers=frozenset() if is_plain or (is_uniform and not norms) else inner,
+            bits=self._bits,
+            activation_bits=self._activation_bits,
+            gradient_bits=self.gradient_bits,
+            norms=norms,
+        )
+        return replace(scheme, signs=insert_signs(program, scheme.layers)) if reads_signs else scheme
+
+    def _calibrated(self, scheme: Scheme | None = None) -> QuantizeStatic:
+        bits = 8 if scheme is None or scheme.layers else self._bits
+        return QuantizeStatic(self.calibration, bits=bits, spare=0, keep=self.keep, cpu=self.cpu)
+
+    def _begin(self, module: QuantizedModule, program: Program) -> None:
+        """Show the quantizers of what layers read one batch, from which they begin."""
+        if module.readings:
+            with torch.no_grad():
+                module.run(next(iter(FlatBatches(program, self.calibration))))
+
+    def _notes(self, scheme: Scheme, layers: Collection[str]) -> tuple[str, ...]:
+        if scheme.layers or (self._bits == 8 and self._activation_bits == 8):
+            return ()
+        return () if not self.ends else (
+            f"Every layer is the first or the last one, which have {self.ends} bits: ends=0 gives them {self._bits}.",
+        )
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
@@ -119,3 +224,21 @@ class QuantizeAware(IntegerPass):
                 f"The training loop '{name}' raised {type(error).__name__}: {error}.",
                 hint="It is called with the quantized module, which takes and returns what the captured one did.",
             ) from error
+
+
+def _at_ends(program: Program, layers: Collection[str]) -> set[str]:
+    """Return the layers that are the first of a way from an input, or the last of one to an output."""
+    found, begun, ending = set[str](), set[fx.Node](), set[fx.Node]()
+    for node in program.graph.nodes:
+        if node.op == "placeholder" or any(source in begun for source in node.all_input_nodes):
+            if node.name in layers:
+                found.add(node.name)
+            else:
+                begun.add(node)
+    for node in reversed(program.graph.nodes):
+        if node.op == "output" or any(user in ending for user in node.users):
+            if node.name in layers:
+                found.add(node.name)
+            else:
+                ending.add(node)
+    return found

@@ -1,73 +1,134 @@
 """A quantized program that can be trained: the forward pass does what integers do, and gradients pass rounding.
 
-Rounding passes gradients of values on (the straight-through estimator) and gives each step of an integer grid its own:
-``round(v/s) - v/s`` inside the grid and the outermost integer beyond it (S. Esser et al., "Learned Step Size
-Quantization", 2019, arXiv 1902.08153).
+Weights and what layers read are rounded by the quantizers of ``quantizers.py``, everything else that is stored by steps
+of 8 bits, learned as in S. Esser et al., "Learned Step Size Quantization", 2019, arXiv 1902.08153. BatchNorm behind a
+layer runs on the statistics of the batch and keeps its running ones, as it does in any network that is trained; its
+result is what is rounded, for it is folded into the layer afterwards: a factor a channel leaves a channel on its grid.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.errors import Refused
+from optimize.graph import aten
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
-from optimize.quantization.grid import along, sum_scales, weight_scales
-from optimize.quantization.numerics import SMALLEST_SCALE, USUAL, TensorFormat, planned, scale_and_zero_point
+from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
+from optimize.quantization.quantizers import (
+    QUANTIZERS,
+    LearnedStep,
+    LearnedWeights,
+    Quantizer,
+    Reading,
+    WeightQuantizer,
+    binarize,
+    closest_step,
+    fake_quantize,
+    quantize_gradient,
+)
 from optimize.quantization.simulation import MOVES, stored_values
 
 Steps = Literal["learned", "frozen"]
 
-#: Shares of the largest weight that the outermost integer is tried at.
-_SHARES = torch.linspace(1.0, 0.3, 36)
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
+_SIGNS = {"above": 1.0, "below": -1.0}
+#: What signs are stored as: -1 and 1 are integers of it, and so is the zero that convolutions pad with.
+SIGNS = Range(-128.0, 127.0)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the layers between the ends of a network are quantized; the others have learned steps.
+
+    Attributes:
+        quantizer: By name.
+        layers: Names of those layers.
+        bits: Of their weights.
+        activation_bits: Of what they read.
+        gradient_bits: Of the gradients of what they compute; 0 leaves those.
+        signs: Names of the signs that some of them read.
+        norms: The layer that a BatchNorm is to be folded into, by name.
+        folded: The program in which they are; the plan's names are its.
+    """
+
+    quantizer: Quantizer = "lsq"
+    layers: frozenset[str] = frozenset()
+    bits: int = 8
+    activation_bits: int = 8
+    gradient_bits: int = 0
+    signs: frozenset[str] = frozenset()
+    norms: Mapping[str, str] = field(default_factory=dict)
+    folded: Program | None = None
+
+    @property
+    def windowed(self) -> frozenset[str]:
+        """The layers that read through a quantizer of their own: 8 learned bits are what every value is stored in."""
+        reads = QUANTIZERS[self.quantizer].reads
+        return self.layers if not self.signs and (self.activation_bits < 8 or reads is not Reading) else frozenset()
 
 
 class QuantizedModule(nn.Module):
     """Takes and returns what the captured module did; its parameters are the float weights and the integers' steps.
 
     Args:
-        program: A program with a static plan; it is not touched until :meth:`adopt`.
-        steps: ``learned`` trains the steps of weights and activations; ``frozen`` keeps the activations' as calibrated
-            and those of weights where the largest of a channel is the largest integer.
+        program: A program that is not touched until :meth:`adopt`, its static plan by the names of ``scheme.folded``.
+        steps: ``learned`` trains the steps of weights and activations; ``frozen`` keeps the activations' as they begin,
+            those of weights where the largest of a channel is the largest integer, and the statistics of BatchNorm.
+        scheme: How layers are quantized.
     """
 
-    def __init__(self, program: Program, steps: Steps = "learned") -> None:
+    def __init__(self, program: Program, steps: Steps = "learned", scheme: Scheme = Scheme()) -> None:
         super().__init__()
-        plan = program.plan
-        self._program, self._plan = program.clone(), plan
-        self._form = planned(USUAL.weight, plan)
+        plan = (scheme.folded or program).plan
+        self._program, self._plan, self.scheme = program.clone(), plan, scheme
         self.body = self._program.graph_module
         for path in _trained_paths(self.body):
             self.body.get_parameter(path).requires_grad_(True)
-        learns = steps == "learned"
-        self._leaders = _leaders(self._program, tied=learns)
-        self._ends: dict[str, tuple[int, int]] = {}
-        self.activation_steps = nn.ModuleDict({name: self._start(name) for name in {*self._leaders.values()}})
-        self.activation_steps.requires_grad_(learns)
+        self.learns = steps == "learned"
+        self._leaders = _leaders(scheme.folded or program, tied=self.learns or bool(scheme.windowed))
+        self._leaders = {name: leader for name, leader in self._leaders.items() if name not in scheme.signs}
+        self._sources = {
+            node.name: self._named(graph.argument(node, "input"))
+            for node in graph.calls(self.body.graph, *ops.WEIGHTED)
+        }
+        self._ends, self._clamped = dict[str, tuple[int, int]](), dict[str, Range]()
+        self.readings = nn.ModuleDict(self._begin_reading())
+        others = {*self._leaders.values()} - {*self.readings}
+        self.activation_steps = nn.ModuleDict({name: self._start(name) for name in others})
+        for steps_of in (self.activation_steps, self.readings) if not self.learns else ():
+            steps_of.requires_grad_(False)
         self._own = _own_weights(self._program, plan.layers)
-        self.weight_steps = nn.ModuleDict()
-        for layer in self._own if learns else ():
-            self.weight_steps[self._own[layer]] = self._start_of_weight(layer)
+        self.weight_quantizers = nn.ModuleDict()
+        for layer, name in self._own.items():
+            if name not in self.weight_quantizers:
+                self.weight_quantizers[name] = self._quantizer(layer)
         self._run = _Run(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run on what the captured module took; return what it returned."""
         flat = self._program.flatten(args, kwargs)
-        outputs = self._run.run(*flat, enable_io_processing=False)
-        return pytree.tree_unflatten(list(outputs), self._program.out_spec)
+        return pytree.tree_unflatten(list(self.run(flat)), self._program.out_spec)
+
+    def run(self, flat: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the flat outputs for flat inputs."""
+        outputs: tuple[torch.Tensor, ...] = self._run.run(*flat, enable_io_processing=False)
+        return outputs
 
     def adopt(self, program: Program) -> None:
-        """Write the trained weights, as the integers stand for them, and ranges onto the program this was made from.
+        """Write what was trained onto the program this was made from: weights, as the integers stand for them, BatchNorm's
+        statistics, clamps where layers read fewer bits than are stored, and the plan.
 
         A weight that other calls read too, or that is computed from others, is written in float: targets round it.
 
@@ -83,48 +144,143 @@ class QuantizedModule(nn.Module):
                 weight.copy_(self.rounded_weight(layer, weight))
             for path, value in self.body.named_parameters():
                 program.graph_module.get_parameter(path).copy_(value)
-        program.quantization = dataclasses.replace(self._plan, ranges={**self._plan.ranges, **self.ranges()})
+        grids = {layer.name: self.weight_quantizers[name].bits for layer, name in self._own.items()}
+        grids = {name: bits for name, bits in grids.items() if bits != self.scheme.bits}
+        bits = self.scheme.bits if self.scheme.layers else self._plan.bits
+        self._clamped = self._clamp(program)
+        ranges = {**self._plan.ranges, **self.ranges()}
+        program.quantization = dataclasses.replace(self._plan, ranges=ranges, bits=bits, grids=grids)
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of every value that is rounded here, by node name."""
-        return {node.name: self._range(node) for node in self._program.graph.nodes if node.name in self._leaders}
+        """Return the range of every value that is rounded here, by the plan's names."""
+        nodes = {node.name: node for node in self._program.graph.nodes}
+        found = {name: self._range(nodes[name]) for name in self._leaders}
+        return {**found, **dict.fromkeys(self.scheme.signs, SIGNS), **self._clamped}
 
-    def rounded(self, value: torch.Tensor, name: str) -> torch.Tensor:
+    def rounded(self, value: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """Return the value of a node as integers store it, or as it is where they do not."""
-        leader = self._leaders.get(name)
-        return value if leader is None else fake_quantize(value, self.activation_steps[leader](), *self._ends[leader])
+        name = self._named(node)
+        leader = self._leaders.get(name) if name != node.name or name not in self.scheme.norms.values() else None
+        if leader is None or name in self._only_read:
+            return value
+        if leader in self.activation_steps:
+            return fake_quantize(value, self.activation_steps[leader](), *self._ends[leader])
+        step, low, high = self._storage(self._reading(leader, value))
+        return fake_quantize(value, torch.tensor(step), low, high)
+
+    def read(self, value: torch.Tensor, layer: fx.Node) -> torch.Tensor:
+        """Return what a layer of the plan reads of a value."""
+        leader = self._leaders.get(self._sources[layer.name], "")
+        is_windowed = layer.name in self.scheme.windowed and leader in self.readings
+        return self.readings[leader](value) if is_windowed else value
 
     def rounded_weight(self, layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
         """Return a layer's weight on the grid that targets find: a learned step never outgrows the largest weight."""
-        step, name = largest_step(weight, self._form, _axis(layer)), self._own.get(layer, "")
-        if name in self.weight_steps:
-            least = smallest_step(weight, self._form, _axis(layer))
-            step = torch.minimum(self.weight_steps[name](), step).maximum(least)
-        return fake_quantize(weight, step, *self._form.bounds)
+        if layer in self._own:
+            rounded: torch.Tensor = self.weight_quantizers[self._own[layer]](weight)
+            return rounded
+        return WeightQuantizer(weight, self._form(layer), _axis(layer))(weight)
 
     def quantizes(self, node: fx.Node) -> bool:
         """Say whether a node is a layer of the plan."""
         return node.name in self._plan.layers
 
+    def _named(self, node: fx.Node) -> str:
+        """Return what a value is called in the plan: a BatchNorm is the layer that it is folded into."""
+        return self.scheme.norms.get(node.name, node.name)
+
+    def _form(self, layer: fx.Node) -> TensorFormat:
+        return planned(USUAL.weight, self._plan, layer.name)
+
+    def _quantizer(self, layer: fx.Node) -> WeightQuantizer:
+        """Return what rounds a layer's weight."""
+        weight, form, kind = self.body.get_parameter(_path(layer)).detach(), self._form(layer), LearnedWeights
+        if layer.name in self.scheme.layers:
+            kind = QUANTIZERS[self.scheme.quantizer].weights
+            form = dataclasses.replace(form, bits=self.scheme.bits)
+        if kind is LearnedWeights and not self.learns:
+            kind = WeightQuantizer
+        return kind(weight, form, _axis(layer))
+
+    def _begin_reading(self) -> dict[str, Reading]:
+        """Return a quantizer for each stored value that layers read through one, and note which nothing else reads."""
+        leaders = {self._leaders[source]: name for name, source in self._sources.items() if name in self.scheme.windowed}
+        kind = QUANTIZERS[self.scheme.quantizer].reads or Reading
+        found, self._only_read = {}, set[str]()
+        for node in (self.scheme.folded or self._program).graph.nodes:
+            if node.name in leaders:
+                is_signed = any(self._plan.ranges[member].low < 0 for member in self._members(node.name))
+                found[node.name] = kind(self.scheme.activation_bits, is_signed, _features(node))
+            if self._leaders.get(node.name) in leaders and self._is_only_read(node):
+                self._only_read.add(node.name)
+        return found
+
+    def _is_only_read(self, node: fx.Node) -> bool:
+        return all(
+            user.name in self.scheme.windowed
+            or (graph.is_call(user, *MOVES) and user.name in self._leaders and self._is_only_read(user))
+            for user in node.users
+        )
+
+    def _reading(self, leader: str, value: torch.Tensor) -> Reading:
+        """Return the quantizer of a value, which begins with it unless it has begun."""
+        reading = self.readings[leader]
+        assert isinstance(reading, Reading)
+        reading.begin(value)
+        return reading
+
+    def _members(self, name: str) -> list[str]:
+        return [member for member, leader in self._leaders.items() if leader == name]
+
     def _start(self, name: str) -> LearnedStep:
         """Return the step of the values that share this one's, and note the integers they reach."""
-        members = [self._plan.ranges[member] for member, leader in self._leaders.items() if leader == name]
+        members = [self._plan.ranges[member] for member in self._members(name)]
         scale, zero_point = scale_and_zero_point(members[0].union(*members), USUAL.activation)
         low, high = USUAL.activation.bounds
         self._ends[name] = (low - zero_point, high - zero_point)
         node = next(node for node in self._program.graph.nodes if node.name == name)
         return LearnedStep(torch.tensor(scale), _features(node), high)
 
-    def _start_of_weight(self, layer: fx.Node) -> LearnedStep:
-        weight = self.body.get_parameter(_path(layer)).detach()
-        start = closest_step(weight, self._form, _axis(layer))
-        return LearnedStep(start, weight.numel() // start.numel(), self._form.bounds[1])
+    def _storage(self, reading: Reading) -> tuple[float, int, int]:
+        """Return the step and the 256 integers that a value is stored in of which layers read a window."""
+        step, low, high = reading.window()
+        least = low if high - low == 255 else -128 if low < 0 else 0
+        return step, least, least + 255
 
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
+        if leader in self.readings:
+            step, low, high = self._storage(self.readings[leader])  # type: ignore[arg-type]
+            return Range(low * step, high * step)
         step, (low, high) = self.activation_steps[leader]().item(), self._ends[leader]
         bounds = ops.clip_bounds(node)  # a range beyond it would be taken for that of what is clipped
         return Range(low * step, min(high * step, bounds[1] if bounds else math.inf))
+
+    def _clamp(self, program: Program) -> dict[str, Range]:
+        """Let layers read what their window holds; return the ranges of the clamps."""
+        ranges: dict[str, Range] = {}
+        clamps: dict[fx.Node, fx.Node] = {}
+        for layer in graph.calls(program.graph, *ops.WEIGHTED):
+            leader, source = self._leaders.get(self._sources[layer.name], ""), graph.argument(layer, "input")
+            if layer.name not in self.scheme.windowed or leader not in self.readings:
+                continue
+            _unbound(program, leader)
+            step, low, high = self.readings[leader].window()  # type: ignore[operator]
+            if high - low < 255 and source not in clamps:
+                with program.graph.inserting_before(layer):
+                    bounds = (low * step if low else None, high * step)
+                    clamps[source] = program.graph.call_function(aten.clamp.default, (source, *bounds))
+                clamps[source].meta["nn_module_stack"] = source.meta.get("nn_module_stack", {})
+                ranges[clamps[source].name] = self.ranges()[self._named(source)]
+            graph.set_argument(layer, "input", clamps.get(source, source))
+        return ranges
+
+
+def _unbound(program: Program, name: str) -> None:
+    """Make a plain clip at zero of a value that is read through a window: the window has a bound of its own."""
+    node = next(node for node in program.graph.nodes if node.name == name)
+    if ops.is_clip_at_zero(node):
+        node.target, node.args, node.kwargs = aten.relu.default, node.args[:1], {}
 
 
 def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
@@ -140,6 +296,37 @@ def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
             weight.copy_(torch.minimum(torch.maximum(weight, -end), end))
 
 
+def insert_signs(program: Program, layers: Collection[str]) -> frozenset[str]:
+    """Let layers read -1 or 1, ``where(x >= 0, 1, -1)``, in place; return the names of these signs.
+
+    A clip at zero before a layer is left out of what it reads: everything behind one would be 1.
+    """
+    module, signs = program.graph_module, dict[fx.Node, fx.Node]()
+    for layer in graph.calls(module.graph, *ops.WEIGHTED):
+        source = graph.argument(layer, "input")
+        if layer.name in layers and source not in signs:
+            with module.graph.inserting_before(layer):
+                value = _unclipped(module.graph, source)
+                condition = module.graph.call_function(aten.ge.Scalar, (value, 0.0))
+                ends = [graph.store(module, f"{layer.name}_{name}", torch.tensor(sign)) for name, sign in _SIGNS.items()]
+                above, below = (module.graph.get_attr(path) for path in ends)
+                signs[source] = module.graph.call_function(aten.where.self, (condition, above, below))
+        if layer.name in layers:
+            graph.set_argument(layer, "input", signs[source])
+    graph.remove_unused(module)
+    program.refresh()
+    return frozenset(node.name for node in signs.values())
+
+
+def _unclipped(nodes: fx.Graph, value: fx.Node) -> fx.Node:
+    """Return a value as it is without the clip at zero that it moves on, by moves of its own where there is one."""
+    if ops.is_clip_at_zero(value):
+        return value.all_input_nodes[0]
+    source = value.all_input_nodes[0] if graph.is_call(value, *MOVES) else value
+    before = _unclipped(nodes, source) if source is not value else value
+    return value if before is source else nodes.node_copy(value, lambda node: before if node is source else node)
+
+
 class _Run(fx.Interpreter):
     """Runs the graph with the module's rounding."""
 
@@ -153,10 +340,25 @@ class _Run(fx.Interpreter):
         if graph.is_call(n, *ops.WEIGHTED) and owner.quantizes(n):
             (value, weight, *others), keywords = self.fetch_args_kwargs_from_env(n)
             rounded = owner.rounded_weight(n, weight)
-            result = n.target(value, rounded, *others, **keywords)  # type: ignore[operator]
+            result = n.target(owner.read(value, n), rounded, *others, **keywords)  # type: ignore[operator]
+            if owner.scheme.gradient_bits and n.name in owner.scheme.layers:
+                result = quantize_gradient(result, owner.scheme.gradient_bits)
+        elif any(user.name in owner.scheme.signs for user in n.users) and graph.is_call(n, aten.ge.Scalar):
+            result = binarize(self.fetch_args_kwargs_from_env(n)[0][0])
+        elif n.name in owner.scheme.signs:
+            result = self.env[graph.argument(n, "condition")]
+        elif graph.is_call(n, aten.batch_norm.default) and owner.training and owner.learns:
+            result = self._normalized(n)
         else:
             result = super().run_node(n)
-        return owner.rounded(result, n.name)
+        return owner.rounded(result, n)
+
+    def _normalized(self, norm: fx.Node) -> torch.Tensor:
+        """Run a BatchNorm on the statistics of the batch, and keep its running ones, where it has such."""
+        arguments, _ = self.fetch_args_kwargs_from_env(norm)
+        value, weight, bias, mean, variance, training, momentum, epsilon, *_ = arguments
+        keeps = mean is not None and not training
+        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, momentum, epsilon)
 
 
 def _trained_paths(module: fx.GraphModule) -> set[str]:
@@ -225,102 +427,3 @@ def _features(node: fx.Node) -> int:
     value = tensor_value(node)
     assert value is not None
     return math.prod(size for size in value.shape[1:] if isinstance(size, int))
-
-
-class LearnedStep(nn.Module):
-    """A positive step, trained as ``start * exp(pace * moved)``.
-
-    With this pace, plain gradient descent on ``moved`` changes the step at the rate of the published rule (gradients
-    scaled by ``1 / sqrt(elements * high)``), while optimizers that normalise gradients change it by a small factor and
-    not by a small number, which could be the step itself. Weight decay pulls it to the start.
-
-    Args:
-        start: Positive float32 steps, in a shape that broadcasts against the values.
-        elements: Values that share one step.
-        high: The largest integer.
-    """
-
-    def __init__(self, start: torch.Tensor, elements: int, high: int) -> None:
-        super().__init__()
-        self.moved = nn.Parameter(torch.zeros_like(start))
-        self.start, self.pace = nn.Buffer(start), nn.Buffer((elements * high) ** -0.25 / start)
-
-    def forward(self) -> torch.Tensor:
-        """Return the step, in the shape of the start."""
-        return self.start * torch.exp(self.pace * self.moved)
-
-
-class _Rounding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, step: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        ratio = value * (1 / step)
-        integers = ratio.round().clamp_(low, high)
-        ctx.save_for_backward(ratio, integers)
-        ctx.step = step
-        return integers * step
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ratio, integers = ctx.saved_tensors
-        inside = (ratio - integers).abs() <= 0.5
-        moves = None
-        if ctx.needs_input_grad[1]:
-            moves = (gradient * torch.where(inside, integers - ratio, integers)).sum_to_size(ctx.step.shape)
-        return gradient * inside, moves, None, None
-
-
-def fake_quantize(value: torch.Tensor, step: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Return the nearest of the multiples ``low * step`` to ``high * step``, with gradients for value and step.
-
-    Args:
-        value: Floats.
-        step: Positive, in a shape that broadcasts against the value.
-        low: Smallest integer; minus the zero point where integers have one.
-        high: Largest integer, alike.
-
-    >>> fake_quantize(torch.tensor([0.26, 9.0]), torch.tensor(0.5), 0, 3)
-    tensor([0.5000, 1.5000])
-    """
-    result: torch.Tensor = _Rounding.apply(value, step, low, high)
-    return result
-
-
-def largest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
-    """Return the steps of the grid that targets find, in a shape that broadcasts against the weight.
-
-    Args:
-        weight: Float weight.
-        form: Format of weights.
-        axis: The axis that counts output channels; None for one step a tensor.
-    """
-    whole = dataclasses.replace(form, per_channel=axis is not None)
-    return _along(weight, weight_scales(weight, whole, 1 if axis is None else axis), axis)
-
-
-def smallest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
-    """Return the steps below which two neighbours would add up to too much, shaped as :func:`largest_step`'s."""
-    scales = sum_scales(weight, form, 1 if axis is None else axis).float()
-    return _along(weight, scales if axis is not None else scales.amax(0, keepdim=True), axis)
-
-
-def closest_step(weight: torch.Tensor, form: TensorFormat, axis: int | None) -> torch.Tensor:
-    """Return the steps of least squared rounding error, at most :func:`largest_step`: few integers clip the largest.
-
-    Args:
-        weight: Float weight.
-        form: Format of weights.
-        axis: As for :func:`largest_step`.
-    """
-    others = [dim for dim in range(weight.dim()) if dim != axis]
-    largest = largest_step(weight, form, axis)
-    steps = [largest * share for share in _SHARES]
-    errors = [(fake_quantize(weight, step, *form.bounds) - weight).square().sum(others, keepdim=True) for step in steps]
-    best = torch.stack(errors).argmin(0, keepdim=True)
-    return torch.stack(steps).gather(0, best)[0].clamp_min(SMALLEST_SCALE)
-
-
-def _along(weight: torch.Tensor, steps: torch.Tensor, axis: int | None) -> torch.Tensor:
-    """Return steps ``[C_out]`` in a shape that broadcasts against the weight; one where they are all equal."""
-    if axis is None:
-        return steps[:1].reshape([1] * weight.dim())
-    return along(weight, steps, axis)

@@ -23,6 +23,8 @@ from torch.nn import functional
 
 from optimize.quantization.numerics import SMALLEST_SCALE, TensorFormat
 
+#: Weights nearer to a multiple than this share of the step are one: float32 leaves some millionths behind a folded scale.
+_ON_GRID = 1e-3
 #: The largest sum of two weights of one sign whose products with 255 fit into 16 bits.
 LARGEST_SUM = 128
 
@@ -59,11 +61,29 @@ def weight_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> to
         float32 ``[C_out]``; a channel of zeros gets the step of the whole tensor.
     """
     widest = weight.detach().movedim(axis, 0).flatten(1).abs().amax(1).double()
-    steps = torch.maximum(widest / form.bounds[1], sum_scales(weight, form, axis))
+    top = _outermost(weight.detach().movedim(axis, 0), form.bounds[1]) if form.bits < 8 and form.per_channel else form.bounds[1]
+    steps = torch.maximum(widest / top, sum_scales(weight, form, axis))
     overall = float(steps.max()) or 1.0 / form.bounds[1]
     if not form.per_channel:
         steps = torch.full_like(steps, overall)
     return torch.where(steps > 0, steps, overall).clamp_min(SMALLEST_SCALE).float()
+
+
+def _outermost(rows: torch.Tensor, top: int) -> torch.Tensor | int:
+    """Return the integer that each row's largest weight is, float64 ``[C_out]``: mostly ``top``, the largest there is.
+
+    One step for a whole layer (DoReFa) leaves some rows without it. Such a row is found by its weights, all multiples of
+    one number; odd ones come first, for of odd multiples none is to become even.
+    """
+    flat = rows.flatten(1).double()
+    shares = flat / flat.abs().amax(1, keepdim=True).clamp_min(SMALLEST_SCALE)
+    found = torch.full((len(rows),), 0.0, dtype=torch.float64)
+    for number in sorted(range(1, top + 1), key=lambda number: (number % 2 != top % 2, -number)):
+        ratios = shares * number
+        found[(found == 0) & ((ratios - ratios.round()).abs().amax(1) < _ON_GRID)] = number
+        if bool(found.all()):
+            break
+    return torch.where(found == 0, top, found)
 
 
 def sum_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> torch.Tensor:
@@ -81,10 +101,12 @@ def sum_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> torch
     return sums.double() / LARGEST_SUM
 
 
-def room_bits(weights: Iterable[torch.Tensor], form: TensorFormat) -> float:
+def room_bits(weights: Iterable[tuple[torch.Tensor, TensorFormat]]) -> float:
     """Return the bits that room for sums of two takes from the rows of weights ``[C_out, ...]``, on average."""
-    narrow = dataclasses.replace(form, pairs=False)
-    wider = [weight_scales(weight, form) / weight_scales(weight, narrow) for weight in weights]
+    wider = [
+        weight_scales(weight, form) / weight_scales(weight, dataclasses.replace(form, pairs=False))
+        for weight, form in weights
+    ]
     return float(torch.cat(wider).log2().mean()) if wider else 0.0
 
 

@@ -79,10 +79,10 @@ USUAL = Numerics(
 )
 
 
-def planned(form: TensorFormat, plan: Quantization) -> TensorFormat:
-    """Return a backend's format of weights as a plan narrows it: fewer levels, or room for sums of products."""
+def planned(form: TensorFormat, plan: Quantization, layer: str = "") -> TensorFormat:
+    """Return a backend's format of a layer's weights as a plan narrows it: fewer levels, or room for sums of products."""
     pairs = form.pairs and processor.adds_pairs(plan.cpu)
-    return dataclasses.replace(form, bits=min(form.bits, plan.bits), pairs=pairs)
+    return dataclasses.replace(form, bits=min(form.bits, plan.grids.get(layer, plan.bits)), pairs=pairs)
 
 
 def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, int]:

@@ -60,11 +60,11 @@ class Simulation(fx.Interpreter):
             for node in stored
             if node.name in plan.ranges
         }
-        form = planned(numerics.weight, plan)
         self._weights = {}
         for node in graph.calls(program.graph, *ops.WEIGHTED) if weights else ():
             weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
             if node.name in plan.layers and weight is not None:
+                form = planned(numerics.weight, plan, node.name)
                 self._weights[node] = round_weight(weight, form, ops.output_axis(node))
 
     def run_node(self, n: fx.Node) -> object:

@@ -78,8 +78,9 @@ def _promise(target: Target, program: Program, cpu: str) -> str:
         for node in graph.calls(program.graph, *ops.CONVOLUTIONS, graph.aten.linear.default)
         if node.name in plan.layers
     ]
-    weights = [graph.constant(program.graph_module, graph.argument(node, "weight")) for node in layers]
-    room = room_bits((weight for weight in weights if weight is not None), planned(target.numerics.weight, plan))
+    weights = {node: graph.constant(program.graph_module, graph.argument(node, "weight")) for node in layers}
+    forms = {node: planned(target.numerics.weight, plan, node.name) for node in layers}
+    room = room_bits((weight, forms[node]) for node, weight in weights.items() if weight is not None)
     return processor.promise(cpu, target.integers_on, room)
 
 

@@ -15,16 +15,10 @@ from models import REFERENCES
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
-from optimize.quantization.aware import (
-    LearnedStep,
-    QuantizedModule,
-    clip_weights,
-    closest_step,
-    fake_quantize,
-    largest_step,
-)
+from optimize.quantization.aware import QuantizedModule, clip_weights
 from optimize.quantization.grid import weight_scales
 from optimize.quantization.numerics import TensorFormat
+from optimize.quantization.quantizers import LearnedStep, LearnedWeights, closest_step, fake_quantize, largest_step
 from optimize.quantization.simulation import Simulation
 from tests import nets, references
 
@@ -158,8 +152,9 @@ class TestTrained:
         program = quantized(linear(), ROWS, bits=4)
         module = QuantizedModule(program)
         with torch.no_grad():
-            for step in module.weight_steps.values():
-                assert isinstance(step, LearnedStep)
+            for quantizer in module.weight_quantizers.values():
+                assert isinstance(quantizer, LearnedWeights)
+                step = quantizer.step
                 step.moved.add_(moved / step.pace * torch.rand_like(step.moved))
         (layer, *_) = graph.calls(module.body.graph, *ops.WEIGHTED)
         weight = graph.constant(module.body, graph.argument(layer, "weight"))

@@ -367,6 +367,7 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     from optimize.quantization.numerics import planned
     from optimize.targets.onnx.attention import fuse_attention
     from optimize.targets.onnx.dynamic import quantize_dynamic
+    from optimize.targets.onnx.packing import pack_weights
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
     from optimize.targets.onnx.weight_only import quantize_weights
@@ -382,6 +383,7 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     else:
         placed = quantize_static(model, value_names, plan, policy)
         shield_float_layers(model)
+        pack_weights(model)
     fuse_attention(model)
     tables = quantize_weights(model, program, tables=True)
     return replace(placed, quantized=(*tables.quantized, *placed.quantized))

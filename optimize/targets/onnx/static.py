@@ -29,9 +29,10 @@ def quantize_static(model: ir.Model, value_names: Mapping[str, str], plan: Quant
     Returns:
         The layers placed in INT8 and those left in float.
     """
-    layers = plan.layers | rewrite_for_integers(model)
-    widen_channels(model, layers)
-    placed = quantize_onnx(model, value_names, replace(plan, layers=layers), policy)
+    added = rewrite_for_integers(model)
+    plan = replace(plan, layers=plan.layers | added, grids={**dict.fromkeys(added, 8), **plan.grids})
+    widen_channels(model, plan.layers)
+    placed = quantize_onnx(model, value_names, plan, policy)
     sum_integers(model)
     widen_inputs(model)
     add_bias_in_products(model)

@@ -12,6 +12,7 @@ from optimize.plan import Quantization
 from optimize.quantization import grid
 from optimize.quantization.numerics import TensorFormat, planned, quantize, scale_and_zero_point
 from optimize.targets.base import Coverage
+from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, operator_of, scalar, store, tidy
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
 from optimize.targets.onnx_graph.policy import Placement
@@ -38,10 +39,11 @@ def quantize_onnx(
     calibrated = {value_names[node]: known for node, known in quantization.ranges.items() if node in value_names}
     ranges = infer_ranges(model.graph, calibrated)
     decision = decide(model.graph, quantization, ranges, policy)
-    form, weight_form = policy.numerics.activation, planned(policy.numerics.weight, quantization)
+    form = policy.numerics.activation
     parameters = {value: scale_and_zero_point(known, form) for value, known in decision.values.items()}
     scales = {layer: parameters[layer.inputs[0]][0] for layer in decision.layers}  # type: ignore[index]
     for layer in decision.layers:
+        weight_form = planned(policy.numerics.weight, quantization, layer.metadata_props.get(ORIGIN, ""))
         _write_weight(model.graph, layer, scales[layer], weight_form, policy)
     for value, entry in parameters.items():
         _write_activation(model.graph, value, entry, form, decision)
@@ -114,6 +116,9 @@ def _write_weight(
     # The product of the scales is the bias's: a tiny one would make a large bias overflow.
     least = None if bias is None else (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32)
     integers, scales = grid.store_weight(weight, form, axis, least)
+    if bias is not None:
+        finer = np.int8(grid.LARGEST_SUM // 2 // form.bounds[1] or 1)  # times as many steps for the bias, which has none else
+        integers, scales = integers * finer, scales / np.float32(finer)
     real = layer.inputs[0].dtype  # type: ignore[union-attr]
     layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis, real))
     if bias is not None:

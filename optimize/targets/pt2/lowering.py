@@ -44,12 +44,11 @@ def lower(program: Program) -> tuple[Program, InductorPlacement]:
     if not placement.weights:
         reasons = "; ".join(sorted({layer.reason for layer in placement.left_float})) or "it has no weighted layer"
         raise Refused(f"No layer of the program can run on integers: {reasons}.")
-    form = planned(USUAL.weight, plan)
     for node in placement.ranges:
         _store_integers(lowered.graph, node, placement)
     for node, weight in {**placement.weights, **placement.sums}.items():
         if weight is not None:
-            _store_weight(lowered.graph_module, node, weight, form)
+            _store_weight(lowered.graph_module, node, weight, planned(USUAL.weight, plan, node.name))
     for node in placement.sums:
         write_sum(lowered.graph, node)
     write_halves(lowered, plan)

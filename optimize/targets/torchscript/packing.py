@@ -131,9 +131,11 @@ def fresh_engine() -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def weight_format(plan: Quantization, *, per_channel: bool = True, groups: int = 1) -> TensorFormat:
+def weight_format(
+    plan: Quantization, layer: str = "", *, per_channel: bool = True, groups: int = 1
+) -> TensorFormat:
     """Return how kernels want a weight: FBGEMM adds pairs on every processor, so layers that go there leave room."""
-    form = planned(USUAL.weight, plan)
+    form = planned(USUAL.weight, plan, layer)
     return dataclasses.replace(form, per_channel=per_channel, pairs=form.pairs or groups > _MOST_GROUPS)
 
 
@@ -150,7 +152,7 @@ def pack(module: fx.GraphModule, node: fx.Node, plan: Quantization) -> PackedLay
     if (absorbed := _absorb(node, weight, geometry)) is not None:
         source, kernel, geometry["padding"] = source.args[0], absorbed, [absorbed.shape[2] // 2] * 2
     groups = _part_groups(kernel.shape, geometry) if layer.geometry == _CONVOLUTION else [geometry.get("groups", 1)]
-    form = weight_format(plan, per_channel=layer.per_channel, groups=max(groups))
+    form = weight_format(plan, node.name, per_channel=layer.per_channel, groups=max(groups))
     try:
         steps = [weight_scales(each, form, ops.output_axis(node)) for each in (kernel, weight)]
         stored, plain = (make_quantized(each, form, torch.maximum(*steps)) for each in (kernel, weight))
