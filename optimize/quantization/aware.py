@@ -92,6 +92,7 @@ class QuantizedModule(nn.Module):
     def __init__(self, program: Program, steps: Steps = "learned", scheme: Scheme = Scheme()) -> None:
         super().__init__()
         plan = (scheme.folded or program).plan
+        plan = dataclasses.replace(plan, ranges={**plan.ranges, **_centred(scheme.folded or program, scheme.signs)})
         self._program, self._plan, self.scheme = program.clone(), plan, scheme
         self.body = self._program.graph_module
         for path in _trained_paths(self.body):
@@ -316,6 +317,20 @@ def insert_signs(program: Program, layers: Collection[str]) -> frozenset[str]:
     graph.remove_unused(module)
     program.refresh()
     return frozenset(node.name for node in signs.values())
+
+
+def _centred(program: Program, signs: Collection[str]) -> dict[str, Range]:
+    """Return ranges with zero in the middle for what signs are taken of, and for what that moves."""
+    found: dict[str, Range] = {}
+    for sign in (node for node in program.graph.nodes if node.name in signs):
+        moved = [graph.argument(sign, "condition").all_input_nodes[0]]
+        while graph.is_call(moved[-1], *MOVES):
+            moved.append(moved[-1].all_input_nodes[0])
+        for value in moved:
+            known = program.plan.ranges[value.name]
+            half = max(-known.low, known.high)
+            found[value.name] = Range(SIGNS.low / SIGNS.high * half, half)
+    return found
 
 
 def _unclipped(nodes: fx.Graph, value: fx.Node) -> fx.Node:

@@ -358,7 +358,7 @@ class Reading(nn.Module):
 
     def window(self) -> tuple[float, int, int]:
         """Return the step, the smallest and the largest integer."""
-        return float(self.step()), self.low, self.high
+        return self.step().item(), self.low, self.high
 
     def _begin(self, value: torch.Tensor) -> None:
         self.step.begin(2 * value.abs().mean() / math.sqrt(self.high))
@@ -385,8 +385,8 @@ class OffsetReading(Reading):
 
     def window(self) -> tuple[float, int, int]:
         """Return the step, the smallest and the largest integer: zero is one of them."""
-        step = float(self.step())
-        low = min(0, max(-self.span, round(float(self.offset) / step)))
+        step = self.step().item()
+        low = min(0, max(-self.span, round(self.offset.item() / step)))
         return step, low, low + self.span
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:

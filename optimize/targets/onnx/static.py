@@ -10,6 +10,7 @@ import onnx_ir as ir
 from optimize.plan import Quantization
 from optimize.targets.base import Coverage
 from optimize.targets.onnx.exact_means import sum_integers
+from optimize.targets.onnx.integer_clips import clip_integers
 from optimize.targets.onnx.products import add_bias_in_products
 from optimize.targets.onnx.rewrites import rewrite_for_integers
 from optimize.targets.onnx.widening import widen_channels, widen_inputs
@@ -33,6 +34,7 @@ def quantize_static(model: ir.Model, value_names: Mapping[str, str], plan: Quant
     plan = replace(plan, layers=plan.layers | added, grids={**dict.fromkeys(added, 8), **plan.grids})
     widen_channels(model, plan.layers)
     placed = quantize_onnx(model, value_names, plan, policy)
+    clip_integers(model)
     sum_integers(model)
     widen_inputs(model)
     add_bias_in_products(model)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from optimize.plan import Quantization
+from optimize.plan import Quantization, Range
 from optimize.quantization import grid
 from optimize.quantization.numerics import TensorFormat, planned, quantize, scale_and_zero_point
 from optimize.targets.base import Coverage
@@ -16,7 +16,7 @@ from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import FULL, add, constant, name_of, operator_of, scalar, store, tidy
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
 from optimize.targets.onnx_graph.policy import Placement
-from optimize.targets.onnx_graph.ranges import infer_ranges
+from optimize.targets.onnx_graph.ranges import clip_bounds, infer_ranges
 
 #: An int32 bias keeps this distance from overflow, so that a sum of products can be added to it.
 LARGEST_BIAS = 2.0**30
@@ -37,6 +37,7 @@ def quantize_onnx(
         The layers placed in INT8 and those left in float, by module path; what a runtime makes of it is not known here.
     """
     calibrated = {value_names[node]: known for node, known in quantization.ranges.items() if node in value_names}
+    calibrated |= _split_clips(model.graph, calibrated)
     ranges = infer_ranges(model.graph, calibrated)
     decision = decide(model.graph, quantization, ranges, policy)
     form = policy.numerics.activation
@@ -51,6 +52,24 @@ def quantize_onnx(
     return Coverage(
         quantized=tuple(str(layer.name) for layer in decision.layers), left_float=tuple(decision.left_float)
     )
+
+
+def _split_clips(graph: ir.Graph, calibrated: Mapping[str, Range]) -> dict[str, Range]:
+    """Write a clip at zero that is stored with room above it as ``Relu`` and the rest; return the ranges of the former.
+
+    The integers before such a clip are those behind it, of which it keeps the lowest: the exporter makes one of two.
+    """
+    found = {}
+    for node in list(graph):
+        bounds, known = clip_bounds(node), calibrated.get(name_of(node.outputs[0]))
+        if node.op_type == "Clip" and bounds is not None and bounds[0] == 0 and known is not None and known.high > bounds[1]:
+            relu = add(graph, "Relu", node.inputs[:1], name=f"{node.outputs[0].name}_above", like=node.outputs[0])
+            node.replace_input_with(0, relu)
+            node.replace_input_with(1, None)
+            found[name_of(relu)] = known
+    if found:
+        graph.sort()
+    return found
 
 
 def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat) -> ir.Value:
