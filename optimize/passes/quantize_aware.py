@@ -9,14 +9,14 @@ from typing import Any, get_args
 import torch
 from torch import fx
 
-from optimize import named
+from optimize import graph, named, ops
 from optimize.data import Given
 from optimize.errors import Refused, UsageError, nearest
 from optimize.passes.base import IntegerPass, Outcome
 from optimize.passes.fuse_conv_bn import fold_norms, norms_behind
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
-from optimize.quantization.aware import QuantizedModule, Scheme, Steps, clip_weights, insert_signs
+from optimize.quantization.aware import QuantizedModule, Scheme, Steps, clip_weights, insert_signs, scale_axis
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
@@ -72,7 +72,8 @@ class QuantizeAware(IntegerPass):
         activation_bits: Bits of what layers read, 1 to 8; None for 8, or what the name says.
         gradient_bits: Bits of the gradients that come back to a layer, 2 to 8, with noise that keeps their mean
             (``dorefa``); 0 leaves them.
-        ends: Bits for the first and the last layers, and what they read: 8, or 0 for those of the others.
+        ends: Bits for the first and the last layers, and what they read: 8, or 0 for those of the others. Where a network
+            has no other layers, all have ``bits``.
 
     Example:
         >>> import torch, optimize
@@ -161,7 +162,7 @@ class QuantizeAware(IntegerPass):
         self._refresh_ranges(program, module)
         trained = tuple(replace(rewrite, what=f"trained as int{self._bits}") for rewrite in outcome.rewrites)
         note = f"Training moved {moved} of {len(before)} weights and steps."
-        return replace(outcome, rewrites=trained, notes=(*outcome.notes, *self._notes(scheme, layers), note))
+        return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
 
     @property
     def _rule(self) -> Rule:
@@ -177,20 +178,26 @@ class QuantizeAware(IntegerPass):
 
     def _scheme(self, program: Program, layers: Collection[str]) -> Scheme:
         """Return how the layers are to be quantized, with the signs that some read in place."""
-        is_plain = self._bits == 8 and self._activation_bits == 8 and self.quantizer == "lsq" and not self.gradient_bits
-        is_uniform = self.ends == 0 and self._activation_bits == 8 and self.quantizer == "lsq" and not self.gradient_bits
-        inner = frozenset(layers) - (_at_ends(program, layers) if self.ends else set())
-        reads_signs = self._activation_bits == 1 and self._rule.fixed
-        norms = norms_behind(program.graph_module, set(layers))
+        learns_all = self.quantizer == "lsq" and self._activation_bits == 8 and not self.gradient_bits
+        inner = self._inner(program, layers)
+        norms = {
+            norm: layer for norm, layer in norms_behind(program.graph_module, set(layers)).items() if layer not in _sharing(program)
+        }
+        is_uniform = self._bits == 8 or (inner == set(layers) and not norms)
         scheme = Scheme(
             quantizer=self.quantizer,
-            layers=frozenset() if is_plain or (is_uniform and not norms) else inner,
+            layers=frozenset() if learns_all and is_uniform else inner,
             bits=self._bits,
             activation_bits=self._activation_bits,
             gradient_bits=self.gradient_bits,
             norms=norms,
         )
+        reads_signs = self._activation_bits == 1 and self._rule.fixed
         return replace(scheme, signs=insert_signs(program, scheme.layers)) if reads_signs else scheme
+
+    def _inner(self, program: Program, layers: Collection[str]) -> frozenset[str]:
+        """Return the layers that are neither first nor last; all where there is none."""
+        return frozenset(layers) - (_at_ends(program, layers) if self.ends else set()) or frozenset(layers)
 
     def _calibrated(self, scheme: Scheme | None = None) -> QuantizeStatic:
         bits = 8 if scheme is None or scheme.layers else self._bits
@@ -201,13 +208,6 @@ class QuantizeAware(IntegerPass):
         if module.readings:
             with torch.no_grad():
                 module.run(next(iter(FlatBatches(program, self.calibration))))
-
-    def _notes(self, scheme: Scheme, layers: Collection[str]) -> tuple[str, ...]:
-        if scheme.layers or (self._bits == 8 and self._activation_bits == 8):
-            return ()
-        return () if not self.ends else (
-            f"Every layer is the first or the last one, which have {self.ends} bits: ends=0 gives them {self._bits}.",
-        )
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
@@ -224,6 +224,11 @@ class QuantizeAware(IntegerPass):
                 f"The training loop '{name}' raised {type(error).__name__}: {error}.",
                 hint="It is called with the quantized module, which takes and returns what the captured one did.",
             ) from error
+
+
+def _sharing(program: Program) -> set[str]:
+    """Return the layers with one step for all channels, which the scales of a BatchNorm would tear apart."""
+    return {layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED) if scale_axis(layer) is None}
 
 
 def _at_ends(program: Program, layers: Collection[str]) -> set[str]:

@@ -26,6 +26,7 @@ from optimize.plan import Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.quantization.quantizers import (
+    MOMENTUM,
     QUANTIZERS,
     LearnedStep,
     LearnedWeights,
@@ -110,11 +111,12 @@ class QuantizedModule(nn.Module):
         self.activation_steps = nn.ModuleDict({name: self._start(name) for name in others})
         for steps_of in (self.activation_steps, self.readings) if not self.learns else ():
             steps_of.requires_grad_(False)
-        self._own = _own_weights(self._program, plan.layers)
-        self.weight_quantizers = nn.ModuleDict()
-        for layer, name in self._own.items():
+        self._own, self.weight_quantizers = dict[str, str](), nn.ModuleDict()
+        for layer, name in _own_weights(self._program, plan.layers).items():
+            self._own[layer.name] = name
             if name not in self.weight_quantizers:
                 self.weight_quantizers[name] = self._quantizer(layer)
+        self.scheme = dataclasses.replace(scheme, folded=None)
         self._run = _Run(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,12 +142,12 @@ class QuantizedModule(nn.Module):
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise Refused(f"Training left '{name}' not finite.", hint="Lower the learning rate.")
         with torch.no_grad():
-            for layer in self._own:
+            for layer in (node for node in self.body.graph.nodes if node.name in self._own):
                 weight = self.body.get_parameter(_path(layer))
                 weight.copy_(self.rounded_weight(layer, weight))
             for path, value in self.body.named_parameters():
                 program.graph_module.get_parameter(path).copy_(value)
-        grids = {layer.name: self.weight_quantizers[name].bits for layer, name in self._own.items()}
+        grids = {layer: self.weight_quantizers[name].bits for layer, name in self._own.items()}
         grids = {name: bits for name, bits in grids.items() if bits != self.scheme.bits}
         bits = self.scheme.bits if self.scheme.layers else self._plan.bits
         self._clamped = self._clamp(program)
@@ -177,10 +179,10 @@ class QuantizedModule(nn.Module):
 
     def rounded_weight(self, layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
         """Return a layer's weight on the grid that targets find: a learned step never outgrows the largest weight."""
-        if layer in self._own:
-            rounded: torch.Tensor = self.weight_quantizers[self._own[layer]](weight)
+        if layer.name in self._own:
+            rounded: torch.Tensor = self.weight_quantizers[self._own[layer.name]](weight)
             return rounded
-        return WeightQuantizer(weight, self._form(layer), _axis(layer))(weight)
+        return WeightQuantizer(weight, self._form(layer), scale_axis(layer))(weight)
 
     def quantizes(self, node: fx.Node) -> bool:
         """Say whether a node is a layer of the plan."""
@@ -201,7 +203,7 @@ class QuantizedModule(nn.Module):
             form = dataclasses.replace(form, bits=self.scheme.bits)
         if kind is LearnedWeights and not self.learns:
             kind = WeightQuantizer
-        return kind(weight, form, _axis(layer))
+        return kind(weight, form, scale_axis(layer))
 
     def _begin_reading(self) -> dict[str, Reading]:
         """Return a quantizer for each stored value that layers read through one, and note which nothing else reads."""
@@ -292,7 +294,7 @@ def clip_weights(program: Program, layers: Collection[str], bits: int) -> None:
     form = dataclasses.replace(USUAL.weight, bits=bits)
     for layer in _own_weights(program, layers):
         weight = program.graph_module.get_parameter(_path(layer))
-        end = closest_step(weight.detach(), form, _axis(layer)) * form.bounds[1]
+        end = closest_step(weight.detach(), form, scale_axis(layer)) * form.bounds[1]
         with torch.no_grad():
             weight.copy_(torch.minimum(torch.maximum(weight, -end), end))
 
@@ -371,9 +373,9 @@ class _Run(fx.Interpreter):
     def _normalized(self, norm: fx.Node) -> torch.Tensor:
         """Run a BatchNorm on the statistics of the batch, and keep its running ones, where it has such."""
         arguments, _ = self.fetch_args_kwargs_from_env(norm)
-        value, weight, bias, mean, variance, training, momentum, epsilon, *_ = arguments
+        value, weight, bias, mean, variance, training, _, epsilon, *_ = arguments
         keeps = mean is not None and not training
-        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, momentum, epsilon)
+        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, MOMENTUM, epsilon)
 
 
 def _trained_paths(module: fx.GraphModule) -> set[str]:
@@ -408,7 +410,7 @@ def _own_weights(program: Program, names: Collection[str]) -> dict[fx.Node, str]
             readers.setdefault(str(node.target), []).extend(node.users)
     own: dict[fx.Node, str] = {}
     for path, users in readers.items():
-        if all(node.name in names and _path(node) == path for node in users) and len({*map(_axis, users)}) == 1:
+        if all(node.name in names and _path(node) == path for node in users) and len({*map(scale_axis, users)}) == 1:
             own.update(dict.fromkeys(users, users[0].name))
     return own
 
@@ -419,7 +421,7 @@ def _path(layer: fx.Node) -> str:
     return str(weight.target) if weight.op == "get_attr" else ""
 
 
-def _axis(layer: fx.Node) -> int | None:
+def scale_axis(layer: fx.Node) -> int | None:
     """Return the axis of a layer's weight that counts its scales; None where the groups of a layer share that axis."""
     grouped = graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS) and graph.argument(layer, "groups") > 1
     return None if grouped else ops.output_axis(layer)

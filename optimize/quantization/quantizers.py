@@ -28,8 +28,8 @@ _SHARES = torch.linspace(1.0, 0.3, 36)
 _MOST_ODD = 6
 #: TWN: weights below this share of the mean are zero; the best share for a normal distribution is near it.
 _TERNARY_SHARE = 0.7
-#: Share of a batch's range in a running one.
-_MOMENTUM = 0.1
+#: Share of a batch in what is running: ranges, and BatchNorm's statistics, whose own share a captured graph has lost.
+MOMENTUM = 0.1
 
 
 class _Rounding(torch.autograd.Function):
@@ -439,7 +439,7 @@ class RunningReading(Reading):
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.ends.lerp_(_ends(value.detach()), _MOMENTUM)
+            self.ends.lerp_(_ends(value.detach()), MOMENTUM)
         step, low, high = self.window()
         return fake_quantize(value, torch.tensor(step), low, high)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -315,6 +316,7 @@ class Target(ABC):
         numerics: What INT8 means to the backend.
         integers_on: Where the runtime has kernels for its INT8 files, in words.
         without_bfloat16: What its bfloat16 files do on processors without such instructions, as sentences.
+        packs: Whether weights of few bits are stored in no more.
         portable: Whether files run on other processors than those of the machine that made them.
     """
 
@@ -332,6 +334,7 @@ class Target(ABC):
     numerics: ClassVar[Numerics] = USUAL
     integers_on: ClassVar[str] = "every x86 and ARM processor"
     without_bfloat16: ClassVar[str] = ""
+    packs: ClassVar[bool] = False
     portable: ClassVar[bool] = True
 
     @property
@@ -358,13 +361,13 @@ class Target(ABC):
         return attributed("target", self.name, type(self))
 
     def require_precision(self, program: Program) -> None:
-        """Check that ``support`` names the precision of a program: INT4 is INT8's form, float64 the model's own.
+        """Check that ``support`` names the precision of a program: fewer bits are INT8's form, float64 the model's own.
 
         Raises:
             Refused: It does not.
         """
         written, asked = self.support.precisions, program.precision
-        if written and asked != "float64" and asked.replace("int4", "int8") not in written:
+        if written and asked != "float64" and re.sub(r"int\d", "int8", asked) not in written:
             raise Refused(
                 f"{self.name} files are written in {', '.join(written)}; this one is {asked}.",
                 hint="Leave the precision out for this target.",

@@ -44,7 +44,7 @@ def describe(
     cpu = made_for(target, program)
     promise = _promise(target, program, cpu) if cpu and target.portable else ""
     half = target.without_bfloat16 if program.precision.endswith("bfloat16") else ""
-    notes = (*more.pop("notes", ()), *filter(None, (promise, half)))
+    notes = (*more.pop("notes", ()), *filter(None, (promise, half, _stored(target, program))))
     return replace(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         notes=notes,
@@ -64,6 +64,17 @@ def _written(spec: pytree.TreeSpec) -> str:
         text = pytree.treespec_dumps(spec)
         return text if pytree.treespec_loads(text) == spec else ""
     return ""
+
+
+def _stored(target: Target, program: Program) -> str:
+    """Say how weights of fewer than 8 bits are stored, and what is computed with; empty where there are none."""
+    plan = program.quantization
+    if plan is None or plan.mode != "static" or plan.bits == 8:
+        return ""
+    if not target.packs:
+        return f"Its weights have {plan.bits} bits and are stored in 8, which it computes with."
+    stored = next(bits for bits in (1, 2, 4, 8) if bits >= plan.bits)
+    return f"Weights of {plan.bits} bits are stored in {stored} and become INT8 when it is opened, which it computes with."
 
 
 def _promise(target: Target, program: Program, cpu: str) -> str:

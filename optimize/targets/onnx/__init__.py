@@ -68,7 +68,7 @@ class Onnx(Target):
     summary = "ONNX file, run with ONNX Runtime on CPU"
     support = Support(("float32", "float16"), INT8, ("float16",), remark=_HALF)
     packages = ("onnx", *CPU.packages)
-    profiled = times_layers = True
+    profiled = times_layers = packs = True
     endings: ClassVar[tuple[str, ...]] = (".onnx",)
     noun = "ONNX"
     alone = """
@@ -272,7 +272,7 @@ $feeds
 class _OnProvider(Onnx):
     """The same file on an execution provider that must be installed: what it does not take runs on CPU."""
 
-    profiled = times_layers = False
+    profiled = times_layers = packs = False
     endings = ()
     alone, alone_cpp = "", ("", "")
 
