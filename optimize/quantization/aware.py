@@ -147,9 +147,10 @@ class QuantizedModule(nn.Module):
                 weight.copy_(self.rounded_weight(layer, weight))
             for path, value in self.body.named_parameters():
                 program.graph_module.get_parameter(path).copy_(value)
-        grids = {layer: self.weight_quantizers[name].bits for layer, name in self._own.items()}
-        grids = {name: bits for name, bits in grids.items() if bits != self.scheme.bits}
         bits = self.scheme.bits if self.scheme.layers else self._plan.bits
+        grids = {layer: planned(USUAL.weight, self._plan, layer).bits for layer in self._plan.layers}
+        grids |= {layer: self.weight_quantizers[name].bits for layer, name in self._own.items()}
+        grids = {layer: grid for layer, grid in grids.items() if grid != bits}
         self._clamped = self._clamp(program)
         ranges = {**self._plan.ranges, **self.ranges()}
         program.quantization = dataclasses.replace(self._plan, ranges=ranges, bits=bits, grids=grids)

@@ -439,7 +439,7 @@ class RunningReading(Reading):
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.ends.lerp_(_ends(value.detach()), MOMENTUM)
+            self.ends.lerp_(_ends(value.detach()).to(self.ends), MOMENTUM)
         step, low, high = self.window()
         return fake_quantize(value, torch.tensor(step), low, high)
 

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 import optimize
 from models import REFERENCES
-from optimize import recipe
+from optimize import graph, recipe
 from optimize.errors import Refused, UsageError
 from optimize.program import Program
+from optimize.quantization.simulation import Simulation
 from tests.quantization.test_aware import Tied
 
 
@@ -133,6 +134,72 @@ def test_the_deployed_file_answers_as_the_trained_module(name: str, steps: Any, 
     assert sqnr_db(answers, deployed(trained, tmp_path, flat)) >= 30
 
 
+class Residual(nn.Module):
+    """Convolutions with BatchNorm, a shortcut, pooling, and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(3))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.norms[0](self.stem(x))), 2)
+        y = functional.relu6(self.norms[1](self.first(x)))
+        y = functional.relu(self.norms[2](self.second(y)) + x)
+        return self.head(y.mean((2, 3)))
+
+
+SCHEMES: list[dict[str, Any]] = [
+    {},
+    {"quantizer": "iao"},
+    {"quantizer": "iao", "bits": 4, "activation_bits": 4},
+    {"quantizer": "lsq", "bits": 2, "activation_bits": 2},
+    {"quantizer": "lsq", "bits": 4, "activation_bits": 4, "steps": "frozen"},
+    {"quantizer": "lsq+", "bits": 3, "activation_bits": 3},
+    {"quantizer": "pact", "bits": 4, "activation_bits": 4},
+    {"quantizer": "dorefa", "bits": 1, "activation_bits": 2, "gradient_bits": 6},
+    {"quantizer": "dorefa", "ends": 0, "bits": 4, "activation_bits": 4},
+    {"quantizer": "wrpn", "bits": 4, "activation_bits": 4},
+    {"quantizer": "twn"},
+    {"quantizer": "twn", "activation_bits": 1},
+    {"quantizer": "bwn"},
+    {"quantizer": "xnor"},
+    {"quantizer": "bnn"},
+]
+
+
+@pytest.mark.parametrize("options", SCHEMES, ids=[" ".join(map(str, options.values())) or "default" for options in SCHEMES])
+def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 3, 12, 12), torch.randint(5, (64,))
+    net = Residual()
+    net(x)
+    program = optimize.capture(net.eval(), (x[:2],))
+    answers, statistics = list[Tensor](), list[bool]()
+
+    def train(module: nn.Module) -> None:
+        names = [name for name, _ in module.named_parameters() if "running" in name]
+        before = {name: module.get_parameter(name).clone() for name in names}
+        descend(module, lambda: functional.cross_entropy(module(x), y), 10, 0.003)
+        statistics.extend(not torch.equal(module.get_parameter(name), before[name]) for name in names)
+        with torch.no_grad():
+            answers.append(module.eval()(x))
+
+    trained, outcome = optimize.QuantizeAware(train, [x], **options).apply(program)
+    trained.check()
+    assert len(statistics) == 6 and set(statistics) == {options.get("steps") != "frozen"}
+    assert not list(graph.calls(trained.graph, graph.aten.batch_norm.default))
+    with torch.no_grad():
+        simulated = Simulation(trained).outputs((x,))[0]
+    (found,) = deployed(trained, tmp_path, (x,))
+    for got in (simulated, found):
+        assert sqnr_db([answers[0]], [got]) >= 25
+        assert float((got.argmax(1) == answers[0].argmax(1)).float().mean()) >= 0.95
+
+
 def linear() -> tuple[Program, Tensor]:
     x = torch.randn(8, 6)
     return optimize.capture(nn.Sequential(nn.Linear(6, 4)).eval(), (x,)), x
@@ -174,6 +241,14 @@ def test_a_recipe_is_checked_before_anything_runs(options: dict[str, Any], messa
         ({"train": "no_colon"}, "function of the module"),
         ({"steps": "both"}, "'learned' or 'frozen'"),
         ({"bits": 9}, "2 to 8 bits"),
+        ({"quantizer": "lsd"}, "no quantizer 'lsd'"),
+        ({"quantizer": "twn", "bits": 4}, "the weights of 'twn' have 2"),
+        ({"quantizer": "lsq", "bits": 1}, "2 to 8 bits with 'lsq'"),
+        ({"quantizer": "dorefa", "bits": 0}, "1 to 8 bits with 'dorefa'"),
+        ({"quantizer": "xnor", "activation_bits": 2}, "signs with 'xnor'"),
+        ({"activation_bits": 9}, "layers read 1 to 8 bits"),
+        ({"gradient_bits": 1}, "gradients have 2 to 8 bits"),
+        ({"ends": 4}, "have 8 bits, or 0"),
         ({"calibration": iter([])}, "re-iterable"),
     ],
 )

@@ -1,0 +1,137 @@
+"""Weights in 1, 2 and 4 bits: the bytes, the file's size, and what ONNX Runtime runs of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+import optimize
+from optimize import graph, ops
+from optimize.program import Program
+from optimize.quantization.grid import quantize_weight
+from optimize.quantization.numerics import USUAL, planned
+from optimize.targets.onnx.packing import pack_places
+from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
+
+#: Of ONNX's operators, those that unpack.
+UNPACKING = {"BitShift", "BitwiseAnd", "Cast", "Gather", "Slice"}
+
+
+def trained(**options: object) -> tuple[Program, torch.Tensor]:
+    """Return a network of half a million weights; its channels are such that none is added for the kernels."""
+    torch.manual_seed(0)
+    widths = [(4, 16), (16, 160), (160, 192), (192, 128)]
+    layers = [(nn.Conv2d(*pair, 3, padding=1), nn.BatchNorm2d(pair[1]), nn.ReLU()) for pair in widths]
+    flat = [layer for block in layers for layer in block]
+    net = nn.Sequential(*flat, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    x = torch.randn(4, 4, 6, 6)
+    net(x)
+    program = optimize.capture(net.eval(), (x,))
+    return optimize.QuantizeAware(lambda module: module(x), [x], **options).apply(program)[0], x  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_bytes_hold_every_place(bits: int) -> None:
+    places = np.random.default_rng(0).integers(0, 2**bits, 1003)
+    packed = pack_places(places, bits)
+    found = (packed >> (bits * np.arange(8 // bits, dtype=np.uint8))) & (2**bits - 1)
+    assert packed.dtype == np.uint8 and len(packed) == -(-1003 * bits // 8)
+    assert np.array_equal(found.reshape(-1)[:1003], places)
+
+
+OPTIONS = [
+    ({"quantizer": "bwn"}, 1),
+    ({"quantizer": "twn"}, 2),
+    ({"quantizer": "dorefa", "bits": 2}, 2),
+    ({"quantizer": "lsq", "bits": 4, "activation_bits": 4}, 4),
+    ({"quantizer": "pact", "bits": 4, "activation_bits": 4}, 4),
+]
+
+
+@pytest.mark.parametrize("options, bits", OPTIONS, ids=[str(options) for options, _ in OPTIONS])
+def test_the_file_is_small_and_runs_in_integers_as_if_it_were_not(
+    options: dict[str, object], bits: int, tmp_path: Path
+) -> None:
+    program, _ = trained(**options)
+    path = tmp_path / "net.onnx"
+    artifact = optimize.export(program, "onnx", path)
+    assert artifact.precision == f"int{bits}" and artifact.coverage is not None
+    assert f"Weights of {bits} bits are stored in {bits} and become INT8" in " ".join(artifact.notes)
+    assert not artifact.coverage.left_float and len(artifact.coverage.quantized) == 5
+
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    inner = [array for name, array in stored.items() if name.endswith("bits") and array.size > 100]
+    counts = [weight.numel() for weight in _weights(program).values()]
+    assert sum(array.size for array in inner) == sum(-(-count * bits // 8) for count in counts[1:-1])
+    rest = counts[0] + counts[-1] + sum(8 * layer.shape[0] for layer in _weights(program).values())
+    assert path.stat().st_size <= 1.1 * (bits / 8 * sum(counts[1:-1]) + rest)
+
+    options_ = session_options(import_runtime(), threads=1)
+    keep_optimized(options_, tmp_path / "run.onnx")
+    open_session(import_runtime(), str(path), options_)
+    run = onnx.load(tmp_path / "run.onnx").graph
+    kernels = Counter(node.op_type for node in run.node)
+    assert not kernels.keys() & UNPACKING
+    assert kernels["QLinearConv"] == 4 and kernels["QGemm"] == 1 and kernels["DequantizeLinear"] == 0
+
+
+def _weights(program: Program) -> dict[str, torch.Tensor]:
+    found = {}
+    for node in graph.calls(program.graph, *ops.WEIGHTED):
+        weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
+        assert weight is not None
+        found[node.name] = weight
+    return found
+
+
+def test_what_is_opened_holds_the_weights_that_were_trained(tmp_path: Path) -> None:
+    program, _ = trained(quantizer="dorefa", bits=4)
+    path = tmp_path / "net.onnx"
+    optimize.export(program, "onnx", path)
+    options = session_options(import_runtime(), threads=1)
+    options.graph_optimization_level = import_runtime().GraphOptimizationLevel.ORT_ENABLE_BASIC
+    keep_optimized(options, tmp_path / "run.onnx")
+    open_session(import_runtime(), str(path), options)
+    arrays = [numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "run.onnx").graph.initializer]
+    for name, weight in list(_weights(program).items())[1:-1]:
+        integers, _ = quantize_weight(weight, planned(USUAL.weight, program.plan, name))
+        held = [array for array in arrays if array.dtype == np.int8 and array.size == integers.numel()]
+        assert any(np.array_equal(array.reshape(integers.shape), 4 * integers.numpy()) for array in held), name
+
+
+def test_calibrated_weights_of_few_bits_are_packed_too(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).eval()
+    x = torch.randn(4, 8, 8, 8)
+    program = optimize.QuantizeStatic([x], bits=4).apply(optimize.capture(net, (x,)))[0]
+    artifact = optimize.export(program, "onnx", tmp_path / "net.onnx")
+    assert artifact.path.stat().st_size < 0.8 * sum(weight.numel() for weight in net.parameters())
+    program.quantization = None
+    whole = optimize.export(program, "onnx", tmp_path / "float.onnx").load(threads=1)
+    answers = [runner.run([x.numpy()])[0] for runner in (whole, artifact.load(threads=1))]
+    assert float(np.abs(answers[0] - answers[1]).max()) < 0.05 * float(np.abs(answers[0]).max())
+
+
+def test_an_odd_number_of_weights_is_cut_to_what_it_was(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(16, 35), nn.ReLU(), nn.Linear(35, 39), nn.ReLU(), nn.Linear(39, 4))
+    x, answers = torch.randn(64, 16), list[torch.Tensor]()
+    program = optimize.capture(net.eval(), (x,))
+    step = optimize.QuantizeAware(lambda module: answers.append(module(x).detach()), [x], quantizer="twn")
+    artifact = optimize.export(step.apply(program)[0], "onnx", tmp_path / "net.onnx")
+    assert "Slice" in {node.op_type for node in onnx.load(artifact.path).graph.node}
+    found = torch.from_numpy(artifact.load(threads=1).run([x.numpy()])[0])
+    assert float((found - answers[0]).abs().max()) < 0.02 * float(answers[0].abs().max())
+
+
+def test_other_runtimes_say_that_they_store_eight_bits(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(16, 16)).eval()
+    x = torch.randn(4, 16)
+    program = optimize.QuantizeStatic([x], bits=4).apply(optimize.capture(net, (x,)))[0]
+    artifact = optimize.export(program, "torchscript", tmp_path / "net.pt")
+    assert "Its weights have 4 bits and are stored in 8, which it computes with." in artifact.notes
