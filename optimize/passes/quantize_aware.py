@@ -108,7 +108,9 @@ class QuantizeAware(IntegerPass):
             raise UsageError(f"steps='{self.steps}': steps are 'learned' or 'frozen'.")
         if self.quantizer not in QUANTIZERS:
             hint = nearest(str(self.quantizer), QUANTIZERS)
-            raise UsageError(f"There is no quantizer '{self.quantizer}'.", hint=hint or f"One of {', '.join(QUANTIZERS)}.")
+            raise UsageError(
+                f"There is no quantizer '{self.quantizer}'.", hint=hint or f"One of {', '.join(QUANTIZERS)}."
+            )
         if not callable(self.train) and not named.is_named(str(self.train)):
             raise UsageError(
                 f"train={self.train!r}: the training loop is a function of the module to train.",
@@ -120,7 +122,9 @@ class QuantizeAware(IntegerPass):
     def _check_bits(self) -> None:
         rule, least = self._rule, 1 if issubclass(self._rule.weights, TanhWeights) else 2
         if rule.fixed and self._bits != rule.bits:
-            raise UsageError(f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.", hint="Leave bits out.")
+            raise UsageError(
+                f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.", hint="Leave bits out."
+            )
         if not rule.fixed and self._bits not in range(least, 9):
             raise UsageError(f"bits={self.bits}: weights have {least} to 8 bits with '{self.quantizer}'.")
         if self._activation_bits not in (range(1, 9) if rule.reads else (1,)):
@@ -129,7 +133,9 @@ class QuantizeAware(IntegerPass):
         if self.gradient_bits not in (0, *range(2, 9)):
             raise UsageError(f"gradient_bits={self.gradient_bits}: gradients have 2 to 8 bits, or 0 for all of them.")
         if self.ends not in (0, 8):
-            raise UsageError(f"ends={self.ends}: the first and the last layers have 8 bits, or 0 for those of the others.")
+            raise UsageError(
+                f"ends={self.ends}: the first and the last layers have 8 bits, or 0 for those of the others."
+            )
 
     def rewrite(self, program: Program) -> Outcome:
         """Calibrate, train, and write what was learned onto the program.
@@ -181,7 +187,9 @@ class QuantizeAware(IntegerPass):
         learns_all = self.quantizer == "lsq" and self._activation_bits == 8 and not self.gradient_bits
         inner = self._inner(program, layers)
         norms = {
-            norm: layer for norm, layer in norms_behind(program.graph_module, set(layers)).items() if layer not in _sharing(program)
+            norm: layer
+            for norm, layer in norms_behind(program.graph_module, set(layers)).items()
+            if layer not in _sharing(program)
         }
         is_uniform = self._bits == 8 or (inner == set(layers) and not norms)
         scheme = Scheme(

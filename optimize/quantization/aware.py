@@ -208,7 +208,9 @@ class QuantizedModule(nn.Module):
 
     def _begin_reading(self) -> dict[str, Reading]:
         """Return a quantizer for each stored value that layers read through one, and note which nothing else reads."""
-        leaders = {self._leaders[source]: name for name, source in self._sources.items() if name in self.scheme.windowed}
+        leaders = {
+            self._leaders[source]: name for name, source in self._sources.items() if name in self.scheme.windowed
+        }
         kind = QUANTIZERS[self.scheme.quantizer].reads or Reading
         found, self._only_read = {}, set[str]()
         for node in (self.scheme.folded or self._program).graph.nodes:
@@ -312,7 +314,9 @@ def insert_signs(program: Program, layers: Collection[str]) -> frozenset[str]:
             with module.graph.inserting_before(layer):
                 value = _unclipped(module.graph, source)
                 condition = module.graph.call_function(aten.ge.Scalar, (value, 0.0))
-                ends = [graph.store(module, f"{layer.name}_{name}", torch.tensor(sign)) for name, sign in _SIGNS.items()]
+                ends = [
+                    graph.store(module, f"{layer.name}_{name}", torch.tensor(sign)) for name, sign in _SIGNS.items()
+                ]
                 above, below = (module.graph.get_attr(path) for path in ends)
                 signs[source] = module.graph.call_function(aten.where.self, (condition, above, below))
         if layer.name in layers:

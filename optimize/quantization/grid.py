@@ -61,7 +61,11 @@ def weight_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> to
         float32 ``[C_out]``; a channel of zeros gets the step of the whole tensor.
     """
     widest = weight.detach().movedim(axis, 0).flatten(1).abs().amax(1).double()
-    top = _outermost(weight.detach().movedim(axis, 0), form.bounds[1]) if form.bits < 8 and form.per_channel else form.bounds[1]
+    top = (
+        _outermost(weight.detach().movedim(axis, 0), form.bounds[1])
+        if form.bits < 8 and form.per_channel
+        else form.bounds[1]
+    )
     steps = torch.maximum(widest / top, sum_scales(weight, form, axis))
     overall = float(steps.max()) or 1.0 / form.bounds[1]
     if not form.per_channel:

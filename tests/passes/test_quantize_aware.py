@@ -139,7 +139,11 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.stem, self.first, self.second = (
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.Conv2d(16, 16, 3, padding=1),
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(3))
         self.head = nn.Linear(16, 5)
 
@@ -169,7 +173,9 @@ SCHEMES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", SCHEMES, ids=[" ".join(map(str, options.values())) or "default" for options in SCHEMES])
+@pytest.mark.parametrize(
+    "options", SCHEMES, ids=[" ".join(map(str, options.values())) or "default" for options in SCHEMES]
+)
 def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
     options: dict[str, Any], tmp_path: Path
 ) -> None:

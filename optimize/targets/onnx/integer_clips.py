@@ -45,7 +45,11 @@ def _sign(graph: ir.Graph, where: ir.Node, quantize: ir.Node) -> None:
     before = maker(compare.inputs[0], "DequantizeLinear") if compare is not None else None
     if before is None or compare is None or [scalar(value) for value in where.inputs[1:]] != [1.0, -1.0]:
         return
-    if scalar(compare.inputs[1]) != 0 or (_zero(before), _zero(quantize)) != (_ZERO, _ZERO) or scalar(quantize.inputs[1]) != 1:
+    if (
+        scalar(compare.inputs[1]) != 0
+        or (_zero(before), _zero(quantize)) != (_ZERO, _ZERO)
+        or scalar(quantize.inputs[1]) != 1
+    ):
         return
     integers = before.inputs[0]
     numbers = [store(graph, f"end_{number}", np.array(number, np.uint8)) for number in (_ZERO - 1, _ZERO, 1)]

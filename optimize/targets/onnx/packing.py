@@ -71,7 +71,9 @@ def _write_packed(graph: ir.Graph, value: ir.Value, places: np.ndarray, levels: 
     result.shape = ir.Shape([stored.shape[0], in_byte])  # type: ignore[index]
     result = add(graph, "BitwiseAnd", [result, ends], name=f"{name}_masked", like=result)
     # Indices of Gather are of 32 bits at least.
-    result = add(graph, "Cast", [result], {"to": ir.DataType.INT32}, name=f"{name}_place", like=result, dtype=ir.DataType.INT32)
+    result = add(
+        graph, "Cast", [result], {"to": ir.DataType.INT32}, name=f"{name}_place", like=result, dtype=ir.DataType.INT32
+    )
     result = add(graph, "Gather", [integers, result], name=f"{name}_padded", like=result, dtype=ir.DataType.INT8)
     if places.size % in_byte:
         flat, (begin, end) = store(graph, "flat", np.array([-1])), (np.array([number]) for number in (0, places.size))

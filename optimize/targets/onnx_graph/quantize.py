@@ -62,7 +62,13 @@ def _split_clips(graph: ir.Graph, calibrated: Mapping[str, Range]) -> dict[str, 
     found = {}
     for node in list(graph):
         bounds, known = clip_bounds(node), calibrated.get(name_of(node.outputs[0]))
-        if node.op_type == "Clip" and bounds is not None and bounds[0] == 0 and known is not None and known.high > bounds[1]:
+        if (
+            node.op_type == "Clip"
+            and bounds is not None
+            and bounds[0] == 0
+            and known is not None
+            and known.high > bounds[1]
+        ):
             relu = add(graph, "Relu", node.inputs[:1], name=f"{node.outputs[0].name}_above", like=node.outputs[0])
             node.replace_input_with(0, relu)
             node.replace_input_with(1, None)
@@ -136,7 +142,9 @@ def _write_weight(
     least = None if bias is None else (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32)
     integers, scales = grid.store_weight(weight, form, axis, least)
     if bias is not None:
-        finer = np.int8(grid.LARGEST_SUM // 2 // form.bounds[1] or 1)  # times as many steps for the bias, which has none else
+        finer = np.int8(
+            grid.LARGEST_SUM // 2 // form.bounds[1] or 1
+        )  # times as many steps for the bias, which has none else
         integers, scales = integers * finer, scales / np.float32(finer)
     real = layer.inputs[0].dtype  # type: ignore[union-attr]
     layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis, real))

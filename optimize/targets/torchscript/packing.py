@@ -131,9 +131,7 @@ def fresh_engine() -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def weight_format(
-    plan: Quantization, layer: str = "", *, per_channel: bool = True, groups: int = 1
-) -> TensorFormat:
+def weight_format(plan: Quantization, layer: str = "", *, per_channel: bool = True, groups: int = 1) -> TensorFormat:
     """Return how kernels want a weight: FBGEMM adds pairs on every processor, so layers that go there leave room."""
     form = planned(USUAL.weight, plan, layer)
     return dataclasses.replace(form, per_channel=per_channel, pairs=form.pairs or groups > _MOST_GROUPS)
