@@ -85,8 +85,8 @@ class Quantization:
         spared: Those of them that were given back for their INT8 error alone; that of bfloat16 is nothing beside it, so
             a target may multiply in bfloat16 where the host does so faster.
         bits: Bits of the weights: 8, or fewer levels in the same storage type.
-        grids: Bits of the symmetric grid that a layer's weights lie on, by name, where it is not that of ``bits``: 2 for
-            two or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
+        grids: Bits of the symmetric grid that a layer's weights lie on, by name, where they are not ``bits``: 2 for two
+            or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
         cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
         tables: Names of embeddings whose rows are 8-bit integers with a scale each, beside layers that multiply in

@@ -86,7 +86,7 @@ def _fold_after(module: fx.GraphModule) -> Iterator[Rewrite]:
 
 
 def fold_norms(module: fx.GraphModule, names: Iterable[str]) -> None:
-    """Fold the named BatchNorms, signs behind them or not, into the layer before each, which :func:`norms_behind` names."""
+    """Fold the named BatchNorms, signs behind them or not, into the layers that :func:`norms_behind` says."""
     wanted = {*names}
     for node in graph.calls(module.graph, aten.batch_norm.default):
         operator = channelwise.read(module, node) if node.name in wanted else None
@@ -97,13 +97,13 @@ def fold_norms(module: fx.GraphModule, names: Iterable[str]) -> None:
 
 
 def norms_behind(module: fx.GraphModule, layers: Set[str]) -> dict[str, str]:
-    """Return each BatchNorm that alone reads one of these layers and can be folded into it, with that layer, by name."""
+    """Return each BatchNorm that alone reads one of these layers and can be folded into it, with the layer, by name."""
     found = {}
     for node in graph.calls(module.graph, aten.batch_norm.default):
         operator, layer = channelwise.read(module, node), graph.argument(node, "input")
-        if operator is not None and layer.name in layers and len(layer.users) == 1:
-            if isinstance(folding.into_layer_before(module, operator), Folded):
-                found[node.name] = layer.name
+        folded = "" if operator is None else folding.into_layer_before(module, operator)
+        if isinstance(folded, Folded) and folded.layer is layer and layer.name in layers:
+            found[node.name] = layer.name
     return found
 
 

@@ -31,7 +31,7 @@ _FEW_BITS = 3
 @register_pass
 @dataclass(frozen=True)
 class QuantizeAware(IntegerPass):
-    """Train the program with the rounding of its integers in the forward pass, then quantize it as ``QuantizeStatic`` does.
+    """Train the program with its rounding in the forward pass, then quantize it as ``QuantizeStatic`` does.
 
     The training loop is the user's: ``train(module)`` gets a module that takes and returns what the captured one did,
     and trains its ``parameters()`` in place with any data, loss and optimizer: float weights, which the forward pass
@@ -52,13 +52,13 @@ class QuantizeAware(IntegerPass):
     | ``bnn`` | ``-1, 1`` | signs |
 
     What layers read in fewer than 8 bits is stored in 8 and clamped in the graph, and ternary and binary weights are
-    integers of 2 bits: every runtime computes them exactly with its INT8 kernels. Signs take the place of the ReLU before
-    a layer. ``dorefa``, ``pact``, ``wrpn`` and ``bnn`` change how large weights are, which the BatchNorm behind makes up
-    for: use them where there is one.
+    integers of 2 bits: every runtime computes them exactly with its INT8 kernels. Signs take the place of the ReLU
+    before a layer. ``dorefa``, ``pact``, ``wrpn`` and ``bnn`` change how large weights are, which the BatchNorm behind
+    makes up for: use them where there is one.
 
-    When it applies: as ``QuantizeStatic``. A BatchNorm directly behind a layer learns, on the statistics of the batch
-    while the module is in training mode, and is folded afterwards; do not fold it before. Any other keeps its
-    statistics. There is no dropout in a captured program.
+    When it applies: as ``QuantizeStatic``. BatchNorm learns, on the statistics of the batch while the module is in
+    training mode; that directly behind a layer is folded into it afterwards, so do not fold it before. There is no
+    dropout in a captured program.
 
     What it costs: the calibration, and the training; a training step takes about twice that of the float module.
 
@@ -72,8 +72,8 @@ class QuantizeAware(IntegerPass):
         activation_bits: Bits of what layers read, 1 to 8; None for 8, or what the name says.
         gradient_bits: Bits of the gradients that come back to a layer, 2 to 8, with noise that keeps their mean
             (``dorefa``); 0 leaves them.
-        ends: Bits for the first and the last layers, and what they read: 8, or 0 for those of the others. Where a network
-            has no other layers, all have ``bits``.
+        ends: Bits of the first and the last layers, and what they read: 8, or 0 for those of the others. Where a
+            network has no other layers, all have ``bits``.
 
     Example:
         >>> import torch, optimize
@@ -86,8 +86,8 @@ class QuantizeAware(IntegerPass):
         >>> program.quantization.text()
         'static int8 of 1 layers, 2 ranges'
 
-    Source: ``iao`` B. Jacob et al., 2017, arXiv 1712.05877; ``lsq`` S. Esser et al., 2019, arXiv 1902.08153; ``lsq+`` Y.
-    Bhalgat et al., 2020, arXiv 2004.09576; ``pact`` J. Choi et al., 2018, arXiv 1805.06085; ``dorefa`` S. Zhou et al.,
+    Source: ``iao`` B. Jacob et al., 2017, arXiv 1712.05877; ``lsq`` S. Esser et al., 2019, arXiv 1902.08153; ``lsq+``
+    Y. Bhalgat et al., 2020, arXiv 2004.09576; ``pact`` J. Choi et al., 2018, arXiv 1805.06085; ``dorefa`` S. Zhou et al.,
     2016, arXiv 1606.06160; ``wrpn`` A. Mishra et al., 2017, arXiv 1709.01134; ``twn`` F. Li et al., 2016, arXiv
     1605.04711; ``bwn``, ``xnor`` M. Rastegari et al., 2016, arXiv 1603.05279; ``bnn`` I. Hubara et al., 2016, arXiv
     1602.02830.

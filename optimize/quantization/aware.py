@@ -26,7 +26,6 @@ from optimize.plan import Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.quantization.quantizers import (
-    MOMENTUM,
     QUANTIZERS,
     LearnedStep,
     LearnedWeights,
@@ -42,6 +41,8 @@ from optimize.quantization.simulation import MOVES, stored_values
 
 Steps = Literal["learned", "frozen"]
 
+#: Share of a batch in the statistics of BatchNorm, torch's default: a captured graph has lost the network's own.
+_MOMENTUM = 0.1
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
 _SIGNS = {"above": 1.0, "below": -1.0}
@@ -130,8 +131,10 @@ class QuantizedModule(nn.Module):
         return outputs
 
     def adopt(self, program: Program) -> None:
-        """Write what was trained onto the program this was made from: weights, as the integers stand for them, BatchNorm's
-        statistics, clamps where layers read fewer bits than are stored, and the plan.
+        """Write what was trained onto the program this was made from.
+
+        That is weights as the integers stand for them, the statistics of BatchNorm, clamps where layers read fewer bits
+        than are stored, and the plan.
 
         A weight that other calls read too, or that is computed from others, is written in float: targets round it.
 
@@ -149,7 +152,7 @@ class QuantizedModule(nn.Module):
                 program.graph_module.get_parameter(path).copy_(value)
         bits = self.scheme.bits if self.scheme.layers else self._plan.bits
         grids = {layer: planned(USUAL.weight, self._plan, layer).bits for layer in self._plan.layers}
-        grids |= {layer: self.weight_quantizers[name].bits for layer, name in self._own.items()}
+        grids |= {layer: self._rounding(name).bits for layer, name in self._own.items()}
         grids = {layer: grid for layer, grid in grids.items() if grid != bits}
         self._clamped = self._clamp(program)
         ranges = {**self._plan.ranges, **self.ranges()}
@@ -181,7 +184,7 @@ class QuantizedModule(nn.Module):
     def rounded_weight(self, layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
         """Return a layer's weight on the grid that targets find: a learned step never outgrows the largest weight."""
         if layer.name in self._own:
-            rounded: torch.Tensor = self.weight_quantizers[self._own[layer.name]](weight)
+            rounded: torch.Tensor = self._rounding(self._own[layer.name])(weight)
             return rounded
         return WeightQuantizer(weight, self._form(layer), scale_axis(layer))(weight)
 
@@ -198,13 +201,19 @@ class QuantizedModule(nn.Module):
 
     def _quantizer(self, layer: fx.Node) -> WeightQuantizer:
         """Return what rounds a layer's weight."""
-        weight, form, kind = self.body.get_parameter(_path(layer)).detach(), self._form(layer), LearnedWeights
+        weight, form = self.body.get_parameter(_path(layer)).detach(), self._form(layer)
+        kind: type[WeightQuantizer] = LearnedWeights
         if layer.name in self.scheme.layers:
             kind = QUANTIZERS[self.scheme.quantizer].weights
             form = dataclasses.replace(form, bits=self.scheme.bits)
         if kind is LearnedWeights and not self.learns:
             kind = WeightQuantizer
         return kind(weight, form, scale_axis(layer))
+
+    def _rounding(self, name: str) -> WeightQuantizer:
+        found = self.weight_quantizers[name]
+        assert isinstance(found, WeightQuantizer)
+        return found
 
     def _begin_reading(self) -> dict[str, Reading]:
         """Return a quantizer for each stored value that layers read through one, and note which nothing else reads."""
@@ -380,7 +389,7 @@ class _Run(fx.Interpreter):
         arguments, _ = self.fetch_args_kwargs_from_env(norm)
         value, weight, bias, mean, variance, training, _, epsilon, *_ = arguments
         keeps = mean is not None and not training
-        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, MOMENTUM, epsilon)
+        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, _MOMENTUM, epsilon)
 
 
 def _trained_paths(module: fx.GraphModule) -> set[str]:

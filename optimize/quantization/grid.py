@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from optimize.quantization.numerics import SMALLEST_SCALE, TensorFormat
 
-#: Weights nearer to a multiple than this share of the step are one: float32 leaves some millionths behind a folded scale.
+#: Weights nearer to a multiple than this share of a step are it: a scale folded in float32 leaves some millionths.
 _ON_GRID = 1e-3
 #: The largest sum of two weights of one sign whose products with 255 fit into 16 bits.
 LARGEST_SUM = 128
@@ -76,8 +76,8 @@ def weight_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> to
 def _outermost(rows: torch.Tensor, top: int) -> torch.Tensor | int:
     """Return the integer that each row's largest weight is, float64 ``[C_out]``: mostly ``top``, the largest there is.
 
-    One step for a whole layer (DoReFa) leaves some rows without it. Such a row is found by its weights, all multiples of
-    one number; odd ones come first, for of odd multiples none is to become even.
+    One step for a whole layer (DoReFa) leaves some rows without it. Such a row is found by its weights, all multiples
+    of one number; odd ones come first, for of odd multiples none is to become even.
     """
     flat = rows.flatten(1).double()
     shares = flat / flat.abs().amax(1, keepdim=True).clamp_min(SMALLEST_SCALE)

@@ -1,9 +1,9 @@
 """The quantizers that networks are trained with, by name: a rule for weights and one for what layers read.
 
 Each is a module with one contract. Called with values, it returns those that integers stand for, with the gradient of
-its paper; it starts from a weight, or from the first values that it sees; and it says which integers and steps it means:
-``bits`` of the symmetric grid that targets find a weight on (``grid.py``), ``window`` of what layers read. So nothing is
-rounded a second time when the network is deployed.
+its paper; it starts from a weight, or from the first values that it sees; and it says which integers and steps it
+means: ``bits`` of the symmetric grid that targets find a weight on (``grid.py``), ``window`` of what layers read. So
+nothing is rounded a second time when the network is deployed.
 
 Rounding passes gradients on (the straight-through estimator of 1308.3432).
 """
@@ -28,8 +28,8 @@ _SHARES = torch.linspace(1.0, 0.3, 36)
 _MOST_ODD = 6
 #: TWN: weights below this share of the mean are zero; the best share for a normal distribution is near it.
 _TERNARY_SHARE = 0.7
-#: Share of a batch in what is running: ranges, and BatchNorm's statistics, whose own share a captured graph has lost.
-MOMENTUM = 0.1
+#: Share of a batch's range in a running one.
+_MOMENTUM = 0.1
 
 
 class _Rounding(torch.autograd.Function):
@@ -223,9 +223,10 @@ class WeightQuantizer(nn.Module):
 
 
 class LearnedWeights(WeightQuantizer):
-    """Rounds to a grid whose steps are trained (``lsq``), from ``2 <|w|> / sqrt(Q_P)`` on; with 8 bits from the closest.
+    """Rounds to a grid whose steps are trained (``lsq``), from ``2 <|w|> / sqrt(Q_P)`` on.
 
-    A step never outgrows the largest weight, so that targets find the grid, nor the room for sums of two.
+    With 8 bits, and where a weight lies on a grid already, they start from the closest. A step never outgrows the
+    largest weight, so that targets find the grid, nor the room for sums of two.
     """
 
     def _begin(self, weight: torch.Tensor) -> None:
@@ -288,7 +289,7 @@ class TanhWeights(FittedWeights):
 
 
 class TernaryWeights(WeightQuantizer):
-    """Rounds to ``{-a, 0, a}`` a channel (``twn``): ``a`` is the mean of the ``|w|`` above ``0.7 <|w|>``, which are kept."""
+    """Rounds to ``{-a, 0, a}`` a channel (``twn``): ``a`` is the mean of the ``|w|`` above ``0.7 <|w|>``."""
 
     @property
     def bits(self) -> int:
@@ -390,13 +391,14 @@ class OffsetReading(Reading):
         return step, low, low + self.span
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:
-        step, (_, low, _) = self.step(), self.window()
+        step: torch.Tensor = self.step()
+        low = self.window()[1]
         base = straight_through(self.offset, low * step)
         return fake_quantize(value - base, step, 0, self.span) + base
 
 
 class ClipReading(Reading):
-    """Learns where values are clipped (``pact``): the step has the gradient of the clip alone, which starts at the top."""
+    """Learns where values are clipped (``pact``), from the largest on: the step has the gradient of the clip alone."""
 
     def _begin(self, value: torch.Tensor) -> None:
         self.step.begin(value.abs().max() / self.high)
@@ -439,7 +441,7 @@ class RunningReading(Reading):
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.ends.lerp_(_ends(value.detach()).to(self.ends), MOMENTUM)
+            self.ends.lerp_(_ends(value.detach()).to(self.ends), _MOMENTUM)
         step, low, high = self.window()
         return fake_quantize(value, torch.tensor(step), low, high)
 

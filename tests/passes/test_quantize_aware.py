@@ -194,7 +194,7 @@ def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
         with torch.no_grad():
             answers.append(module.eval()(x))
 
-    trained, outcome = optimize.QuantizeAware(train, [x], **options).apply(program)
+    trained, _ = optimize.QuantizeAware(train, [x], **options).apply(program)
     trained.check()
     assert len(statistics) == 6 and set(statistics) == {options.get("steps") != "frozen"}
     assert not list(graph.calls(trained.graph, graph.aten.batch_norm.default))

@@ -1,8 +1,8 @@
 """Clips and signs between integer kernels, computed on the integers: one pass over bytes instead of three over floats.
 
 1. ``Quantize(Clip(Dequantize(q)))`` with one scale and zero point is a ``Clip`` of ``q``.
-2. ``Quantize(Where(Dequantize(q) >= 0, 1, -1))``, zero being 128 on both sides and 1 a step, is ``Clip(q, 127, 128) | 1``:
-   127 below zero and 129 from zero on.
+2. ``Quantize(Where(Dequantize(q) >= 0, 1, -1))``, zero being 128 on both sides and a step 1, is
+   ``Clip(q, 127, 128) | 1``: 127 below zero and 129 from zero on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ def _clip(graph: ir.Graph, clip: ir.Node, quantize: ir.Node) -> None:
     before = maker(clip.inputs[0], "DequantizeLinear") if clip.op_type == "Clip" else None
     if before is None or not _is_alike(before, quantize):
         return
-    step, zero, integers = scalar(before.inputs[1]), _zero(before), before.inputs[0]
-    bounds: list[ir.Value | None] = []
-    for end, (value, furthest) in enumerate(zip((*clip.inputs[1:], None, None), (0, 255))):
-        bound = scalar(value)
-        number = furthest if bound is None else int(np.clip(np.rint(bound / step) + zero, 0, 255))
-        bounds.append(store(graph, f"end_{number}", np.array(number, np.uint8)))
-    result = add(graph, "Clip", [integers, *bounds], name=f"{clip.outputs[0].name}_integers", like=integers)
-    replace(quantize.outputs[0], result)
+    step, zero = scalar(before.inputs[1]) or 1.0, _zero(before) or 0
+    found = [scalar(value) for value in (*clip.inputs[1:], None, None)][:2]
+    numbers = [
+        furthest if bound is None else int(np.clip(np.rint(bound / step) + zero, 0, 255))
+        for bound, furthest in zip(found, (0, 255), strict=True)
+    ]
+    replace(quantize.outputs[0], _bounded(graph, before, clip, *numbers))
 
 
 def _sign(graph: ir.Graph, where: ir.Node, quantize: ir.Node) -> None:
@@ -51,11 +50,21 @@ def _sign(graph: ir.Graph, where: ir.Node, quantize: ir.Node) -> None:
         or scalar(quantize.inputs[1]) != 1
     ):
         return
+    half = _bounded(graph, before, where, _ZERO - 1, _ZERO)
+    odd = add(graph, "BitwiseOr", [half, _byte(graph, 1)], name=f"{where.outputs[0].name}_odd", like=half)
+    replace(quantize.outputs[0], odd)
+
+
+def _bounded(graph: ir.Graph, before: ir.Node, replaced: ir.Node, low: int, high: int) -> ir.Value:
+    """Clip the integers that a node reads off; the result is named after the node it replaces."""
     integers = before.inputs[0]
-    numbers = [store(graph, f"end_{number}", np.array(number, np.uint8)) for number in (_ZERO - 1, _ZERO, 1)]
-    result = add(graph, "Clip", [integers, *numbers[:2]], name=f"{where.outputs[0].name}_half", like=integers)
-    result = add(graph, "BitwiseOr", [result, numbers[2]], name=f"{where.outputs[0].name}_integers", like=integers)
-    replace(quantize.outputs[0], result)
+    assert integers is not None
+    inputs = [integers, _byte(graph, low), _byte(graph, high)]
+    return add(graph, "Clip", inputs, name=f"{replaced.outputs[0].name}_integers", like=integers)
+
+
+def _byte(graph: ir.Graph, number: int) -> ir.Value:
+    return store(graph, f"byte_{number}", np.array(number, np.uint8))
 
 
 def _is_alike(dequantize: ir.Node, quantize: ir.Node) -> bool:
