@@ -20,7 +20,7 @@ from optimize.quantization.aware import QuantizedModule, Scheme, Steps, clip_wei
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.numerics import USUAL
-from optimize.quantization.quantizers import QUANTIZERS, Quantizer, Rule, TanhWeights
+from optimize.quantization.quantizers import QUANTIZERS, Quantizer, QuantizerRule, TanhWeights
 from optimize.registry import register_pass
 
 #: With so few, least squared error clips most channels far below their largest weight, and training profits from that;
@@ -87,10 +87,10 @@ class QuantizeAware(IntegerPass):
         'static int8 of 1 layers, 2 ranges'
 
     Source: ``iao`` B. Jacob et al., 2017, arXiv 1712.05877; ``lsq`` S. Esser et al., 2019, arXiv 1902.08153; ``lsq+``
-    Y. Bhalgat et al., 2020, arXiv 2004.09576; ``pact`` J. Choi et al., 2018, arXiv 1805.06085; ``dorefa`` S. Zhou et al.,
-    2016, arXiv 1606.06160; ``wrpn`` A. Mishra et al., 2017, arXiv 1709.01134; ``twn`` F. Li et al., 2016, arXiv
-    1605.04711; ``bwn``, ``xnor`` M. Rastegari et al., 2016, arXiv 1603.05279; ``bnn`` I. Hubara et al., 2016, arXiv
-    1602.02830.
+    Y. Bhalgat et al., 2020, arXiv 2004.09576; ``pact`` J. Choi et al., 2018, arXiv 1805.06085; ``dorefa`` S. Zhou
+    et al., 2016, arXiv 1606.06160; ``wrpn`` A. Mishra et al., 2017, arXiv 1709.01134; ``twn`` F. Li et al., 2016,
+    arXiv 1605.04711; ``bwn``, ``xnor`` M. Rastegari et al., 2016, arXiv 1603.05279; ``bnn`` I. Hubara et al., 2016,
+    arXiv 1602.02830.
     """
 
     train: Callable[[Any], Any] | str = field(compare=False)
@@ -171,7 +171,7 @@ class QuantizeAware(IntegerPass):
         return replace(outcome, rewrites=trained, notes=(*outcome.notes, note))
 
     @property
-    def _rule(self) -> Rule:
+    def _rule(self) -> QuantizerRule:
         return QUANTIZERS[self.quantizer]
 
     @property

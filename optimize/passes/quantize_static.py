@@ -62,7 +62,8 @@ class QuantizeStatic(IntegerPass):
             it causes further on.
         rounding: ``compensated`` rounds weights so that the layers' outputs on the data move least, and takes the mean
             of what is left out of the bias; ``nearest`` rounds each weight by itself.
-        bits: Integers of the weights, 2 to 8; fewer than 8 are stored in the same type and show what they cost.
+        bits: Bits of the weights, 2 to 8. Fewer than 8 are INT8 to every kernel; files for ONNX Runtime store up to 4
+            in 2 or 4 bits.
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
         spare: Largest share of the work (products, weights read) that may stay in float where INT8 answers would be

@@ -342,7 +342,8 @@ class Reading(nn.Module):
         super().__init__()
         self.signed = signed
         half = 2 ** (bits - 1)
-        self.low, self.high = (-half, half - 1 if bits > 1 else half) if signed else (0, 2**bits - 1)
+        self.low = -half if signed else 0
+        self.high = max(half - 1, 1) if signed else 2**bits - 1
         self.step = LearnedStep(torch.ones(()), elements, self.high)
         self.begun = nn.Buffer(torch.zeros((), dtype=torch.bool))
 
@@ -453,7 +454,7 @@ def _ends(value: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class QuantizerRule:
     """What a name stands for.
 
     Attributes:
@@ -473,15 +474,15 @@ class Rule:
 
 Quantizer = Literal["iao", "lsq", "lsq+", "pact", "dorefa", "wrpn", "twn", "bwn", "xnor", "bnn"]
 #: The quantizers by name. One that fixes its weights reads signs with one bit, and learned steps with more.
-QUANTIZERS: Mapping[Quantizer, Rule] = {
-    "iao": Rule(WeightQuantizer, RunningReading),
-    "lsq": Rule(LearnedWeights, Reading),
-    "lsq+": Rule(LearnedWeights, OffsetReading),
-    "pact": Rule(TanhWeights, ClipReading),
-    "dorefa": Rule(TanhWeights, UnitReading),
-    "wrpn": Rule(FittedWeights, UnitReading),
-    "twn": Rule(TernaryWeights, Reading, bits=2, fixed=True),
-    "bwn": Rule(BinaryWeights, Reading, bits=1, fixed=True),
-    "xnor": Rule(BinaryWeights, None, bits=1, activation_bits=1, fixed=True),
-    "bnn": Rule(SignWeights, None, bits=1, activation_bits=1, fixed=True),
+QUANTIZERS: Mapping[Quantizer, QuantizerRule] = {
+    "iao": QuantizerRule(WeightQuantizer, RunningReading),
+    "lsq": QuantizerRule(LearnedWeights, Reading),
+    "lsq+": QuantizerRule(LearnedWeights, OffsetReading),
+    "pact": QuantizerRule(TanhWeights, ClipReading),
+    "dorefa": QuantizerRule(TanhWeights, UnitReading),
+    "wrpn": QuantizerRule(FittedWeights, UnitReading),
+    "twn": QuantizerRule(TernaryWeights, Reading, bits=2, fixed=True),
+    "bwn": QuantizerRule(BinaryWeights, Reading, bits=1, fixed=True),
+    "xnor": QuantizerRule(BinaryWeights, None, bits=1, activation_bits=1, fixed=True),
+    "bnn": QuantizerRule(SignWeights, None, bits=1, activation_bits=1, fixed=True),
 }
