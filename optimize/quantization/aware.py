@@ -8,6 +8,7 @@ result is what is rounded, for it is folded into the layer afterwards: a factor 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -119,6 +120,16 @@ class QuantizedModule(nn.Module):
                 self.weight_quantizers[name] = self._quantizer(layer)
         self.scheme = dataclasses.replace(scheme, folded=None)
         self._run = _Run(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
+        """Return a copy with weights and steps of its own, as moving averages of a training want."""
+        copied = QuantizedModule.__new__(QuantizedModule)
+        memo[id(self)] = copied
+        shared = {"_program", "_run"}  # the values in a graph's metadata have no storage to copy
+        copied.__dict__.update(copy.deepcopy({key: self.__dict__[key] for key in self.__dict__.keys() - shared}, memo))
+        copied._program = dataclasses.replace(self._program, graph_module=copied.body)
+        copied._run = _Run(copied)
+        return copied
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run on what the captured module took; return what it returned."""

@@ -281,6 +281,16 @@ def test_a_loop_that_raises_or_diverges_is_refused() -> None:
         optimize.QuantizeAware("nowhere:loop", [x]).apply(program)
 
 
+@pytest.mark.parametrize("options", [{}, {"bits": 2, "activation_bits": 2}, {"quantizer": "xnor"}], ids=str)
+def test_a_moving_average_of_the_weights_is_trained(options: dict[str, Any]) -> None:
+    x, y = torch.randn(16, 3, 12, 12), torch.randint(5, (16,))
+    program = optimize.capture(Residual().eval(), (x[:2],))
+    loop = optimize.Training([(x, y)] * 3, average=0.5, rate=1e-3)
+    trained, outcome = optimize.QuantizeAware(loop, [x], **options).apply(program)
+    trained.check()
+    assert "Training moved" in outcome.notes[-1] and "Training moved 0" not in outcome.notes[-1]
+
+
 def test_it_trains_where_gradients_are_switched_off() -> None:
     program, x = linear()
     with torch.inference_mode():
