@@ -46,9 +46,9 @@ ROWS: tuple[tuple[str, dict[str, Any], int, float], ...] = (
     ("DoReFa W1A2", {"quantizer": "dorefa", "bits": 1, "activation_bits": 2}, 3, 8.0),
     ("TWN", {"quantizer": "twn"}, 3, 0.7),
     ("BWN", {"quantizer": "bwn"}, 3, 0.7),
-    ("XNOR W1A1", {"quantizer": "xnor"}, 6, 12.0),
-    ("BNN W1A1", {"quantizer": "bnn"}, 6, 12.0),
-    ("ternary W1.5A1", {"quantizer": "twn", "activation_bits": 1}, 6, 6.0),
+    ("XNOR W1A1", {"quantizer": "xnor"}, 3, 12.0),
+    ("BNN W1A1", {"quantizer": "bnn"}, 3, 12.0),
+    ("ternary W1.5A1", {"quantizer": "twn", "activation_bits": 1}, 3, 6.0),
     ("LSQ W4A4, 1 epoch", {"quantizer": "lsq", "bits": 4, "activation_bits": 4}, 1, 2.0),
     ("LSQ W2A2, 3 epochs", {"quantizer": "lsq", "bits": 2, "activation_bits": 2}, 3, 37.0),
     ("LSQ+ W2A2", {"quantizer": "lsq+", "bits": 2, "activation_bits": 2}, 3, 6.0),
@@ -173,7 +173,7 @@ def table(data: tuple[Tensor, Tensor, Tensor, Tensor], rows: Any, epochs: int, l
         for seed, (program, _) in starts.items():
             torch.manual_seed(seed)
             loop = training(x, y, count, by_answers(program) if loss == "answers" else by_labels)
-            quantized = optimize.QuantizeAware(loop, list(x[:256].split(64)), **options).apply(program)[0]
+            quantized = optimize.QuantizeAware(loop, list(x[:4096].split(64)), **options).apply(program)[0]
             accuracy, size = deployed(quantized, folder / "net.onnx", images, labels)
             found.append(accuracy)
             least = least_bytes(quantized)

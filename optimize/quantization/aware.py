@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -101,6 +101,7 @@ class QuantizedModule(nn.Module):
         for path in _trained_paths(self.body):
             self.body.get_parameter(path).requires_grad_(True)
         self.learns = steps == "learned"
+        self.share = _MOMENTUM
         self._leaders = _leaders(scheme.folded or program, tied=self.learns or bool(scheme.windowed))
         self._leaders = {name: leader for name, leader in self._leaders.items() if name not in scheme.signs}
         self._sources = {
@@ -140,6 +141,37 @@ class QuantizedModule(nn.Module):
         """Return the flat outputs for flat inputs."""
         outputs: tuple[torch.Tensor, ...] = self._run.run(*flat, enable_io_processing=False)
         return outputs
+
+    @torch.no_grad()
+    def take_statistics(self, batches: Iterable[Sequence[torch.Tensor]], least: int) -> int:
+        """Take the statistics of every BatchNorm anew, all samples alike; of fewer than ``least``, training's stay.
+
+        Running ones are those of the last ten batches or so, and of weights that still moved: with few bits that may be
+        points of accuracy.
+
+        Args:
+            batches: Flat inputs, enough samples each for statistics of their own.
+            least: Samples below which nothing is changed.
+
+        Returns:
+            How many samples they are of; 0 where nothing changed.
+        """
+        norms = list(graph.calls(self.body.graph, aten.batch_norm.default)) if self.learns else []
+        sources = (graph.argument(norm, name) for norm in norms for name in ("running_mean", "running_var"))
+        held = [graph.attribute(self.body, str(source.target)) for source in sources if source is not None]
+        before, seen = [value.clone() for value in held], 0
+        self.train()
+        for flat in batches if held else ():
+            seen += len(flat[0])
+            self.share = len(flat[0]) / seen
+            self.run(flat)
+        self.share = _MOMENTUM
+        self.eval()
+        if seen >= least:
+            return seen
+        for value, kept in zip(held, before, strict=True):
+            value.copy_(kept)
+        return 0
 
     def adopt(self, program: Program) -> None:
         """Write what was trained onto the program this was made from.
@@ -400,7 +432,8 @@ class _Run(fx.Interpreter):
         arguments, _ = self.fetch_args_kwargs_from_env(norm)
         value, weight, bias, mean, variance, training, _, epsilon, *_ = arguments
         keeps = mean is not None and not training
-        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, _MOMENTUM, epsilon)
+        share = self._owner[0].share
+        return functional.batch_norm(value, mean, variance, weight, bias, keeps or training, share, epsilon)
 
 
 def _trained_paths(module: fx.GraphModule) -> set[str]:

@@ -80,6 +80,24 @@ class FlatBatches:
             yield part
             seen += self._samples(part)
 
+    def mixed(self, least: int, most: int, values: int) -> list[Flat]:
+        """Return batches of samples from all over the data each: what lies together is alike.
+
+        Args:
+            least: Samples of a batch, at least.
+            most: How many are read.
+            values: How many input values a batch holds, where that are more samples; 128 times as many in all.
+
+        Returns:
+            The batches; none where the batch is fixed, or samples differ in size.
+        """
+        size = max(sum(value.numel() for value in self.program.sample(1)), 1)
+        singles = [] if self.program.batch is None else list(self.singles(min(most, 128 * values // size)))
+        if not all(self._fit(singles[0], other) for other in singles):
+            return []
+        count = len(singles) // max(least, values // size) or min(len(singles), 1)
+        return [part for place in range(count) for part in self._cut(singles[place::count], len(singles))]
+
     def singles(self, samples: int) -> Iterator[Flat]:
         """Yield that many samples one by one; whole batches where the program's batch is fixed."""
         for flat in self.first(samples):

@@ -206,6 +206,31 @@ def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
         assert float((got.argmax(1) == answers[0].argmax(1)).float().mean()) >= 0.95
 
 
+@pytest.mark.parametrize(("samples", "settles"), [(1100, True), (256, False)])
+def test_statistics_are_taken_anew_where_calibration_data_is_enough_for_them(samples: int, settles: bool) -> None:
+    """A running mean is that of the last batches; what is deployed shall be that of all samples."""
+    torch.manual_seed(0)
+    x = torch.randn(samples, 3, 6, 6) + torch.linspace(0, 2, samples)[:, None, None, None]  # neighbours are alike
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)).eval()
+    program = optimize.capture(net, (x[:2],))
+    norm = next(iter(graph.calls(program.graph, graph.aten.batch_norm.default)))
+    names = [str(graph.argument(norm, name).target) for name in ("running_mean", "running_var")]
+    seen: list[nn.Module] = []
+
+    def train(module: nn.Module) -> None:
+        module.train()
+        module(x[:64] * 3)  # what training happens to see last
+        seen.append(module)
+
+    _, outcome = optimize.QuantizeAware(train, list(x.split(50))).apply(program)
+    values = net[0](x)
+    mean, variance = (seen[0].body.get_parameter(name) for name in names)
+    assert any("BatchNorm were taken anew on 1,100" in note for note in outcome.notes) is settles
+    assert torch.allclose(mean, values.mean((0, 2, 3)), atol=0.02) is settles
+    assert torch.allclose(variance, values.var((0, 2, 3)), rtol=0.05) is settles
+    assert not seen[0].training
+
+
 def linear() -> tuple[Program, Tensor]:
     x = torch.randn(8, 6)
     return optimize.capture(nn.Sequential(nn.Linear(6, 4)).eval(), (x,)), x
