@@ -76,7 +76,7 @@ def doubts(
     found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
     for track, entry in zip(outcome.tracks, judged, strict=True):
         found += [*_provider(track, device), *_confinement(track), *_outputs(track, entry, outcome.tracks[0])]
-        found += _processor(track, outcome.tracks[0])
+        found += _processor(track, outcome.tracks[0], machine)
         found += _one_a_kind(
             doubt
             for figures in entry.scenarios
@@ -156,8 +156,8 @@ def _confinement(track: Track[Subject]) -> Iterator[Doubt]:
         )
 
 
-def _processor(track: Track[Subject], first: Track[Subject]) -> Iterator[Doubt]:
-    if reason := processor.misfit(track.subject.artifact.cpu, processor.host()):
+def _processor(track: Track[Subject], first: Track[Subject], machine: Environment) -> Iterator[Doubt]:
+    if reason := processor.misfit(track.subject.artifact.cpu, machine.host):
         seen = f"Its {reason}."
         yield Doubt("processor", track.subject.name, seen, "Run it there, or make one for this processor.")
     elif told := other_processors(first.subject, track.subject):

@@ -11,6 +11,7 @@ import numpy as np
 
 from optimize.measure import lockstep as engine
 from optimize.measure.energy import EnergyMeter
+from optimize.measure.environment import frequency_mhz
 from optimize.measure.feed import Asked
 from optimize.measure.fleet import Fleet, Session
 from optimize.measure.lockstep import Plan
@@ -76,13 +77,20 @@ def run(
         Refused: The data has fewer samples than a batch.
     """
     cells = plan.restarts * len(subjects) * len(plan.scenarios)
-    floor = dict(engine.WARM_UP)
+    floor, remote = dict(engine.WARM_UP), subjects[0].remote
     if plan.budget_s is not None:
         floor["cap_s"] = min(floor["cap_s"], plan.budget_s / (2 * cells))
 
     def start(found: Sequence[Subject], order: Sequence[int]) -> Fleet:
         artifacts = [dataclasses.replace(entry.artifact, settings=_settings(entry)) for entry in found]
-        return Fleet(artifacts, threads=plan.threads, patience_s=PATIENCE_S, affinity=plan.affinity, order=order)
+        return Fleet(
+            artifacts,
+            threads=plan.threads,
+            patience_s=PATIENCE_S,
+            affinity=plan.affinity,
+            order=order,
+            remote=remote,
+        )
 
     @functools.cache
     def timed(scenario: Scenario) -> list[np.ndarray]:
@@ -97,6 +105,7 @@ def run(
         feed=lambda subject, scenario: subject.arranged(timed(scenario)),
         meter=meter,
         judging=lambda pairs: _judge(pairs, asked, plan),
+        frequency=remote.frequency_mhz if remote else frequency_mhz,
         progress=progress,
     )
 

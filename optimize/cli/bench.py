@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Fresh processes of each file.",
 )
+@options.on
 @options.targets(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of torch modules."
 )
@@ -94,20 +95,26 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
     from optimize.measure.energy import find_meter
-    from optimize.measure.environment import current
     from optimize.measure.feed import NOISE
     from optimize.measure.openers import Opening
+    from optimize.measure.remote import connected
     from optimize.measure.subjects import agreed_inputs
     from optimize.report.bench import BenchReport
 
-    _check_cpus(given["cpus"])
-    device = given["device"]
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        opening = Opening(Path(folder), given["factory"], given["trust"], device)
+    device, trust = given["device"], given["trust"]
+    if given["on"] and device != "cpu":
+        raise UsageError("--device cuda is of this machine, and --on names another.")
+    with (
+        tempfile.TemporaryDirectory(prefix="optimize-") as folder,
+        connected(given["on"], trust=trust) as remote,
+    ):
+        opening = Opening(Path(folder), given["factory"], trust, device, remote)
+        machine = opening.machine
+        _check_cpus(given["cpus"], machine.affinity)
         subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
-        plan, machine = _plan(given, subjects), current()
+        plan = _plan(given, subjects)
         asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
-        meter, energy = find_meter(device)
+        meter, energy = (None, "not offered: of another machine") if remote else find_meter(device)
         outcome = run(subjects, plan, asked, meter=meter, progress=progress)
     judged = figures(outcome, plan)
     found = doubts(outcome, judged, plan, machine, device)
@@ -128,14 +135,11 @@ def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
     return Plan(scenarios, given["threads"], given["cpus"], given["restarts"], runs, budget_s, given["seed"])
 
 
-def _check_cpus(wanted: tuple[int, ...]) -> None:
-    import os
-
+def _check_cpus(wanted: tuple[int, ...], there: tuple[int, ...]) -> None:
     if not wanted:
         return
-    if not hasattr(os, "sched_getaffinity"):
+    if not there:
         raise UsageError("This system cannot keep a process to some processors.", hint="Leave out --cpus.")
-    missing = set(wanted) - os.sched_getaffinity(0)
-    if missing:
-        there = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise UsageError(f"There is no processor {min(missing)} here.", hint=f"Choose from --cpus {there}.")
+    if missing := set(wanted) - set(there):
+        choice = ",".join(map(str, there))
+        raise UsageError(f"There is no processor {min(missing)} here.", hint=f"Choose from --cpus {choice}.")

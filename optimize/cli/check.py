@@ -50,6 +50,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
 @options.cpus
+@options.on
 @options.verify_on
 @options.targets("--base-python", metavar="PYTHON", help="Interpreter of the base's own environment.")
 @options.targets("--candidate-python", metavar="PYTHON", help="Interpreter of the candidate's own environment.")
@@ -135,7 +136,7 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     content = limits.read(path) if path else {}
     said = {**given, "eval": given["evaluate"], "preprocess": options.preprocessing(given)}
     said["verify_on"] = given["verify_on"] and given["verify_on"].split(",")
-    keys = (*limits.Case.model_fields, "on_inconclusive")
+    keys = (*limits.Case.model_fields, "on_inconclusive", "on")
     asked = {key: said[key] for key in keys if said.get(key) not in (None, "", (), {})}
     case = _case(models, given)
     if case:

@@ -246,6 +246,11 @@ batch = timing("--batch", type=Count(bounds.BATCH), default=1, show_default=True
 cpus = timing(
     "--cpus", was="--affinity", type=Cpus(), default="", help="Processors that everything runs on, such as 0-3 or 0,2."
 )
+on = targets(
+    "--on",
+    metavar="ssh://HOST",
+    help="Run files on another machine, ssh://[user@]host[:port][/path/of/python]; needs --trust.  [default: here]",
+)
 metric = judgement(
     "--metric",
     metavar="NAME",

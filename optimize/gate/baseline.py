@@ -21,7 +21,6 @@ from optimize.errors import Refused, UsageError
 from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
 from optimize.gate.verdict import Verdict
-from optimize.measure import environment
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.environment import Environment
 from optimize.records import FrozenRecord, gather
@@ -192,7 +191,7 @@ def save(record: Record, path: Path) -> Baseline:
     """
     if len(record.cases) != 1:
         raise UsageError(f"--save-baseline stores one model; the check had {len(record.cases)} cases.")
-    baseline = of(record.cases[0], environment.current(), path.parent, record.created)
+    baseline = of(record.cases[0], Environment(**record.environment), path.parent, record.created)
     files.write_text(path, baseline.model_dump_json(indent=1) + "\n")
     return baseline
 
@@ -216,4 +215,4 @@ def of(case: CaseRecord, machine: Environment, folder: Path, created: str) -> Ba
 def fingerprint(machine: Environment) -> dict[str, str]:
     """Return what tells one machine from another, by name."""
     state = {"system": machine.system, "governor": machine.governor or "unknown"}
-    return {**machine.machine, **state, **processor.host().identity}
+    return {**machine.machine, **state, **machine.identity}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from optimize.gate.models import asked_of, open_model, open_pair
 from optimize.gate.record import CaseRecord, FindingRecord
 from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, start_fleet, to_json
 from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
-from optimize.measure import environment
+from optimize.measure.environment import Environment, busy
 from optimize.measure.feed import Asked
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
@@ -92,19 +91,20 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
 
 def _check(state: _State, settings: Settings, opening: Opening, progress: Progress | None) -> None:
     case = state.case
-    stored = baseline.stored_by(case)
+    stored, machine = baseline.stored_by(case), opening.machine
     gone = stored if stored is not None and find(stored.file) is None else None
     if gone is not None:
-        gone.require_same_machine(environment.current())
+        gone.require_same_machine(machine)
         state.sides = ("candidate",)
     state.pair = open_case(_alone(case) if gone else case, opening)
-    _require_instructions(state)
+    _require_instructions(state, machine)
     samples = asked_of(case, state.pair)
     inputs = samples.timed(case.batch)
     state.input_digest = digest(inputs)
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
-    state.warnings += [*_warnings_before(case, gone), *_warnings_of_processors(state.pair, stored), *samples.notes]
+    state.warnings += [*_warnings_before(case, gone, machine)]
+    state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
@@ -187,23 +187,23 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     """
     stored = baseline.stored_by(case)
     source = str(stored.file) if stored else case.base
-    base = open_model(source, _apart(opening), case.input_shape)
+    first, second = (Path(name) if name else None for name in (case.base_python, case.candidate_python))
+    base = open_model(source, _apart(opening), case.input_shape, first)
     if stored is not None:
         stored.require(base.artifact.sha256)
-    same = source == case.candidate
-    candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
-    interpreters = [Path(name) if name else None for name in (case.base_python, case.candidate_python)]
-    return open_pair(base, candidate, interpreters, case.input_shape)
+    same = source == case.candidate and (first == second or opening.remote is None)
+    candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape, second)
+    return open_pair(base, candidate, (first, second), case.input_shape)
 
 
-def _require_instructions(state: _State) -> None:
-    """Check that the sides answer here as they do on the processors they were made for.
+def _require_instructions(state: _State, machine: Environment) -> None:
+    """Check that the sides answer where they run as they do on the processors they were made for.
 
     Raises:
-        TargetUnavailable: The integers of one are wrong on this machine: nothing that is measured here tells of it.
+        TargetUnavailable: The integers of one are wrong on that machine: nothing that is measured there tells of it.
     """
     for side, model in state.models.items():
-        if reason := processor.misfit(model.artifact.cpu, processor.host()):
+        if reason := processor.misfit(model.artifact.cpu, machine.host):
             raise TargetUnavailable(f"The {side}'s {reason}.")
 
 
@@ -249,14 +249,14 @@ def _reasons(found: Sequence[FindingRecord], verdict: Verdict) -> list[str]:
     return [entry.reason for entry in deciding]
 
 
-def _warnings_before(case: Case, gone: Stored | None) -> list[str]:
+def _warnings_before(case: Case, gone: Stored | None, machine: Environment) -> list[str]:
     found = []
     if gone is not None:
         found.append(
             f"'{gone.file}' is gone: only its numbers are left, and the machine has moved on since. Equal files failed "
             "6 to 91 % of such comparisons of time when that was measured, so time fails nothing here."
         )
-    if told := environment.busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0):
+    if told := busy(machine.load_average[0] if machine.load_average else 0.0, machine.cores):
         found.append(f"{told} Ratios hold.")
     if case.data is None and case.eval is None and gone is not None:
         found.append("Outputs are not judged: there are neither samples nor the base's file.")
@@ -268,9 +268,9 @@ def _warnings_before(case: Case, gone: Stored | None) -> list[str]:
     return found
 
 
-def _warnings_of_processors(pair: AgreedPair, stored: Stored | None) -> list[str]:
+def _warnings_of_processors(pair: AgreedPair, stored: Stored | None, machine: Environment) -> list[str]:
     """Say what else of the processors makes the figures doubtful."""
-    here, found = processor.host().level, [told] if (told := other_processors(*pair.models)) else []
+    here, found = machine.host.level, [told] if (told := other_processors(*pair.models)) else []
     if stored is not None and stored.level != here:
         found.append(
             f"The baseline was stored on a processor of the kind '{stored.level}', this one is '{here}': time may "

@@ -223,6 +223,7 @@ class Settings(BaseModel):
         alpha: The largest probability of a false alarm, over all cases.
         beta: The largest probability that a slowdown of ``max_regression`` passes, in each case.
         on_inconclusive: What an inconclusive check ends as: success, failure, or its own exit code 3.
+        on: The machine that everything runs on, ``ssh://[user@]host[:port][/path/of/python]``; this one where None.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -231,10 +232,12 @@ class Settings(BaseModel):
     alpha: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01
     beta: Annotated[Share, Field(gt=0, lt=0.5)] = 0.01
     on_inconclusive: OnInconclusive = "keep"
+    on: str | None = None
 
 
 #: Keys that belong to single cases only.
 _OF_A_CASE = ("name", "base", "candidate")
+_PROGRAMS = ("base_python", "candidate_python")
 _SHARED = tuple(name for name in Case.model_fields if name not in _OF_A_CASE)
 
 
@@ -295,7 +298,7 @@ def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: st
 
 
 def refuse_code(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse a configuration of another folder that names programs or Python code.
+    """Refuse a configuration of another folder that names programs, Python code or a machine.
 
     Raises:
         Refused: It does; what lies in the folder that one works in is one's own.
@@ -304,10 +307,10 @@ def refuse_code(content: Mapping[str, Any], path: Path) -> None:
         return
     cases = content.get("cases", ())
     tables = [entry for entry in (content, *(cases if isinstance(cases, list) else ())) if isinstance(entry, Mapping)]
-    programs = [table[name] for table in tables for name in ("base_python", "candidate_python") if name in table]
+    programs = [table[name] for table in tables for name in (*_PROGRAMS, "on") if name in table]
     if found := [*programs, *named.named_in(content)]:
         raise Refused(
-            f"'{shown(path)}' names a program or Python code to run: {shown(found[0])}.",
+            f"'{shown(path)}' names a program, Python code or a machine to run on: {shown(found[0])}.",
             hint="Name it on the command line, or give --trust if you trust the file.",
         )
 

@@ -33,20 +33,30 @@ def open_pair(
         UsageError: Nothing says what they take.
     """
     for subject, interpreter in zip((base, candidate), interpreters, strict=True):
-        if interpreter is None and (reason := subject.missing or _unavailable(subject.artifact)):
+        if subject.remote is not None and subject.missing:
+            raise TargetUnavailable(f"'{subject.name}' cannot run: {subject.missing}.")
+        here = interpreter is None and subject.remote is None
+        if here and (reason := subject.missing or _unavailable(subject.artifact)):
             raise TargetUnavailable(f"'{subject.name}' cannot run on this machine: {reason}.")
     first, second = interpreters
     return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
 
 
-def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
+def open_model(source: str, opening: Opening, input_shape: str | None, interpreter: Path | None = None) -> Subject:
     """Open one file; an eager module is captured and run operator by operator, as every baseline is.
+
+    Args:
+        source: The file or the factory.
+        opening: How it is opened.
+        input_shape: Sizes of one sample, where nothing says them.
+        interpreter: Python of its own environment.
 
     Raises:
         OptimizeError: It is missing, unreadable, no model, or wants code without trust.
     """
     subject = opening.open(source)
-    return _captured(subject, source, opening, input_shape) if subject.artifact.target == MODULE else subject
+    found = _captured(subject, source, opening, input_shape) if subject.artifact.target == MODULE else subject
+    return opening.placed(found, interpreter)
 
 
 def _captured(subject: Subject, source: str, opening: Opening, input_shape: str | None) -> Subject:

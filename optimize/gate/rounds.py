@@ -148,6 +148,7 @@ def start_fleet(models: Sequence[Subject], plan: Plan, order: Sequence[int] = ()
         interpreters=[model.interpreter for model in models],
         affinity=plan.affinity,
         order=order,
+        remote=models[0].remote,
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from optimize.gate.models import asked_of
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
 from optimize.gate.rounds import FIRST_LOOK, GateTrace, measure
 from optimize.gate.verdict import Demand, Verdict, choose_clock, decide, is_decided
-from optimize.measure import environment
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
@@ -45,11 +42,13 @@ def check(settings: Settings, *, trust: bool = False, command: str = "", progres
     Raises:
         OptimizeError: The model cannot be opened, or does not run.
     """
-    case, machine = settings.cases[0], environment.current()
-    try:
-        found = run(case, settings, trust=trust, progress=progress)
-    except WorkerFailed as error:
-        raise Refused(f"'{case.base}' does not run: {error}.") from error
+    case = settings.cases[0]
+    with suite.opened(settings, trust=trust) as opening:
+        machine = opening.machine
+        try:
+            found = run(case, settings, opening, progress=progress)
+        except WorkerFailed as error:
+            raise Refused(f"'{case.base}' does not run: {error}.") from error
     verdict = Verdict.PASS if found.fit else Verdict.NOT_COMPARABLE
     reason = f"this runner is {'' if found.fit else 'not '}fit to gate at {100 * case.max_regression:g} %"
     entry = CaseRecord(name=f"{case.title} against itself", verdict=verdict, reason=reason)
@@ -57,14 +56,14 @@ def check(settings: Settings, *, trust: bool = False, command: str = "", progres
 
 
 def run(
-    case: Case, settings: Settings, *, trust: bool = False, decisions: int = DECISIONS, progress: Progress | None = None
+    case: Case, settings: Settings, opening: Opening, *, decisions: int = DECISIONS, progress: Progress | None = None
 ) -> SelfTestRecord:
     """Compare a case's base with itself and say what this runner can gate.
 
     Args:
         case: The model and how it is measured.
         settings: The error rates.
-        trust: Run the code that the file holds.
+        opening: How the file is opened.
         decisions: How many comparisons.
         progress: Told how far it is.
 
@@ -73,15 +72,13 @@ def run(
         WorkerFailed: It crashed or hung.
     """
     alone = case.model_copy(update={"candidate": case.base, "candidate_python": case.base_python})
-    traces = []
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        pair = open_case(alone, Opening(Path(folder), trust=trust))
-        inputs = asked_of(case, pair).timed(case.batch)
-        demand = demand_of(alone, settings, [model.artifact for model in pair.models])
-        for number in range(decisions):
-            traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))
-            if progress:
-                progress("compare the model with itself", (number + 1) / decisions)
+    traces, pair = [], open_case(alone, opening)
+    inputs = asked_of(case, pair).timed(case.batch)
+    demand = demand_of(alone, settings, [model.artifact for model in pair.models])
+    for number in range(decisions):
+        traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))
+        if progress:
+            progress("compare the model with itself", (number + 1) / decisions)
     return summarize(traces, demand, plan_for(case))
 
 

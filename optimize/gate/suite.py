@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from optimize.errors import UsageError
 from optimize.gate import case as cases
 from optimize.gate import record
 from optimize.gate.limits import Settings
 from optimize.gate.record import Record, SelfTestRecord
 from optimize.measure import environment
 from optimize.measure.openers import Opening
+from optimize.measure.remote import connected
 from optimize.progress import Progress
 from optimize.records import now
 
@@ -31,11 +35,28 @@ def check(settings: Settings, *, trust: bool = False, command: str = "", progres
     Raises:
         UsageError: What was asked cannot be meant.
     """
-    machine = environment.current()  # before anything runs: its load is that of the others
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        opening = Opening(Path(folder), trust=trust)
+    with opened(settings, trust=trust) as opening:
+        machine = opening.machine  # before anything runs: its load is that of the others
         found = tuple(cases.check(entry, settings, opening, progress=progress) for entry in settings.cases)
     return of(settings, found, machine, command=command)
+
+
+@contextlib.contextmanager
+def opened(settings: Settings, *, trust: bool) -> Iterator[Opening]:
+    """Yield how the files of a check are opened, with the machine that they run on.
+
+    Raises:
+        UsageError: That machine is another one, and answers on emulated processors are asked for.
+        Refused: It is another one, and the files are not trusted.
+        TargetUnavailable: It is not reached.
+    """
+    if settings.on and any(case.verify_on for case in settings.cases):
+        raise UsageError("--verify-on emulates processors on this machine, and --on names another.")
+    with (
+        tempfile.TemporaryDirectory(prefix="optimize-") as folder,
+        connected(settings.on, trust=trust) as remote,
+    ):
+        yield Opening(Path(folder), trust=trust, remote=remote)
 
 
 def of(

@@ -39,6 +39,7 @@ class Environment:
         load_average: Runnable processes over 1, 5 and 15 minutes, None where the system does not say.
         gpus: A line a GPU: name, driver, compute capability.
         versions: Installed packages, by name.
+        identity: What else tells its processor from others of that name.
     """
 
     cpu: str
@@ -53,6 +54,12 @@ class Environment:
     load_average: tuple[float, float, float] | None = None
     gpus: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    identity: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def host(self) -> processor.Processor:
+        """Its processor, with the instruction sets that are kept of it."""
+        return processor.Processor(self.cpu, frozenset(self.cpu_flags), self.identity)
 
     @property
     def machine(self) -> dict[str, str]:
@@ -82,6 +89,7 @@ def current() -> Environment:
         load_average=_load_average(),
         gpus=ask_gpus(shutil.which("nvidia-smi") or "", "name,driver_version,compute_cap", "--format=csv,noheader"),
         versions=_versions(),
+        identity=dict(cpu.identity),
     )
 
 

@@ -29,10 +29,11 @@ from optimize.sandbox.process import confined_variables, describe_end, end
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
+    from optimize.measure.remote import Remote
     from optimize.measure.runs import Scenario
 
 #: The module that runs as the process of a session.
-_PROGRAM = "optimize.measure.worker"
+PROGRAM = "optimize.measure.worker"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples, of twenty digits each.
 _LINE_BYTES, _LINES = 4 << 20, 16
@@ -114,21 +115,25 @@ class Session:
         # What this process writes lies outside the folder of the worker, which could make something else of it.
         self._own = folder / "own"
         self._own.mkdir(parents=True)
-        command, variables = [_PROGRAM], dict.fromkeys(THREAD_VARIABLES, str(threads))
-        if artifact.untrusted:
-            command = ["optimize.sandbox.launch", str(self._own.resolve()), _PROGRAM]
+        self._process = self._begin(interpreter, emulated)
+        self._replies = Lines(_pipe(self._process.stdout), most_bytes=_LINE_BYTES, most_waiting=_LINES)
+
+    def _begin(self, interpreter: Path | None, emulated: str) -> subprocess.Popen[bytes]:
+        """Start the process."""
+        command, variables = [PROGRAM], dict.fromkeys(THREAD_VARIABLES, str(self.threads))
+        if self.artifact.untrusted:
+            command = ["optimize.sandbox.launch", str(self._own.resolve()), PROGRAM]
             variables |= confined_variables(self._own)
-        self._process = start(
+        return start(
             *command,
             stdin=subprocess.PIPE,
             stderr=self._words,
             variables=variables,
-            search=_search_path(interpreter, folder, artifact),
+            search=_search_path(interpreter, self._folder, self.artifact),
             interpreter=interpreter,
             before=emulator(emulated) if emulated else (),
-            alone=artifact.untrusted,
+            alone=self.artifact.untrusted,
         )
-        self._replies = Lines(_pipe(self._process.stdout), most_bytes=_LINE_BYTES, most_waiting=_LINES)
 
     def greet(self) -> None:
         """Wait until the process runs: no interpreter shall start while another loads its file."""
@@ -137,10 +142,10 @@ class Session:
 
     def load(self) -> None:
         """Load the artifact in the worker; a failure is recorded, not raised."""
-        path, in_python = self.artifact.path, self.artifact.target == MODULE
+        in_python = self.artifact.target == MODULE
         fields = dataclasses.asdict(dataclasses.replace(self.artifact, coverage=None, origins={}))
-        fields["path"] = str(path if in_python else path.resolve())
         try:
+            fields["path"] = str(self.artifact.path) if in_python else self._model()
             module = "" if in_python else type(find_target(self.artifact.target)).__module__
             wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity, "limits": self.limits}
             reply = self.ask("load", module=module, **wanted)
@@ -185,7 +190,7 @@ class Session:
         """
         path = self._folder / "scenario.npz"
         write_arrays(path, list(inputs))
-        self.ask("prepare", scenario=scenario.name, path=str(path), streams=scenario.streams)
+        self.ask("prepare", scenario=scenario.name, path=self._given(path), streams=scenario.streams)
 
     def warm_up(self, scenario: Scenario, floor: Mapping[str, float]) -> dict[str, Any]:
         """Run a scenario until the floor is reached; return ``runs``, the first of them and the length of a later one.
@@ -213,7 +218,8 @@ class Session:
         asked, answered = self._folder / "inputs.npz", self._own / "outputs.npz"
         write_arrays(asked, list(inputs))
         self.has_answered = True
-        self.ask("run", inputs=str(asked), outputs=str(answered))
+        self.ask("run", inputs=self._given(asked), outputs=self._wanted(answered))
+        self._answered(answered)
         try:
             return read_answer(self._own, answered.name)
         except Refused as error:
@@ -232,6 +238,21 @@ class Session:
         """End the process."""
         end(self._process)
         self._words.close()
+
+    def _model(self) -> str:
+        """Return where the worker finds the file that it runs."""
+        return str(self.artifact.path.resolve())
+
+    def _given(self, path: Path) -> str:
+        """Return where the worker finds arrays that were written here."""
+        return str(path)
+
+    def _wanted(self, path: Path) -> str:
+        """Return where the worker writes what is read here."""
+        return str(path)
+
+    def _answered(self, path: Path) -> None:
+        """Bring here what the worker wrote."""
 
     def _exchange(self, request: dict[str, Any], told: str = "") -> dict[str, Any]:
         self._asked, told = self._asked + 1, told or request["do"]
@@ -256,9 +277,13 @@ class Session:
         return WorkerFailed(reason, self.place)
 
     def _last_words(self) -> str:
-        code = ended(self._process)
+        code = self._code()
         verb = "was killed by" if code < 0 else "ended with"
         return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
+
+    def _code(self) -> int:
+        """Return the exit code of the process, or the negative number of the signal that ended it."""
+        return ended(self._process)
 
 
 def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -341,6 +366,7 @@ class Fleet:
         affinity: Processors every worker may run on; all of this process's where empty.
         order: Places of the artifacts in the order their processes start; that of the artifacts where empty.
         emulated: The processor that each artifact runs on; this machine's where empty.
+        remote: The machine that all run on; None for this one.
     """
 
     def __init__(
@@ -354,6 +380,7 @@ class Fleet:
         affinity: Sequence[int] = (),
         order: Sequence[int] = (),
         emulated: Sequence[str] = (),
+        remote: Remote | None = None,
     ) -> None:
         self.threads = threads
         self.sessions: tuple[Session, ...] = ()
@@ -363,6 +390,7 @@ class Fleet:
         self._interpreters = interpreters or [None] * len(artifacts)
         self._affinity, self._order = affinity, order or range(len(artifacts))
         self._emulated = emulated or [""] * len(artifacts)
+        self._session: Callable[..., Session] = remote.session if remote else Session
         self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
 
     def __enter__(self) -> Fleet:
@@ -401,7 +429,7 @@ class Fleet:
 
     def _start(self, place: int) -> Session:
         """Start a process; the interpreters of all start at the same time, the runtimes one after another."""
-        return Session(
+        return self._session(
             self._artifacts[place],
             Path(self._folder.name) / str(place),
             threads=self.threads,

@@ -145,6 +145,7 @@ def lockstep(
     decided: Callable[[Runs[S]], bool] = lambda runs: False,
     meter: EnergyMeter | None = None,
     judging: Judging[S] | None = None,
+    frequency: Callable[[], list[float]] = frequency_mhz,
     progress: Progress = silent,
 ) -> Runs[S]:
     """Time every subject in every scenario.
@@ -157,12 +158,13 @@ def lockstep(
         decided: Told everything measured so far after every round; True ends the measurement.
         meter: What counts energy.
         judging: Looks at what they answer, when the rounds of the first restart are over.
+        frequency: Reads that of the processor between restarts, in MHz.
         progress: Told how much of the rounds or of the time is used.
 
     Raises:
         WorkerFailed: A worker crashed, hung or refused, and all stop together.
     """
-    return _Measurement(Runs(list(tracks)), plan, start, feed, decided, meter, judging, progress).run()
+    return _Measurement(Runs(list(tracks)), plan, start, feed, decided, meter, judging, frequency, progress).run()
 
 
 @dataclass
@@ -176,6 +178,7 @@ class _Measurement(Generic[S]):
     decided: Callable[[Runs[S]], bool]
     meter: EnergyMeter | None
     judging: Judging[S] | None
+    frequency: Callable[[], list[float]]
     progress: Progress
     uncounted_s: float = 0.0
 
@@ -187,11 +190,11 @@ class _Measurement(Generic[S]):
             spent_s, left_s = self._spent_s(), self._left_s()
             if number and (left_s < 0.5 * spent_s / number or not self._alive()):
                 break
-            self.runs.frequencies_mhz += frequency_mhz()
+            self.runs.frequencies_mhz += self.frequency()
             self.runs.restarts = number + 1
             if self._restart(number, left_s):
                 break
-        self.runs.frequencies_mhz += frequency_mhz()
+        self.runs.frequencies_mhz += self.frequency()
         self.runs.seconds = time.monotonic() - self.began
         return self.runs
 

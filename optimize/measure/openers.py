@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimize.errors import TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable
+from optimize.measure import environment
 from optimize.measure.subjects import MODULE, Subject, running
 from optimize.registry import find_target, target_of
 from optimize.regular import require_file
@@ -21,6 +22,8 @@ from optimize.targets.packaging import describe_file, input_specs
 
 if TYPE_CHECKING:
     from optimize.load import ModelSource
+    from optimize.measure.environment import Environment
+    from optimize.measure.remote import Remote
     from optimize.program import Program
 
 
@@ -33,12 +36,19 @@ class Opening:
         factory: ``package.module:factory`` of the module that a state dict belongs to.
         trust: Run the code that files hold.
         device: ``cpu`` or ``cuda``: where torch modules run.
+        remote: The machine that everything runs on; None for this one.
     """
 
     folder: Path
     factory: str | None = None
     trust: bool = False
     device: str = "cpu"
+    remote: Remote | None = None
+
+    @property
+    def machine(self) -> Environment:
+        """The machine that everything runs on; this one as it is now."""
+        return self.remote.environment if self.remote else environment.current()
 
     def open_all(self, sources: Sequence[str]) -> list[Subject]:
         """Return the subjects, equal names told apart by their folders.
@@ -46,7 +56,7 @@ class Opening:
         Raises:
             OptimizeError: One is missing, unreadable, no model, or wants code without trust.
         """
-        subjects = [self.open(source) for source in sources]
+        subjects = [self.placed(self.open(source)) for source in sources]
         names = [subject.name for subject in subjects]
         return [
             subject if names.count(subject.name) == 1 else replace(subject, name=_distinct(source, index, sources))
@@ -60,6 +70,28 @@ class Opening:
             OptimizeError: It is missing, unreadable, no model, or wants code without trust.
         """
         return open_file(Path(source), trust=self.trust) or self._open_torch(source)
+
+    def placed(self, subject: Subject, interpreter: Path | None = None) -> Subject:
+        """Return a subject that runs where everything does, with what it lacks there.
+
+        Args:
+            subject: What was opened.
+            interpreter: Python of its own environment there.
+
+        Raises:
+            Refused: It is no file, and everything runs on another machine.
+            TargetUnavailable: That machine does not answer.
+        """
+        if self.remote is None:
+            return subject
+        if subject.artifact.target == MODULE:
+            raise Refused(
+                f"'{subject.name}' is run as a Python module, which needs its code: on another machine files are run.",
+                hint="Export it, such as optimize MODEL --to onnx, and give that file.",
+            )
+        missing = self.remote.lacks(subject.artifact.target, interpreter)
+        artifact = replace(subject.artifact, missing=missing and f"on {self.remote.address.url} {missing}")
+        return replace(subject, artifact=artifact, remote=self.remote)
 
     def _open_torch(self, source: str) -> Subject:
         """Open a torch file or factory once, by the rules of ``optimize.load``, to learn what it is."""

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from optimize.errors import OptimizeError, Refused, UsageError, first_line
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
+
+if TYPE_CHECKING:
+    from optimize.measure.remote import Remote
 
 #: The target of a subject that is run as the user's own Python module; nothing can be exported to it.
 MODULE = "module"
@@ -32,6 +35,7 @@ class Subject:
         loading: What a worker must know to load it beside the artifact.
         places: Of its inputs among those that all agree on.
         interpreter: Python of its own environment; None for this one.
+        remote: The machine that it runs on; None for this one.
         outside: Words of ``--preprocess`` by which the pictures that the others take become its input.
     """
 
@@ -41,6 +45,7 @@ class Subject:
     loading: Mapping[str, Any] = field(default_factory=dict)
     places: tuple[int, ...] = ()
     interpreter: Path | None = None
+    remote: Remote | None = None
     outside: str = ""
 
     @property

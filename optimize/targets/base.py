@@ -202,6 +202,7 @@ class Artifact:
             and where nothing says it.
         preprocess: How pictures become its inputs, in the words of ``--preprocess``, as the file says itself.
         included: What it does of that by itself, likewise; it takes uint8 ``[N, H, W, C]`` then.
+        beside: Other files that it consists of, by their names seen from the folder of ``path``.
         origins: Call of the program by the name of a node or a value of the file, where it was written in this process.
     """
 
@@ -225,6 +226,7 @@ class Artifact:
     cpu: str = ""
     preprocess: str = ""
     included: str = ""
+    beside: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

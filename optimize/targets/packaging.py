@@ -149,7 +149,9 @@ def describe_file(
     """
     there = [file for file in files or (path,) if file.is_file()]
     size_bytes = sum(file.stat().st_size for file in there)
-    return Artifact(target, path, tuple(inputs), (), "", file_digest(*there), size_bytes, "", untrusted=not trust)
+    beside = tuple(Path(os.path.relpath(file, path.parent)).as_posix() for file in there if file != path)
+    digest, untrusted = file_digest(*there), not trust
+    return Artifact(target, path, tuple(inputs), (), "", digest, size_bytes, "", untrusted=untrusted, beside=beside)
 
 
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:
