@@ -103,7 +103,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     state.input_digest = digest(inputs)
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
-    state.warnings += [*_warnings_before(case, gone, machine)]
+    state.warnings += _warnings_before(case, gone, machine)
     state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
     plan = plan_for(case)
     if progress:
@@ -187,13 +187,14 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     """
     stored = baseline.stored_by(case)
     source = str(stored.file) if stored else case.base
-    first, second = (Path(name) if name else None for name in (case.base_python, case.candidate_python))
-    base = open_model(source, _apart(opening), case.input_shape, first)
+    base = open_model(source, _apart(opening), case.input_shape)
     if stored is not None:
         stored.require(base.artifact.sha256)
-    same = source == case.candidate and (first == second or opening.remote is None)
-    candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape, second)
-    return open_pair(base, candidate, (first, second), case.input_shape)
+    same = source == case.candidate
+    candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
+    first, second = (Path(name) if name else None for name in (case.base_python, case.candidate_python))
+    sides = opening.placed(base, first), opening.placed(candidate, second)
+    return open_pair(*sides, (first, second), case.input_shape)
 
 
 def _require_instructions(state: _State, machine: Environment) -> None:

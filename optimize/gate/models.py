@@ -33,30 +33,20 @@ def open_pair(
         UsageError: Nothing says what they take.
     """
     for subject, interpreter in zip((base, candidate), interpreters, strict=True):
-        if subject.remote is not None and subject.missing:
-            raise TargetUnavailable(f"'{subject.name}' cannot run: {subject.missing}.")
-        here = interpreter is None and subject.remote is None
-        if here and (reason := subject.missing or _unavailable(subject.artifact)):
-            raise TargetUnavailable(f"'{subject.name}' cannot run on this machine: {reason}.")
+        if reason := _barred(subject, interpreter):
+            raise TargetUnavailable(f"'{subject.name}' cannot run {reason}.")
     first, second = interpreters
     return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
 
 
-def open_model(source: str, opening: Opening, input_shape: str | None, interpreter: Path | None = None) -> Subject:
+def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
     """Open one file; an eager module is captured and run operator by operator, as every baseline is.
-
-    Args:
-        source: The file or the factory.
-        opening: How it is opened.
-        input_shape: Sizes of one sample, where nothing says them.
-        interpreter: Python of its own environment.
 
     Raises:
         OptimizeError: It is missing, unreadable, no model, or wants code without trust.
     """
     subject = opening.open(source)
-    found = _captured(subject, source, opening, input_shape) if subject.artifact.target == MODULE else subject
-    return opening.placed(found, interpreter)
+    return _captured(subject, source, opening, input_shape) if subject.artifact.target == MODULE else subject
 
 
 def _captured(subject: Subject, source: str, opening: Opening, input_shape: str | None) -> Subject:
@@ -69,6 +59,14 @@ def _captured(subject: Subject, source: str, opening: Opening, input_shape: str 
     stem = hashlib.sha256(source.encode()).hexdigest()[:12]
     artifact = opening.write_program(model.program, stem, subject.artifact.path)
     return replace(subject, artifact=artifact, loading={})
+
+
+def _barred(subject: Subject, interpreter: Path | None) -> str:
+    """Return where and why a subject cannot run; empty where it can, or where that is seen when it is loaded."""
+    if subject.remote is not None:
+        return subject.missing
+    reason = "" if interpreter else subject.missing or _unavailable(subject.artifact)
+    return reason and f"on this machine: {reason}"
 
 
 def _unavailable(artifact: Artifact) -> str:

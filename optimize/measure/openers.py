@@ -90,7 +90,7 @@ class Opening:
                 hint="Export it, such as optimize MODEL --to onnx, and give that file.",
             )
         missing = self.remote.lacks(subject.artifact.target, interpreter)
-        artifact = replace(subject.artifact, missing=missing and f"on {self.remote.address.url} {missing}")
+        artifact = replace(subject.artifact, missing=missing and f"on {self.remote.address.url}: {missing}")
         return replace(subject, artifact=artifact, remote=self.remote)
 
     def _open_torch(self, source: str) -> Subject:

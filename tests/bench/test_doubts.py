@@ -5,15 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from optimize import processor
 from optimize.bench.doubts import Doubt, doubts
 from optimize.bench.figures import figures
 from optimize.measure.agreement import Agreement
-from optimize.measure.environment import Environment
+from optimize.measure.environment import Environment, matching_flags
 from optimize.measure.lockstep import Plan
 from optimize.measure.quality import Quality
 from optimize.measure.runs import Runs, Scenario
-from optimize.processor import described
 from tests.bench.conftest import answering, blocks, noisy, track
 from tests.measure.conftest import side
 
@@ -113,13 +111,14 @@ def test_one_doubt_of_a_kind_about_a_file(outcome: Runs, plan: Plan) -> None:
     assert entry.about == "b, batch 1 and 2 other scenarios"
 
 
-def test_files_for_other_processors(outcome: Runs, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_for_other_processors(outcome: Runs, plan: Plan) -> None:
+    """As the machine says that the files ran on, whichever this one is."""
     for entry, cpu in zip(outcome.tracks, ("any", "vnni"), strict=True):
         artifact = dataclasses.replace(entry.subject.artifact, cpu=cpu)
         entry.subject = dataclasses.replace(entry.subject, artifact=artifact)
     for flags, seen in ("fpu avx2 avx_vnni", "made for the processors 'any'"), ("fpu avx2", "lacks those instructions"):
-        monkeypatch.setattr(processor, "host", lambda flags=flags: described(f"flags : {flags}"))
-        (doubt,) = [entry for entry in found(outcome, plan) if entry.kind == "processor"]
+        machine = dataclasses.replace(QUIET, cpu_flags=matching_flags(flags.split()))
+        (doubt,) = [entry for entry in found(outcome, plan, machine) if entry.kind == "processor"]
         assert doubt.about == "fast.onnx" and seen in doubt.seen
 
 

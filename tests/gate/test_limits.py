@@ -60,12 +60,14 @@ def test_options_win(tmp_path: Path) -> None:
     assert (case.base, case.max_regression) == ("x", 0.03)
 
 
-@pytest.mark.parametrize("content", [{"base_python": "evil"}, {"cases": [{"base": "a.onnx", "data": "evil:go"}]}])
+@pytest.mark.parametrize(
+    "content", [{"base_python": "evil"}, {"on": "ssh://evil"}, {"cases": [{"base": "a.onnx", "data": "evil:go"}]}]
+)
 def test_what_a_configuration_of_another_folder_would_run_needs_trust(
     content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "suite.yaml"
-    with pytest.raises(Refused, match="names a program or Python code to run: evil"):
+    with pytest.raises(Refused, match=r"names a program, Python code or a machine to run on: (ssh://)?evil"):
         limits.refuse_code(content, path)
     monkeypatch.chdir(tmp_path)
     limits.refuse_code(content, path)

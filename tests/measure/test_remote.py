@@ -135,7 +135,7 @@ def test_a_machine_without_the_runtime_says_how_to_get_it(board: Board, tmp_path
         assert found is not None and "numpy" not in found.environment.versions
         artifact = Artifact("onnx", Path("net.onnx"), (), (), "", "", 0, "")
         missing = Opening(Path(), remote=found).placed(Subject("net.onnx", "ONNX", artifact)).missing
-        assert missing.startswith(f"on {found.address.url} ") and "onnxruntime" in missing and "pip install" in missing
+        assert missing.startswith(f"on {found.address.url}: ") and "onnxruntime" in missing and "pip install" in missing
         assert found.lacks("torchscript", None) == "torch is not installed (pip install torch)"
 
 
