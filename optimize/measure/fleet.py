@@ -145,7 +145,7 @@ class Session:
         in_python = self.artifact.target == MODULE
         fields = dataclasses.asdict(dataclasses.replace(self.artifact, coverage=None, origins={}))
         try:
-            fields["path"] = str(self.artifact.path) if in_python else self._model()
+            fields["path"] = str(self.artifact.path) if in_python else self._given(self.artifact.path)
             module = "" if in_python else type(find_target(self.artifact.target)).__module__
             wanted = {"artifact": fields, "threads": self.threads, "affinity": self.affinity, "limits": self.limits}
             reply = self.ask("load", module=module, **wanted)
@@ -239,13 +239,9 @@ class Session:
         end(self._process)
         self._words.close()
 
-    def _model(self) -> str:
-        """Return where the worker finds the file that it runs."""
-        return str(self.artifact.path.resolve())
-
     def _given(self, path: Path) -> str:
-        """Return where the worker finds arrays that were written here."""
-        return str(path)
+        """Return where the worker finds a file that is here."""
+        return str(path.resolve())
 
     def _wanted(self, path: Path) -> str:
         """Return where the worker writes what is read here."""
@@ -277,13 +273,9 @@ class Session:
         return WorkerFailed(reason, self.place)
 
     def _last_words(self) -> str:
-        code = self._code()
+        code = ended(self._process)
         verb = "was killed by" if code < 0 else "ended with"
         return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
-
-    def _code(self) -> int:
-        """Return the exit code of the process, or the negative number of the signal that ended it."""
-        return ended(self._process)
 
 
 def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str, Any] | None:

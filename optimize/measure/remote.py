@@ -62,14 +62,12 @@ _WORKER = (
     "wait $!; code=$?; rm -f {0}/pid; exit $code"
 )
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
-#: The oldest Python that runs this package, and what is read of the version of one.
-_PYTHON, _VERSION = (3, 11), re.compile(r"([0-9]+)\.([0-9]+)\s*")
+#: Says why a Python does not run a worker, in words that older ones know too.
+_PROBE = "import sys; sys.version_info < (3, 11) and sys.exit('it is %d.%d' % sys.version_info[:2]); import numpy"
 #: Seconds until a short command must be done (of a slow board: it imports NumPy), and bytes of what it says.
 _PATIENCE_S, _MOST_BYTES = 120.0, 1 << 20
 #: Letters of a line that is shown, and seconds in which the folder there is removed.
 _MOST_WORDS, _LEAVING_S = 300, 15.0
-#: What a shell adds to the number of the signal that ended a command, and how ssh ends when the connection did.
-_BY_SIGNAL, _LOST = 128, 255
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class Remote:
             sources = {f"optimize/{path.relative_to(package)}": path for path in sorted(package.rglob("*.py"))}
             self.send("package", sources)
             self._require_python()
-            self.environment = self._described()
+            self.environment = self._describe()
             self._closing = closing.pop_all()
         return self
 
@@ -160,7 +158,7 @@ class Remote:
         """Open the connection, with the shell that keeps the folder."""
         words = closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the connection
         command = [*_SSH, "-S", control, "-oControlMaster=yes", *self.address.words, _shell(_KEEPER.format(self._base))]
-        keeper = _start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words)
+        keeper = _start(command, stdout=subprocess.PIPE, stderr=words)
         closing.callback(_leave, keeper)
         assert keeper.stdout is not None
         with contextlib.suppress(TimeoutError):
@@ -169,47 +167,34 @@ class Remote:
         words.seek(0)
         raise TargetUnavailable(
             f"'{self.address.url}' is not reached: {_last(words.read(_MOST_BYTES))}.",
-            hint=f"Nobody is asked for passwords: let '{shlex.join(['ssh', *self.address.words[:-2]])} "
-            f"{self.address.name} true' work without them, with a key and a host that is known.",
+            hint="Nobody is asked for passwords: with a key and a host that is known this must work, "
+            f"{shlex.join(['ssh', *self.address.words, 'true'])}",
         )
 
     def _require_python(self) -> None:
-        """Check that there is a Python that runs a worker.
-
-        Raises:
-            TargetUnavailable: There is none.
-        """
         python = self.address.python
-        code = "import sys; print('%d.%d' % sys.version_info[:2]); sys.stdout.flush(); import numpy"
-        done = self._ask(f"{shlex.quote(python)} -c {shlex.quote(code)}")
-        version = _VERSION.fullmatch(done.stdout.decode(errors="replace"))
-        there = f"'{self.address.url}' has no"
-        other = "Install one there, and name it behind the host: ssh://host/path/of/python."
-        if version is None:
-            raise TargetUnavailable(f"{there} Python at '{python}': {_last(done.stderr)}.", hint=other)
-        if tuple(map(int, version.groups())) < _PYTHON:
-            raise TargetUnavailable(
-                f"{there} Python of 3.11 or later at '{python}': it is {version[0].strip()}.", hint=other
-            )
+        done = self._ask(f"{shlex.quote(python)} -c {shlex.quote(_PROBE)}")
         if done.returncode:
-            hint = f"Install it there: {python} -m pip install numpy"
-            raise TargetUnavailable(f"{there} NumPy in '{python}': {_last(done.stderr)}.", hint=hint)
+            raise TargetUnavailable(
+                f"'{self.address.url}' has no Python of 3.11 or later with NumPy at '{python}': {_last(done.stderr)}.",
+                hint=f"Install it there ({python} -m pip install numpy), or name another: ssh://host/path/of/python",
+            )
 
-    def _described(self) -> Environment:
-        from pydantic import TypeAdapter, ValidationError
+    def _describe(self) -> Environment:
+        from pydantic import TypeAdapter, ValidationError  # not in the processes there, which have none
 
-        told = self._tell(self.address.python)
+        told = self._tell(self.address.python).get("environment")
         try:
-            found = TypeAdapter(Environment).validate_json(json.dumps(_plain(told.get("environment"))))
+            found = TypeAdapter(Environment).validate_json(json.dumps(_plain(told)))
         except ValidationError as error:
-            raise TargetUnavailable(f"'{self.address.url}' does not say what it is: no answer of ours.") from error
-        # The package that runs there is this one, which is not installed there.
+            raise TargetUnavailable(f"'{self.address.url}' does not say what it is.") from error
+        # This package runs there, and is not installed there.
         return dataclasses.replace(found, versions={**found.versions, **versions_of("optimize")})
 
     def _tell(self, python: str, *targets: str) -> dict[str, Any]:
         """Return what this module says there."""
-        names = " ".join(map(shlex.quote, targets))
-        done = self._ask(f'PYTHONPATH="$PWD/package" {shlex.quote(python)} -P -m {__name__} {names}')
+        words = shlex.join([python, "-P", "-m", "optimize.measure.remote", *targets])
+        done = self._ask(f'PYTHONPATH="$PWD/package" {words}')
         told = read_object(done.stdout) if not done.returncode else None
         if told is None:
             raise TargetUnavailable(f"'{self.address.url}' does not run a worker in '{python}': {_last(done.stderr)}.")
@@ -240,9 +225,8 @@ class Remote:
     def start(self, name: str, python: str, threads: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start the process of a session in a folder of its own."""
         variables = " ".join(f"{variable}={int(threads)}" for variable in THREAD_VARIABLES)
-        worker = f'PYTHONPATH="$PWD/package" {variables} {shlex.quote(python)} -P -m {PROGRAM}'
-        command = self._command(_WORKER.format(name, worker))
-        return _start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+        worker = f'PYTHONPATH="$PWD/package" {variables} {shlex.join([python, "-P", "-m", PROGRAM])}'
+        return _start(self._command(_WORKER.format(name, worker)), stdout=subprocess.PIPE, stderr=stderr)
 
     def hold(self, artifact: Artifact) -> str:
         """Bring all files of an artifact there, once; return where the first of them lies."""
@@ -262,39 +246,14 @@ class Remote:
         """
         for name in files:
             if name.startswith("/") or ".." in name.split("/"):
-                raise Refused(
-                    f"'{plain(name)}' is not sent to another machine: it lies outside the folder of its file."
-                )
-        command = self._command(f"mkdir -p {folder} && tar -xof - -C {folder}")
-        with tempfile.TemporaryFile() as words:
-            process = _start(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=words)
-            assert process.stdin is not None
-            try:
-                with process.stdin, tarfile.open(fileobj=process.stdin, mode="w|", dereference=True) as archive:
-                    for name, path in files.items():
-                        archive.add(path, name, recursive=False, filter=_anonymous)
-                code = process.wait()
-            except BrokenPipeError:
-                code = process.wait() or 1
-            finally:
-                end(process)
-            words.seek(0)
-            if code:
-                reason = _last(words.read(_MOST_BYTES))
-                raise TargetUnavailable(f"'{self.address.url}' did not take what was sent: {reason}.")
+                raise Refused(f"'{plain(name)}' is not sent to another machine: it lies outside its file's folder.")
+        done = self._ask(f"mkdir -p {folder} && tar -xof - -C {folder}", files)
+        if done.returncode:
+            raise TargetUnavailable(f"'{self.address.url}' did not take what was sent: {_last(done.stderr)}.")
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from there, no more of it than is read; what it holds is for the reader to judge."""
-        left = free_bytes() // 4 + 1
-        process = _start(self._command(f"cat {name}"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        try:
-            assert process.stdout is not None
-            with path.open("wb") as file:
-                while left and (piece := process.stdout.read(min(left, 1 << 20))):
-                    file.write(piece)
-                    left -= len(piece)
-        finally:
-            end(process)
+        self._ask(f"head -c {free_bytes() // 4 + 1} {name}", into=path)
 
     def peak_memory_bytes(self, name: str) -> int | None:
         """Return the largest resident memory of a worker so far, None where that machine does not say."""
@@ -307,21 +266,31 @@ class Remote:
         with contextlib.suppress(TargetUnavailable):
             self._ask(f'test -f {name}/pid && kill -9 "$(cat {name}/pid)"')
 
-    def _ask(self, script: str) -> subprocess.CompletedProcess[bytes]:
-        """Run a short command there.
+    def _ask(
+        self, script: str, files: Mapping[str, Path] | None = None, into: Path | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command there.
+
+        Args:
+            script: Of words of our own.
+            files: What it reads, as an archive.
+            into: Where its output goes; else no more than some of it is returned.
 
         Raises:
-            TargetUnavailable: It does not end.
+            TargetUnavailable: It does not end, and neither reads nor writes files.
         """
-        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as words:
-            process = _start(self._command(script), stdin=subprocess.DEVNULL, stdout=said, stderr=words)
+        patience_s = None if files or into else _PATIENCE_S
+        with into.open("wb+") if into else tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as words:
+            process = _start(self._command(script), stdout=said, stderr=words)
             try:
-                code = process.wait(_PATIENCE_S)
+                _pack(files or {}, process)
+                code = process.wait(patience_s)
             except subprocess.TimeoutExpired as error:
-                raise TargetUnavailable(f"'{self.address.url}' does not answer within {_PATIENCE_S:g} s.") from error
+                raise TargetUnavailable(f"'{self.address.url}' does not answer within {patience_s:g} s.") from error
             finally:
                 end(process)
-            said.seek(0), words.seek(0)
+            said.seek(0)
+            words.seek(0)
             return subprocess.CompletedProcess(script, code, said.read(_MOST_BYTES), words.read(_MOST_BYTES))
 
     def _command(self, script: str) -> list[str]:
@@ -340,7 +309,7 @@ class RemoteSession(Session):
         more: As for ``Session``.
 
     Raises:
-        Refused: The file is untrusted: what confines a process there is not known here.
+        Refused: The file is untrusted.
     """
 
     def __init__(self, remote: Remote, name: str, artifact: Artifact, folder: Path, **more: Any) -> None:
@@ -353,10 +322,9 @@ class RemoteSession(Session):
         python = str(interpreter or self._remote.address.python)
         return self._remote.start(self._name, python, self.threads, self._words)
 
-    def _model(self) -> str:
-        return self._remote.hold(self.artifact)
-
     def _given(self, path: Path) -> str:
+        if path == self.artifact.path:
+            return self._remote.hold(self.artifact)
         self._remote.send(self._name, {path.name: path})
         return self._wanted(path)
 
@@ -375,10 +343,6 @@ class RemoteSession(Session):
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._remote.end(self._name)
         super().close()
-
-    def _code(self) -> int:
-        code = super()._code()
-        return _BY_SIGNAL - code if code > _BY_SIGNAL and code != _LOST else code
 
 
 @contextlib.contextmanager
@@ -415,7 +379,7 @@ def _start(command: Sequence[str], **pipes: Any) -> subprocess.Popen[bytes]:
         TargetUnavailable: It is not installed.
     """
     try:
-        return subprocess.Popen(command, start_new_session=True, **pipes)  # noqa: S603 - ssh of the user's own
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **pipes)  # noqa: S603 - ssh of the user's own
     except FileNotFoundError as error:
         hint = "Install OpenSSH's client: apt install openssh-client"
         raise TargetUnavailable("No other machine is reached: ssh is not installed.", hint=hint) from error
@@ -436,11 +400,18 @@ def _shell(script: str) -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mode = 0o600
-    return entry
+def _pack(files: Mapping[str, Path], process: subprocess.Popen[bytes]) -> None:
+    """Write files to a process as an archive, which says nothing of owners; one that has ended says why."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        if not files:
+            return
+        with tarfile.open(fileobj=process.stdin, mode="w|", dereference=True) as archive:
+            for name, path in files.items():
+                entry = archive.gettarinfo(path, name)
+                entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, "", "", 0o600
+                with path.open("rb") as file:
+                    archive.addfile(entry, file)
 
 
 def _last(words: bytes) -> str:
@@ -462,7 +433,7 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _described_here(targets: Sequence[str]) -> dict[str, Any]:
+def _described(targets: Sequence[str]) -> dict[str, Any]:
     """Return what this machine is, or why it lacks what a target needs."""
     if not targets:
         return {"environment": dataclasses.asdict(environment.current())}
@@ -476,4 +447,4 @@ def _described_here(targets: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_described_here(sys.argv[1:])) + "\n")
+    sys.stdout.write(json.dumps(_described(sys.argv[1:])) + "\n")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_a_crash_is_a_row_and_the_others_go_on(make: Make, remote: Remote) -> No
     found = run(subjects, Plan(restarts=1, runs=30), Asked(subjects[0].artifact.inputs))
     well, dying, refusing = found.tracks
     assert well.failure is None and sum(len(block.samples_s) for block in well.blocks[Plan().scenarios[0]]) >= 30
-    assert dying.failure is not None and "the worker was killed by SIGABRT" in dying.failure
+    assert dying.failure is not None and re.search("the worker ended with exit code 134: .*Abort", dying.failure)
     assert refusing.failure == "load: The file is not of this version."
 
 
@@ -118,7 +119,7 @@ def test_what_cannot_run_there(make: Make, remote: Remote) -> None:
     module = Artifact(MODULE, Path("package:factory"), (), (), "", "", 0, "")
     with pytest.raises(Refused, match="'net' is run as a Python module"):
         Opening(Path(), remote=remote).placed(Subject("net", "eager module", module))
-    with pytest.raises(Refused, match="lies outside the folder of its file"):
+    with pytest.raises(Refused, match="lies outside its file's folder"):
         remote.send("1", {"../weights.bin": Path(__file__)})
     assert "package" in remote.lacks("nowhere", None) or "nowhere" in remote.lacks("nowhere", None)
 
@@ -146,11 +147,11 @@ def _bare(folder: Path) -> Path:
 
 
 def test_a_machine_that_cannot_run_a_worker(board: Board, tmp_path: Path) -> None:
-    known, old = board.folders, sshd.python(board, "old", "echo 3.9")
+    known, old = board.folders, sshd.python(board, "old", "echo it is 3.9 >&2; exit 1")
     for python, told in (
-        ("/nowhere/python", "has no Python at '/nowhere/python'"),
+        ("/nowhere/python", "with NumPy at '/nowhere/python': .*not found"),
         (old, "it is 3.9"),
-        (_bare(tmp_path), "has no NumPy in .*No module named 'numpy'"),
+        (_bare(tmp_path), "with NumPy at .*No module named 'numpy'"),
     ):
         with pytest.raises(TargetUnavailable, match=told) as raised:
             Remote(Address.of(board.url(python))).__enter__()
@@ -169,10 +170,7 @@ def test_a_machine_that_is_not_reached(board: Board, monkeypatch: pytest.MonkeyP
         sshd.configure(board, **configured)
         with pytest.raises(TargetUnavailable, match=f"is not reached: .*{told}") as raised:
             Remote(Address.of(board.url())).__enter__()
-        assert (
-            f"ssh -l {raised.value.hint.split(' -l ')[1].split()[0]} -p {board.port} 127.0.0.1 true"
-            in raised.value.hint
-        )
+        assert f"-p {board.port} -- 127.0.0.1 true" in raised.value.hint
     sshd.configure(board)
     with pytest.raises(TargetUnavailable, match="Connection refused"):
         Remote(Address.of("ssh://127.0.0.1:1")).__enter__()
