@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SSHD, SSH, KEYGEN = "/usr/sbin/sshd", shutil.which("ssh"), shutil.which("ssh-keygen")
@@ -94,6 +96,20 @@ def python(found: Board, name: str, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
     return path
+
+
+def bare(folder: Path) -> Path:
+    """Makes a Python that has nothing installed."""
+    venv.create(folder / "bare", symlinks=True)
+    return folder / "bare" / "bin" / "python"
+
+
+def numpy_alone(found: Board, folder: Path) -> Path:
+    """Makes a Python that has NumPy and nothing else."""
+    for home in (Path(np.__file__).parent, Path(np.__file__).parent.with_name("numpy.libs")):
+        if home.exists():
+            (folder / home.name).symlink_to(home)
+    return python(found, f"numpy-{folder.name}", f'PYTHONPATH="$PYTHONPATH:{folder}" exec {bare(folder)} "$@"')
 
 
 def configure(found: Board, key: str = "key", known_hosts: str = "known_hosts") -> None:

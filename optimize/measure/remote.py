@@ -406,7 +406,8 @@ def _pack(files: Mapping[str, Path], process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError), process.stdin:
         if not files:
             return
-        with tarfile.open(fileobj=process.stdin, mode="w|", dereference=True) as archive:
+        # GNU's form of an archive, because BusyBox reads it.
+        with tarfile.open(fileobj=process.stdin, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as archive:
             for name, path in files.items():
                 entry = archive.gettarinfo(path, name)
                 entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, "", "", 0o600
@@ -424,13 +425,9 @@ def _plain(value: Any) -> Any:
     """Return JSON values of another machine with their texts as they may be shown."""
     if isinstance(value, dict):
         return {plain(key): _plain(entry) for key, entry in value.items()}
-    return (
-        [_plain(entry) for entry in value]
-        if isinstance(value, list)
-        else plain(value)
-        if isinstance(value, str)
-        else value
-    )
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def _described(targets: Sequence[str]) -> dict[str, Any]:

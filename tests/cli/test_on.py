@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,13 +100,15 @@ def test_a_benchmark_there(files: tuple[Path, Path, Path], tmp_path: Path, board
 
 
 def test_a_runtime_that_is_not_there(files: tuple[Path, Path, Path], tmp_path: Path, board: Board) -> None:
-    hidden = tmp_path / "hidden" / "onnxruntime"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").write_text("raise ImportError('no such thing here')\n")
-    script = f'PYTHONPATH="$PYTHONPATH:{hidden.parent}" exec {sys.executable} "$@"'
-    where = ("--on", board.url(sshd.python(board, "no-runtime", script)), "--trust")
+    url = board.url(sshd.numpy_alone(board, tmp_path))
+    told = f"on {url}: ONNX Runtime is not installed (pip install onnxruntime)"
+    where = ("--on", url, "--trust", "--json", tmp_path / "told.json")
     done = command("check", *files[:2], *where, cwd=tmp_path, PATH=board.path)
-    assert done.returncode in (1, 4), done.stdout
+    (case,) = json.loads((tmp_path / "told.json").read_text())["cases"]
+    assert (done.returncode, case["reason"]) == (4, f"'base.onnx' cannot run {told}"), done.stderr
+    done = command("bench", *files[:2], *where, cwd=tmp_path, PATH=board.path)
+    (row, _) = json.loads((tmp_path / "told.json").read_text())["rows"]
+    assert (done.returncode, row["status"], row["reason"]) == (4, "not_run", f"not run: {told}"), done.stderr
 
 
 @pytest.mark.parametrize(

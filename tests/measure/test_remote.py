@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -125,14 +124,7 @@ def test_what_cannot_run_there(make: Make, remote: Remote) -> None:
 
 
 def test_a_machine_without_the_runtime_says_how_to_get_it(board: Board, tmp_path: Path) -> None:
-    """A Python that has NumPy and nothing else."""
-    numpy = Path(np.__file__).parent
-    for found in (numpy, numpy.with_name("numpy.libs")):
-        if found.exists():
-            (tmp_path / found.name).symlink_to(found)
-    bare = _bare(tmp_path)
-    script = f'PYTHONPATH="$PYTHONPATH:{tmp_path}" exec {bare} "$@"'
-    with connected(board.url(sshd.python(board, "numpy-alone", script)), trust=True) as found:
+    with connected(board.url(sshd.numpy_alone(board, tmp_path)), trust=True) as found:
         assert found is not None and "numpy" not in found.environment.versions
         artifact = Artifact("onnx", Path("net.onnx"), (), (), "", "", 0, "")
         missing = Opening(Path(), remote=found).placed(Subject("net.onnx", "ONNX", artifact)).missing
@@ -140,18 +132,12 @@ def test_a_machine_without_the_runtime_says_how_to_get_it(board: Board, tmp_path
         assert found.lacks("torchscript", None) == "torch is not installed (pip install torch)"
 
 
-def _bare(folder: Path) -> Path:
-    """Return a Python that has nothing installed."""
-    venv.create(folder / "bare", symlinks=True)
-    return folder / "bare" / "bin" / "python"
-
-
 def test_a_machine_that_cannot_run_a_worker(board: Board, tmp_path: Path) -> None:
     known, old = board.folders, sshd.python(board, "old", "echo it is 3.9 >&2; exit 1")
     for python, told in (
         ("/nowhere/python", "with NumPy at '/nowhere/python': .*not found"),
         (old, "it is 3.9"),
-        (_bare(tmp_path), "with NumPy at .*No module named 'numpy'"),
+        (sshd.bare(tmp_path), "with NumPy at .*No module named 'numpy'"),
     ):
         with pytest.raises(TargetUnavailable, match=told) as raised:
             Remote(Address.of(board.url(python))).__enter__()
