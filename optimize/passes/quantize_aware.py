@@ -42,18 +42,20 @@ class QuantizeAware(IntegerPass):
     rounds, and the steps of the integers they and the activations are rounded to. Afterwards the rounded weights and
     the ranges are written onto the program; every target places and exports them as it does after calibration.
 
-    | ``quantizer`` | weights | what layers read |
-    |---|---|---|
-    | ``iao`` | the largest of a channel is the largest integer | running mean of the ranges |
-    | ``lsq`` | learned steps, a channel | learned step |
-    | ``lsq+`` | as ``lsq`` | learned step and offset |
-    | ``pact`` | as ``dorefa`` | learned clip |
-    | ``dorefa`` | ``tanh(w) / max``, of a layer | clipped to 0 and 1 |
-    | ``wrpn`` | clipped to -1 and 1 | as ``dorefa`` |
-    | ``twn`` | ``-a, 0, a`` | as ``lsq``; signs with ``activation_bits=1`` |
-    | ``bwn`` | ``-a, a`` | as ``lsq``; signs with ``activation_bits=1`` |
-    | ``xnor`` | as ``bwn`` | signs |
-    | ``bnn`` | ``-1, 1`` | signs |
+    =============  ===============================================  ============================================
+    ``quantizer``  weights                                          what layers read
+    =============  ===============================================  ============================================
+    ``iao``        the largest of a channel is the largest integer  running mean of the ranges
+    ``lsq``        learned steps, a channel                         learned step
+    ``lsq+``       as ``lsq``                                       learned step and offset
+    ``pact``       as ``dorefa``                                    learned clip
+    ``dorefa``     ``tanh(w) / max``, of a layer                    clipped to 0 and 1
+    ``wrpn``       clipped to -1 and 1                              as ``dorefa``
+    ``twn``        ``-a, 0, a``                                     as ``lsq``; signs with ``activation_bits=1``
+    ``bwn``        ``-a, a``                                        as ``lsq``; signs with ``activation_bits=1``
+    ``xnor``       as ``bwn``                                       signs
+    ``bnn``        ``-1, 1``                                        signs
+    =============  ===============================================  ============================================
 
     What layers read in fewer than 8 bits is stored in 8 and clamped in the graph, and ternary and binary weights are
     integers of 2 bits: every runtime computes them exactly with its INT8 kernels. Signs take the place of the ReLU
