@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +100,7 @@ def _inputs(job: Job) -> list[np.ndarray]:
 
 def _opened(row: Row) -> Artifact:
     assert row.path is not None
-    return find_target(row.target).open(Path(row.path), trust=True)
+    return replace(find_target(row.target).open(Path(row.path), trust=True), inputs=row.inputs, outputs=row.outputs)
 
 
 def _level(row: Row | None) -> float:

@@ -154,7 +154,8 @@ class _Searching:
             "versions": self.machine.versions,
         }
         self.journal = Journal(of)
-        self.files = self._go_on()
+        self.files = dict[int, Artifact]()
+        self._go_on()
         self.before_s = self.journal.spent_s
         self.clock = Deadline(math.inf, listener)
         self.baseline = write_baseline(self.program, folder)
@@ -171,24 +172,25 @@ class _Searching:
                 if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
                     break
                 self._try(choice)
-                if found := front(self.journal.trials):
+                if found := self._front():
                     self._remove_all_but(near_front(self.journal.trials))
                     self._publish(found, self._report(found, "it goes on"))
             else:
                 ended = "nothing was left to try"
         return self._finish(ended)
 
-    def _go_on(self) -> dict[int, Artifact]:
+    def _go_on(self) -> None:
         """Read the journal of an earlier search, and take over the files that its front still has."""
         self.journal.read(self.job.out / JOURNAL)
-        files = dict[int, Artifact]()
-        while missing := [trial for trial in front(self.journal.trials) if trial.number not in files]:
-            for trial in missing:
-                if (artifact := self._taken_over(trial)) is not None:
-                    files[trial.number] = artifact
-                else:  # somebody changed it, and it is made again; so is what it alone kept from the front
-                    self.journal.trials.remove(trial)
-        return files
+        taken = ((trial.number, self._taken_over(trial)) for trial in self.journal.trials if trial.standing is not None)
+        self.files = {number: artifact for number, artifact in taken if artifact is not None}
+        while missing := [trial for trial in self._front() if trial.number not in self.files]:
+            for trial in missing:  # somebody changed it, and it is made again; so is what it alone kept from the front
+                self.journal.trials.remove(trial)
+
+    def _front(self) -> list[FileTrial]:
+        """Return the front: of equals, the one whose file is there."""
+        return front(sorted(self.journal.trials, key=lambda trial: trial.number not in self.files))
 
     def _taken_over(self, trial: FileTrial) -> Artifact | None:
         """Return the file of an earlier trial; None where it is not there as it was made."""
@@ -198,7 +200,8 @@ class _Searching:
         with suppress(OSError, OptimizeError):
             _copy(target.files(self.job.out / path.name), self.folder)
             if file_digest(*target.files(path)) == trial.row.sha256:
-                return target.open(path, trust=True)
+                # Some files do not say what they take.
+                return replace(target.open(path, trust=True), inputs=trial.row.inputs, outputs=trial.row.outputs)
         return None
 
     def _choices(self) -> Iterator[FileChoice]:
@@ -219,7 +222,7 @@ class _Searching:
         if not choice.regain_db or based is None or (figures := based.standing) is None:
             return bool(choice.regain_db and based is not None)
         best = replace(figures, sqnr_db=min(figures.sqnr_db + choice.regain_db, CEILING_DB))
-        found = (trial.standing for trial in front(self.journal.trials))
+        found = (trial.standing for trial in self._front())
         return any(one is not None and one.is_no_worse(best) for one in found)
 
     def _try(self, choice: FileChoice) -> None:
@@ -259,7 +262,7 @@ class _Searching:
         threads = self.job.recipe.threads
         found = [trial for trial in near_front(self.journal.trials) if trial.number in self.files]
         if not found:
-            why = "; ".join(dict.fromkeys(outcomes(self.journal.trials).values())) or ended
+            why = "; ".join(dict.fromkeys(outcomes(self.journal.trials, ()).values())) or ended
             raise Refused(f"No file could be made and judged: {why}.", hint="Give it more time: --budget 20min.")
         with Fleet([self.baseline, *(self.files[trial.number] for trial in found)], threads=threads) as fleet:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
@@ -267,7 +270,7 @@ class _Searching:
         rows = (_timed(trial.row, timing) for trial, timing in zip(found, others, strict=True))
         again = {trial.number: trial.model_copy(update={"row": row}) for trial, row in zip(found, rows, strict=True)}
         self.journal.trials = [again.get(trial.number, trial) for trial in self.journal.trials]
-        kept = [trial for trial in front(self.journal.trials) if trial.number in self.files]
+        kept = front(again.values())
         report = self._report(kept, ended, _timed(found[0].eager, eager), result.warnings)
         self._publish(kept, report)
         return report
@@ -288,12 +291,12 @@ class _Searching:
             ended=ended,
             best=best.name,
             met=self.goal.is_met(best),
-            trials=tuple(self._figures()),
+            trials=tuple(self._figures(found)),
         )
         return report.model_copy(update={"search": record, "recipe": None})  # each row has one of its own
 
-    def _figures(self) -> Iterator[TrialFigures]:
-        told = outcomes(self.journal.trials)
+    def _figures(self, kept: Sequence[FileTrial]) -> Iterator[TrialFigures]:
+        told = outcomes(self.journal.trials, kept)
         for trial in self.journal.trials:
             figures, choice = trial.standing, trial.choice
             yield TrialFigures(

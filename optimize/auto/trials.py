@@ -154,10 +154,10 @@ class Journal:
         return bool(self.trials)
 
 
-def outcomes(trials: Sequence[FileTrial]) -> dict[int, str]:
-    """Return what became of each trial, by its number, in a few words."""
-    kept = {trial.number for trial in front(trials)}
-    return {trial.number: _outcome(trial, kept) for trial in trials}
+def outcomes(trials: Sequence[FileTrial], kept: Sequence[FileTrial]) -> dict[int, str]:
+    """Return what became of each trial, by its number, in a few words, where some are kept."""
+    numbers = {trial.number for trial in kept}
+    return {trial.number: _outcome(trial, numbers) for trial in trials}
 
 
 def _outcome(trial: FileTrial, kept: set[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,13 @@ def test_a_kind_that_cannot_be_made_takes_no_other_along(
     report = read_report(model.with_name("out") / "report.json")
     assert report.search is not None and [row.precision for row in report.rows] == ["float32"]
     assert "no such half" in report.search.trials[0].outcome
+
+
+def test_of_equals_the_one_whose_file_is_there_is_on_the_front() -> None:
+    """Times of a file that is timed again move a little: one that was let go of for it must not take its place."""
+    trials = [judged(CHOICES[1], 1, 10.1, 40.0), judged(CHOICES[2], 2, 10.0, 40.0)]
+    held = SimpleNamespace(journal=SimpleNamespace(trials=trials), files={2: "its file"})
+    assert [trial.number for trial in searching._Searching._front(held)] == [2]  # type: ignore[arg-type]
 
 
 def test_the_best_is_what_is_asked_for() -> None:
