@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from optimize import presets
 from optimize.errors import TargetUnavailable
 from optimize.recipe import PassEntry
 from optimize.registry import find_target, targets
-
-if TYPE_CHECKING:
-    from optimize.auto.trials import FileTrial
 
 #: Decibels that layers in float shall bring, by what their errors say; and shares of the work that may be cut.
 REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
@@ -148,11 +145,15 @@ class Sampler:
         sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
         self._study = optuna.create_study(directions=["minimize"] * 3, sampler=sampler)
 
-    def learn(self, trial: FileTrial) -> None:
-        """Take in what became of a trial; one without a file teaches nothing."""
-        if (found := trial.standing) is None:
-            return
-        optuna, choice = _import_optuna(), trial.choice
+    def learn(self, choice: FileChoice, values: Sequence[float], *, is_allowed: bool) -> None:
+        """Take in what a choice came to.
+
+        Args:
+            choice: What was tried.
+            values: Three numbers, all to be small.
+            is_allowed: Whether it keeps what was asked of its answers.
+        """
+        optuna = _import_optuna()
         params = {
             "file": f"{choice.target} {choice.precision}",
             "effort": choice.effort,
@@ -164,8 +165,8 @@ class Sampler:
             optuna.trial.create_trial(
                 params=params,
                 distributions=self._room,
-                values=[found.took, -found.sqnr_db, float(found.size_bytes)],
-                system_attrs={"constraints": [1.0 if trial.misses else -1.0]},
+                values=list(values),
+                system_attrs={"constraints": [-1.0 if is_allowed else 1.0]},
             )
         )
 

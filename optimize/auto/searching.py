@@ -208,12 +208,16 @@ class _Searching:
         """Yield what to try: what single commands make, then what the sampler proposes."""
         known = {trial.choice for trial in self.journal.trials}
         for trial in self.journal.trials:
-            self.sampler.learn(trial)
+            self._learn(trial)
         for choice in chain(first_choices(self.job.recipe.targets), self.sampler.propose(known)):
             if choice not in known:
                 known.add(choice)
                 if not self._is_hopeless(choice):
                     yield choice
+
+    def _learn(self, trial: FileTrial) -> None:
+        if trial.standing is not None:  # a trial without a file teaches nothing
+            self.sampler.learn(trial.choice, trial.standing.values, is_allowed=not trial.misses)
 
     def _is_hopeless(self, choice: FileChoice) -> bool:
         """Say whether a file that was found is no worse than what this one can be at best."""
@@ -237,7 +241,7 @@ class _Searching:
         took_s = time.monotonic() - began_s
         trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
         self.journal.trials.append(trial)
-        self.sampler.learn(trial)
+        self._learn(trial)
 
     def _tried(self, trial: FileTrial) -> FileTrial:
         choice, target = trial.choice, find_target(trial.choice.target)

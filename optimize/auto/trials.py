@@ -38,6 +38,11 @@ class Standing:
     sqnr_db: float
     size_bytes: int
 
+    @property
+    def values(self) -> tuple[float, float, float]:
+        """All that is to be small."""
+        return self.took, -self.sqnr_db, float(self.size_bytes)
+
     def is_no_worse(self, other: Standing) -> bool:
         """Say whether it is nowhere notably worse than another."""
         return (

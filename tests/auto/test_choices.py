@@ -68,7 +68,7 @@ def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
     for number, choice in enumerate(sampler.propose(known), 1):
         assert choice not in known
         known.add(choice)
-        sampler.learn(judged(choice, number, 1.0 + choice.spare, 30.0 + choice.regain_db))
+        sampler.learn(choice, (1 / (1 + choice.spare), -30.0 - choice.regain_db, number), is_allowed=True)
     static = [choice for choice in known if choice.is_static]
     kinds = find_target("onnx").support.precisions
     assert {choice.precision for choice in known} == set(kinds) & set(kinds_of(["onnx"]))
@@ -81,10 +81,10 @@ def test_the_sampler_follows_what_it_was_told() -> None:
     sampler = Sampler(NAMES, CUTS[:1])
     more = [FileChoice(name, "int8", regain_db=regain) for name in NAMES for regain in choices.REGAINS[1:]]
     known = dict.fromkeys([*first_choices(NAMES), *more])
-    for number, choice in enumerate(known, 1):
+    for choice in known:
         is_best = (choice.target, choice.precision) == ("openvino", "int8")
-        figures = (10.0 + choice.regain_db, 40.0 + choice.regain_db, 100) if is_best else (2.0, 20.0, 1000)
-        sampler.learn(judged(choice, number, *figures))
+        figures = (1 / (10.0 + choice.regain_db), -40.0 - choice.regain_db, 100) if is_best else (0.5, -20.0, 1000)
+        sampler.learn(choice, figures, is_allowed=True)
     proposed = []
     for choice in itertools.islice(sampler.propose(known.keys()), 10):
         known[choice] = None
