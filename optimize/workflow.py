@@ -185,8 +185,9 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         rows = rows_of(job, baseline, exports, timings, qualities)
         report = assemble(job, model, variants, rows, exports, recipe, machine, datasets, timings.warnings)
         _drop_failed(exports, report)
+        document = tell_run(report)
         for name in FILES:
-            save(folder / name, tell_run(report), report)
+            save(folder / name, document, report)
         write_text(folder / RECIPE, replay.written(job, recipe))
     return report
 

@@ -154,13 +154,8 @@ class Sampler:
             is_allowed: Whether it keeps what was asked of its answers.
         """
         optuna = _import_optuna()
-        params = {
-            "file": f"{choice.target} {choice.precision}",
-            "effort": choice.effort,
-            "spare": choice.spare,
-            "regain_db": choice.regain_db,
-            "cut": choice.cut,
-        }
+        params = {name: getattr(choice, name) for name in self._room if name != "file"}
+        params["file"] = f"{choice.target} {choice.precision}"
         self._study.add_trial(
             optuna.trial.create_trial(
                 params=params,
@@ -185,11 +180,8 @@ class Sampler:
 
     def _every(self) -> Iterator[FileChoice]:
         """Yield every choice once."""
-        names = tuple(self._room)
-        drawn = (
-            dict(zip(names, values, strict=True)) for values in product(*(self._room[name].choices for name in names))
-        )
-        return iter(dict.fromkeys(map(_choice, drawn)))
+        rows = product(*(entry.choices for entry in self._room.values()))
+        return iter(dict.fromkeys(_choice(dict(zip(self._room, row, strict=True))) for row in rows))
 
 
 def _choice(drawn: Mapping[str, Any]) -> FileChoice:

@@ -223,9 +223,11 @@ class _Searching:
         """Say whether a file that was found is no worse than what this one can be at best."""
         less = replace(choice, regain_db=0.0)
         based = next((trial for trial in self.journal.trials if trial.choice == less), None)
-        if not choice.regain_db or based is None or (figures := based.standing) is None:
-            return bool(choice.regain_db and based is not None)
-        best = replace(figures, sqnr_db=min(figures.sqnr_db + choice.regain_db, CEILING_DB))
+        if less == choice or based is None:
+            return False
+        if based.standing is None:  # without it there is nothing to add to
+            return True
+        best = replace(based.standing, sqnr_db=min(based.standing.sqnr_db + choice.regain_db, CEILING_DB))
         found = (trial.standing for trial in self._front())
         return any(one is not None and one.is_no_worse(best) for one in found)
 
@@ -330,8 +332,9 @@ class _Searching:
                 write_text(folder / f"{trial.files}.yaml", trial.recipe)
             write_text(folder / RECIPE, (self.goal.best(found) or found[0]).recipe)
             write_text(folder / JOURNAL, self.journal.text)
+            document = tell_run(report)
             for name in FILES:
-                save(folder / name, tell_run(report), report)
+                save(folder / name, document, report)
 
     def _spent_s(self) -> float:
         return self.before_s + time.monotonic() - self.started_s
@@ -365,10 +368,5 @@ def _timed(row: Row | None, timing: Timing) -> Row | None:
     """Return a row with the times of a later measurement, where it could be timed then."""
     if row is None or timing.latency is None:
         return row
-    return row.model_copy(
-        update={
-            "latency": timing.latency,
-            "speedup": timing.speedup,
-            "peak_memory_bytes": timing.peak_memory_bytes,
-        }
-    )
+    taken = ("latency", "speedup", "peak_memory_bytes")
+    return row.model_copy(update={name: getattr(timing, name) for name in taken})

@@ -99,15 +99,16 @@ class FileTrial(StrictRecord):
 def near_front(trials: Sequence[FileTrial]) -> list[FileTrial]:
     """Return the trials that may be on the front: those that would be, were they a tenth faster than they were seen."""
     known = front(trials)
-    others = [(trial, trial.standing) for trial in trials if trial not in known and not trial.misses]
+    numbers = {trial.number for trial in known}
     standings = [standing for trial in known if (standing := trial.standing) is not None]
-    near = [
-        trial
-        for trial, found in others
-        if found is not None
-        and not any(one.is_no_worse(dataclasses.replace(found, took=_NEAR * found.took)) for one in standings)
-    ]
-    return known + near
+
+    def is_near(trial: FileTrial) -> bool:
+        if trial.number in numbers or trial.misses or (found := trial.standing) is None:
+            return False
+        faster = dataclasses.replace(found, took=_NEAR * found.took)
+        return not any(one.is_no_worse(faster) for one in standings)
+
+    return [*known, *filter(is_near, trials)]
 
 
 def front(trials: Iterable[FileTrial]) -> list[FileTrial]:

@@ -43,7 +43,7 @@ class Workshop:
     baseline: Artifact
     tell: Progress
     _variants: dict[FileChoice, list[Variant]] = field(default_factory=dict)
-    _plain: dict[tuple[str, FileChoice], Export] = field(default_factory=dict)
+    _plain: dict[FileChoice, Export] = field(default_factory=dict)
     _made: dict[FileChoice, Export] = field(default_factory=dict)
     _errors: dict[FileChoice, tuple[LayerError, ...]] = field(default_factory=dict)
     _alone: set[FileChoice] = field(default_factory=set)
@@ -106,14 +106,12 @@ class Workshop:
 
     def _float_file(self, choice: FileChoice) -> Export | None:
         """Return the target's float32 file, which layers are timed beside."""
-        family = FileChoice("", "float32", cut=choice.cut)
-        key = (choice.target, family)
-        if key not in self._plain:
-            variant = self.variant(replace(family, target=choice.target))
-            target = self.job.recipe.target(choice.target)
-            path = self.folder / f"plain-{choice.target}-{choice.cut}{target.suffix}"
-            self._plain[key] = export_file(variant.program, "float32", target, path, self.tell)
-        return self._plain[key] if self._plain[key].artifact is not None else None
+        plain = FileChoice(choice.target, "float32", cut=choice.cut)
+        if plain not in self._plain:
+            target = self.job.recipe.target(plain.target)
+            path = self.folder / f"plain-{plain.target}-{plain.cut}{target.suffix}"
+            self._plain[plain] = export_file(self.variant(plain).program, "float32", target, path, self.tell)
+        return self._plain[plain] if self._plain[plain].artifact is not None else None
 
     def variant(self, choice: FileChoice) -> Variant:
         """Return the program of a choice.
@@ -121,11 +119,9 @@ class Workshop:
         Raises:
             OptimizeError: No pass makes it.
         """
-        family = choice.family
-        if family in self._alone:  # one of its kinds cannot be made
-            made = self._transformed(family, [choice.precision])
-        else:
-            made = self.family(family)
+        made = self.family(choice.family)
+        if choice.family in self._alone:  # one of its kinds cannot be made
+            made = self._kept(replace(choice.family, precision=choice.precision), [choice.precision])
         for variant in made:
             if variant.precision == choice.precision and variant.is_for(choice.target):
                 return variant
@@ -137,28 +133,29 @@ class Workshop:
         Raises:
             OptimizeError: Not even those of the family's own kind can be made.
         """
-        if family not in self._variants:
+        if family not in self._alone:
             try:
-                made = self._transformed(family, kinds_of(self.job.recipe.targets))
+                return self._kept(family, kinds_of(self.job.recipe.targets))
             except Exception:  # whatever one kind comes to, its own trial tells it
-                made = self._transformed(family, [family.precision])
                 self._alone.add(family)
+        return self._kept(family, [family.precision])
+
+    def _kept(self, made: FileChoice, kinds: Collection[str]) -> list[Variant]:
+        """Return the programs of these kinds of a family, under what is made."""
+        if made not in self._variants:
+            recipe = self.job.recipe
+            passes = (*recipe.passes, *made.passes(recipe.cpu, kinds))
+            job = replace(self.job, recipe=recipe.model_copy(update={"passes": passes}))
+            found = transform(self.opened.model.program, self.opened.passes(job), recipe.targets, self.tell)
             while len(self._variants) >= _FAMILIES:
                 self._forget(next(iter(self._variants)))
-            self._variants[family] = made
-        return self._variants[family]
+            self._variants[made] = found
+        return self._variants[made]
 
-    def _transformed(self, family: FileChoice, kinds: Collection[str]) -> list[Variant]:
-        """Return the programs of these kinds of a family."""
-        recipe = self.job.recipe
-        passes = (*recipe.passes, *family.passes(recipe.cpu, kinds))
-        job = replace(self.job, recipe=recipe.model_copy(update={"passes": passes}))
-        return transform(self.opened.model.program, self.opened.passes(job), recipe.targets, self.tell)
-
-    def _forget(self, family: FileChoice) -> None:
+    def _forget(self, made: FileChoice) -> None:
         """Let go of a family's programs, and of those that were made of them."""
-        del self._variants[family]
-        for choice in [choice for choice in self._made if choice.family == family]:
+        del self._variants[made]
+        for choice in [choice for choice in self._made if choice.family == made.family]:
             del self._made[choice]
             self._errors.pop(choice, None)
 

@@ -136,7 +136,7 @@ class PruneChannels(Cutting):
         self.require_times()
         found = dependencies(program)
         stay = self._stay(found)
-        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
+        survey = self._survey(program, found, stay, self._most)
         orders = self._orders(found, stay, survey)
         skips = _unfollowed(program, set(found.outputs))
         skips += [_skip(group, stay[group]) for group in found.groups if group in stay]
@@ -169,17 +169,21 @@ class PruneChannels(Cutting):
         self.require_times()
         found = dependencies(program)
         stay = self._stay(found)
-        survey = self._survey(program, found, stay, self.ratio if self.of == "channels" else 1.0)
+        survey = self._survey(program, found, stay, self._most)
         going = self._going(program, found, self._orders(found, stay, survey))
         return stays(program, found, {channel for channels in going.values() for channel in channels})
 
     def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
         """Return the orders of the groups that can lose something; those that a criterion says nothing of stay, too."""
         orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
-        share = self.ratio if self.of == "channels" else 1.0
-        unsaid = [group for group, order in orders.items() if self.criterion and not order and most(group, share)]
+        unsaid = [group for group, order in orders.items() if self.criterion and not order and most(group, self._most)]
         stay |= dict.fromkeys(unsaid, f"the criterion '{self.criterion}' finds nothing in its layers")
         return {group: order for group, order in orders.items() if group not in stay}
+
+    @property
+    def _most(self) -> float:
+        """The largest share of a group that may go."""
+        return self.ratio if self.of == "channels" else 1.0
 
     @property
     def _reads(self) -> Reads | None:

@@ -168,8 +168,7 @@ class QuantizeAware(IntegerPass):
             self._begin(module, program)
             before = {name: value.detach().clone() for name, value in module.named_parameters()}
             self._run(train, module)
-            batches = FlatBatches(program, self.calibration).mixed(_TOGETHER, _MOST, _VALUES)
-            settled = module.take_statistics(batches, _ENOUGH)
+            settled = self._settle(module, program)
         moved = sum(not torch.equal(value, before[name]) for name, value in module.named_parameters())
         module.adopt(program)
         fold_norms(program.graph_module, scheme.norms)
@@ -227,6 +226,17 @@ class QuantizeAware(IntegerPass):
         if module.readings:
             with torch.no_grad():
                 module.run(next(iter(FlatBatches(program, self.calibration))))
+
+    def _settle(self, module: QuantizedModule, program: Program) -> int:
+        """Take the statistics of BatchNorm anew where there are samples enough; return of how many, 0 without."""
+        module.eval()
+        if not module.keeps_statistics:
+            return 0
+        batches = FlatBatches(program, self.calibration).mixed(_TOGETHER, _MOST, _VALUES)
+        if (samples := sum(len(flat[0]) for flat in batches)) < _ENOUGH:
+            return 0
+        module.take_statistics(batches)
+        return samples
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""

@@ -142,36 +142,30 @@ class QuantizedModule(nn.Module):
         outputs: tuple[torch.Tensor, ...] = self._run.run(*flat, enable_io_processing=False)
         return outputs
 
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether a BatchNorm has running statistics that training changes."""
+        norms = graph.calls(self.body.graph, aten.batch_norm.default)
+        return self.learns and any(graph.argument(norm, "running_mean") is not None for norm in norms)
+
     @torch.no_grad()
-    def take_statistics(self, batches: Iterable[Sequence[torch.Tensor]], least: int) -> int:
-        """Take the statistics of every BatchNorm anew, all samples alike; of fewer than ``least``, training's stay.
+    def take_statistics(self, batches: Iterable[Sequence[torch.Tensor]]) -> None:
+        """Take the statistics of every BatchNorm anew, all samples alike, and leave training mode.
 
         Running ones are those of the last ten batches or so, and of weights that still moved: with few bits that may be
         points of accuracy.
 
         Args:
             batches: Flat inputs, enough samples each for statistics of their own.
-            least: Samples below which nothing is changed.
-
-        Returns:
-            How many samples they are of; 0 where nothing changed.
         """
-        norms = list(graph.calls(self.body.graph, aten.batch_norm.default)) if self.learns else []
-        sources = (graph.argument(norm, name) for norm in norms for name in ("running_mean", "running_var"))
-        held = [graph.attribute(self.body, str(source.target)) for source in sources if source is not None]
-        before, seen = [value.clone() for value in held], 0
+        seen = 0
         self.train()
-        for flat in batches if held else ():
+        for flat in batches:
             seen += len(flat[0])
             self.share = len(flat[0]) / seen
             self.run(flat)
         self.share = _MOMENTUM
         self.eval()
-        if seen >= least:
-            return seen
-        for value, kept in zip(held, before, strict=True):
-            value.copy_(kept)
-        return 0
 
     def adopt(self, program: Program) -> None:
         """Write what was trained onto the program this was made from.

@@ -1,14 +1,14 @@
 """What is told: records, a document made of each by its command, and three renderers that know no command."""
 
+from optimize.transaction.commit import ENDINGS
+
 #: What a run writes beside its artifacts.
 FILES = ("report.json", "report.md", "report.html")
 #: What makes the same files again, with what was decided by measuring.
 RECIPE = "recipe.yaml"
 #: What a search writes beside these: what it tried, and for each file of its front the recipe that makes it again.
 JOURNAL = "journal.jsonl"
-POINTS = tuple(
-    f"point-[0-9]*{ending}" for ending in (".yaml", ".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine")
-)
+POINTS = tuple(f"point-[0-9]*{ending}" for ending in sorted({".yaml", *ENDINGS}))
 #: What the other commands write to ``--out``, all or none.
 ADVICE = ("advice.json", "advice.html")
 BENCH = ("bench.json", "bench.md", "bench.html")

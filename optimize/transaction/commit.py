@@ -36,7 +36,7 @@ _LONGEST = 200
 _NOT_RUN = 0o666
 #: Endings of models, and how many files are taken, beside those of known names: whoever breaks into a process that
 #: makes some still replaces no ``package.json``, whatever ``--out`` is.
-_TAKEN, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine"}), 1000
+ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine"}), 1000
 _HINT = "Choose another --out."
 
 
@@ -296,7 +296,7 @@ class Transaction:
         """Make sure that what a process made that nobody trusts is a plain file with the name of a result."""
         found = os.lstat(file)
         plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not file.name.startswith(".")
-        if not plain or not (file.suffix in _TAKEN or _is_known(file.name, self.names)):
+        if not plain or not (file.suffix in ENDINGS or _is_known(file.name, self.names)):
             raise Refused(
                 f"The model made the process that ran it leave {file.name!r}, which is no result.", hint=_HINT
             )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from optimize.cli.options import CRITERIA as ON_THE_COMMAND_LINE
 from optimize.data import Batch, Samples
 from optimize.errors import Refused, UsageError
 from optimize.frontend import capture
@@ -218,3 +219,7 @@ def test_every_criterion_has_a_road_from_a_recipe() -> None:
     }  # fmt: skip
     scored_by = optimize.PruneChannels(0.5, criterion="movement", scores={"a": torch.zeros(1)})
     assert "scores" not in PassEntry.of(scored_by).options
+
+
+def test_the_command_names_every_criterion_that_needs_no_training() -> None:
+    assert set(ON_THE_COMMAND_LINE) == {*get_args(Name)} - {"movement"}
