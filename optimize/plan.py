@@ -84,9 +84,10 @@ class Quantization:
         left_float: Weighted nodes kept in float on purpose, by name, with the reason as a sentence without a full stop.
         spared: Those of them that were given back for their INT8 error alone; that of bfloat16 is nothing beside it, so
             a target may multiply in bfloat16 where the host does so faster.
-        bits: Bits of the weights: 8, or fewer levels in the same storage type.
-        grids: Bits of the symmetric grid that a layer's weights lie on, by name, where they are not ``bits``: 2 for two
-            or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
+        bits: Bits of the weights: 8, or fewer levels in the same storage type; of all on average where ``grids`` says
+            those of each.
+        grids: Bits of the grid that a layer's weights lie on, by name, where they are not ``bits``. Of a symmetric one:
+            2 for two or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
         cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
         tables: Names of embeddings whose rows are 8-bit integers with a scale each, beside layers that multiply in
@@ -100,12 +101,16 @@ class Quantization:
     calibration: Calibration | None = None
     left_float: Mapping[str, str] = field(default_factory=dict)
     spared: frozenset[str] = frozenset()
-    bits: int = 8
+    bits: float = 8
     grids: Mapping[str, int] = field(default_factory=dict)
     cpu: str = "any"
     group: int = 0
     tables: frozenset[str] = frozenset()
     half: HalfPlan | None = None
+
+    def bits_of(self, layer: str) -> int:
+        """Bits of a layer's weights, by its name."""
+        return self.grids.get(layer, int(self.bits))
 
     def without(self, layers: Mapping[str, str]) -> Quantization:
         """Return the plan with these layers given back to float.
@@ -120,10 +125,10 @@ class Quantization:
     def precision(self) -> str:
         """Name of the precision: ``int8``, ``int8-float16``, ``int8-dynamic``, ``int8-weights`` or ``int4-weights``."""
         beside = f"-{self.half.dtype}" if self.half else ""
-        return f"int{self.bits}{beside}" if self.mode == "static" else f"int{self.bits}-{self.mode}"
+        return f"int{self.bits:g}{beside}" if self.mode == "static" else f"int{self.bits:g}-{self.mode}"
 
     def text(self) -> str:
         """Return one stable line for golden files."""
         kept = f", {len(self.left_float)} in float" if self.left_float else ""
         rest = f", the rest {self.half.dtype}" if self.half else ""
-        return f"{self.mode} int{self.bits} of {len(self.layers)} layers, {len(self.ranges)} ranges{kept}{rest}"
+        return f"{self.mode} int{self.bits:g} of {len(self.layers)} layers, {len(self.ranges)} ranges{kept}{rest}"

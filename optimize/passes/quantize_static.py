@@ -63,7 +63,7 @@ class QuantizeStatic(IntegerPass):
         rounding: ``compensated`` rounds weights so that the layers' outputs on the data move least, and takes the mean
             of what is left out of the bias; ``nearest`` rounds each weight by itself.
         bits: Bits of the weights, 2 to 8. Fewer than 8 are INT8 to every kernel; files for ONNX Runtime store up to 4
-            in 2 or 4 bits.
+            in as many as they have.
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
         spare: Largest share of the work (products, weights read) that may stay in float where INT8 answers would be
@@ -140,7 +140,7 @@ class QuantizeStatic(IntegerPass):
         program.quantization = self._spared(program, batches)
         chosen = program.quantization.layers
         form = planned(self._numerics.weight, program.quantization)
-        rounded = weights.apply(form, chosen, lambda share: tell("round weights", share))
+        rounded = weights.apply(dict.fromkeys(chosen, form), lambda share: tell("round weights", share))
         rewrites = tuple(
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )

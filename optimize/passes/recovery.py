@@ -128,7 +128,7 @@ class _Fold:
         weights = WeightRounding(rounded, layers if self._weights else ())
         seen = watch(rounded, self._learn, only=stored_values(rounded, names), also=weights.see)
         plan = Quantization("static", names, seen.ranges("mse", USUAL.activation))
-        weights.apply(WEIGHT, names)
+        weights.apply(dict.fromkeys(names, WEIGHT))
         return noise_share(simulated_db(rounded, self._judge, plan, reference=self._wanted, weights=False))
 
 

@@ -16,8 +16,9 @@ from optimize.program import Program
 from optimize.pruning.compensation import SAMPLES
 from optimize.pruning.merging import Choice, apply, choose, fit, merge
 from optimize.pruning.segments import Form, Segment, find_segments
-from optimize.pruning.sensitivity import TRIED_ON, Trial
+from optimize.pruning.sensitivity import TRIED_ON
 from optimize.quantization.batches import FlatBatches
+from optimize.quantization.sensitivity import Trial
 from optimize.registry import register_pass
 from optimize.wording import plural
 

@@ -46,7 +46,7 @@ def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], d
     ]
     rounding = WeightRounding(rounded, layers)
     observe(rounded, batches, rounding.see)
-    rounding.apply(dtype, {layer.name for layer in layers})
+    rounding.apply({layer.name: dtype for layer in layers})
     integers = plan.layers if plan is not None else frozenset()
     restore(program, {layer.name for layer in layers} - integers, rounded)
     if plan is not None:

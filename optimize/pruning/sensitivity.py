@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-import torch
-
 from optimize.program import Program
 from optimize.pruning.budget import most
 from optimize.pruning.compensation import SAMPLES, Consumer, compensate, find_readers, rank
@@ -19,35 +17,12 @@ from optimize.pruning.cut import cut
 from optimize.pruning.groups import Group, dependencies
 from optimize.pruning.importance import Order, rank_by_weights, round_down
 from optimize.quantization.batches import Flat, FlatBatches
-from optimize.quantization.sensitivity import powers
+from optimize.quantization.sensitivity import Trial
 
 #: Samples that a cut is tried on, and the share of a group's order that is tried.
 TRIED_ON, _TRIED = 32, 0.25
 #: Shares of a group's channels that its curve is taken at.
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
-
-
-class Trial:
-    """Compares the answers of smaller programs with those of the whole.
-
-    Args:
-        program: The whole.
-        batches: What they are tried on.
-    """
-
-    def __init__(self, program: Program, batches: Sequence[Flat]) -> None:
-        self._batches = batches
-        self._none = torch.zeros(len(program.outputs), dtype=torch.float64)
-        with torch.inference_mode():
-            self._wanted = [program.run(batch) for batch in batches]
-            self._signal = sum(map(powers, self._wanted), self._none).clamp_min(1e-30)
-
-    def noise(self, thin: Program) -> float:
-        """Return the power of the difference over that of the answers, summed over outputs."""
-        thin.graph_module.recompile()
-        with torch.inference_mode():
-            noise = sum(map(powers, self._wanted, map(thin.run, self._batches)), self._none)
-        return float(torch.nan_to_num((noise / self._signal).sum(), nan=torch.inf))
 
 
 def weigh(

@@ -82,7 +82,7 @@ USUAL = Numerics(
 def planned(form: TensorFormat, plan: Quantization, layer: str = "") -> TensorFormat:
     """Return a backend's format of a layer's weights as a plan narrows it: fewer levels, room for sums of products."""
     pairs = form.pairs and processor.adds_pairs(plan.cpu)
-    return dataclasses.replace(form, bits=min(form.bits, plan.grids.get(layer, plan.bits)), pairs=pairs)
+    return dataclasses.replace(form, bits=min(form.bits, plan.bits_of(layer)), pairs=pairs)
 
 
 def scale_and_zero_point(interval: Range, form: TensorFormat) -> tuple[float, int]:

@@ -7,7 +7,8 @@ the covariance ``C`` of ``x``. Rounding each weight to the nearest integer minim
 weights of a row are rounded one after the other, and each error is spread over the weights not yet rounded by the
 inverse of ``C``, which is the best they can do (E. Frantar et al., "GPTQ", 2022, arXiv 2210.17323; "Optimal Brain
 Compression", 2022, arXiv 2208.11580). The result lies on the grid that every target finds by itself
-(``quantization/grid.py``): what defines a channel's step keeps its place, and integers leave their neighbours room.
+(``quantization/grid.py``, ``blocks.py``): what defines the step of a channel or of a block keeps its place, and
+integers leave their neighbours room.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from torch.nn import functional
 from optimize import graph, ops
 from optimize.errors import Refused, UsageError
 from optimize.graph import aten
+from optimize.quantization.blocks import BlockForm
 from optimize.quantization.grid import anchors, partners, quantize_weight, within_sum
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import spacing
 
-#: Where rounded weights lie: integers times a channel's scale, or what a 16-bit float type holds.
-Grid = TensorFormat | torch.dtype
+#: Where rounded weights lie: integers times the scale of a channel or of a block, or what a 16-bit float type holds.
+Grid = TensorFormat | BlockForm | torch.dtype
 #: How weights are rounded: with the data in view, or each by itself.
 Rounding = Literal["compensated", "nearest"]
 
@@ -237,7 +239,7 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Ro
     Args:
         weight: Float weight ``[C_out, ...]``.
         moments: Of the layer's inputs.
-        form: The integers, with a scale a channel, or the 16-bit float type.
+        form: The integers, with a scale a channel or a block, or the 16-bit float type.
     """
     groups = len(moments.total)
     rows = weight.double().reshape(groups, weight.shape[0] // groups, -1)
@@ -260,9 +262,11 @@ def round_weights(weight: torch.Tensor, moments: InputMoments, form: Grid) -> Ro
 
 
 def _nearest_steps(weight: torch.Tensor, form: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the step of each output channel's grid ``[C_out]``, one for floats, and the nearest numbers in steps."""
+    """Return the step of each output channel ``[C_out]``, one where there is no such, and the nearest numbers in it."""
     if isinstance(form, torch.dtype):
         return torch.ones(len(weight)), weight.to(form)
+    if isinstance(form, BlockForm):
+        return torch.ones(len(weight)), form.nearest(weight, form.steps(weight))
     integers, scales = quantize_weight(weight, form)
     return scales, integers
 
@@ -287,14 +291,17 @@ def _compensated(ratios: torch.Tensor, covariance: torch.Tensor, form: Grid, dam
     spread = _inverse_root(_permuted(covariance, order), damping)
     remaining = _columns(ratios, order)
     rounded = torch.zeros(groups, length + 1, remaining.shape[2])  # nobody's integer, the last, stays zero
-    places = torch.empty(0, groups, length, dtype=torch.int64)
+    places, steps = torch.empty(0, groups, length, dtype=torch.int64), torch.ones(1, length, 1)
+    if isinstance(form, BlockForm):
+        found = form.steps(ratios, covariance[0].diagonal())
+        rounded[:, :-1], steps = _columns(form.ends(ratios, found), order), _columns(found, order)
     if isinstance(form, TensorFormat):
         rounded[:, :-1] = _columns(anchors(ratios, form), order)
         beside = partners(ratios, form)[:, order]  # [m, groups, K]
         places = functional.pad(back, (0, 1), value=length)[torch.arange(groups)[:, None], beside]
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
-        errors = _round_block(remaining, rounded, spread, places, form, slice(start, stop))
+        errors = _round_block(remaining, rounded, spread, places, steps, form, slice(start, stop))
         remaining[:, stop:].baddbmm_(spread[:, start:stop, stop:].transpose(1, 2), errors, alpha=-1)
     return torch.gather(rounded[:, :-1].transpose(1, 2), 2, back[:, None].expand(-1, rounded.shape[2], -1))
 
@@ -304,6 +311,7 @@ def _round_block(
     rounded: torch.Tensor,
     spread: torch.Tensor,
     places: torch.Tensor,
+    steps: torch.Tensor,
     form: Grid,
     block: slice,
 ) -> torch.Tensor:
@@ -316,25 +324,29 @@ def _round_block(
         rounded: Their integers, other than zero where they are given ``[groups, K + 1, R]``.
         spread: As :func:`_inverse_root` returns it.
         places: Of the neighbours of each column ``[m, groups, K]``, as ``grid.partners`` knows them.
+        steps: Of the weights in each column where they lie in blocks ``[1, K, R]``.
         form: The grid.
         block: The columns.
     """
     left, done, root = (each.numpy() for each in (remaining[:, block], rounded, spread[:, block, block]))
+    wide = steps[:, block].numpy()
     beside, every = places[:, :, block].numpy(), np.arange(len(done))
     errors = np.zeros_like(left)
     for index in range(left.shape[1]):
         column, integers = left[:, index], done[:, block.start + index]
-        value = _nearest(column, form, [done[every, place] for place in beside[:, :, index]])
+        value = _nearest(column, form, wide[:, index], [done[every, place] for place in beside[:, :, index]])
         np.copyto(integers, value, where=integers == 0)
         errors[:, index] = (column - integers) / root[:, index, index, None]
         left[:, index:] -= root[:, index, index:, None] * errors[:, index, None]
     return torch.from_numpy(errors)
 
 
-def _nearest(values: np.ndarray, form: Grid, others: Sequence[np.ndarray]) -> np.ndarray:
+def _nearest(values: np.ndarray, form: Grid, steps: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
     """Return the nearest number of the grid to each value, in steps, that leaves room for the integers beside it."""
     if isinstance(form, torch.dtype):
         return torch.from_numpy(values).to(form).float().numpy()
+    if isinstance(form, BlockForm):
+        return form.nearest(torch.from_numpy(values), torch.from_numpy(steps)).numpy()
     value = np.minimum(np.maximum(np.rint(values), form.bounds[0]), form.bounds[1])
     for other in others:
         value = within_sum(value, other)

@@ -18,6 +18,7 @@ from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.plan import Quantization
 from optimize.program import Program
+from optimize.quantization.batches import Flat
 from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.simulation import Simulation, stored_values
 
@@ -102,6 +103,29 @@ def powers(values: Sequence[torch.Tensor], less: Sequence[torch.Tensor] | None =
         if value.is_floating_point():
             squares[place] = float((value - other).double().square().sum())
     return torch.tensor(squares, dtype=torch.float64)
+
+
+class Trial:
+    """Compares the answers of changed programs with those of the program they come from.
+
+    Args:
+        program: The one.
+        batches: What they are tried on.
+    """
+
+    def __init__(self, program: Program, batches: Sequence[Flat]) -> None:
+        self._batches = batches
+        self._none = torch.zeros(len(program.outputs), dtype=torch.float64)
+        with torch.inference_mode():
+            self._wanted = [program.run(batch) for batch in batches]
+            self._signal = sum(map(powers, self._wanted), self._none).clamp_min(1e-30)
+
+    def noise(self, changed: Program) -> float:
+        """Return the power of the difference over that of the answers, summed over outputs."""
+        changed.graph_module.recompile()
+        with torch.inference_mode():
+            noise = sum(map(powers, self._wanted, map(changed.run, self._batches)), self._none)
+        return float(torch.nan_to_num((noise / self._signal).sum(), nan=torch.inf))
 
 
 class _Partly(Simulation):

@@ -78,24 +78,29 @@ class WeightRounding:
             if (seen := self._moments.pop(layer)).count:
                 yield layer, self._weights[layer], seen
 
+    def rounded(self, layer: fx.Node, form: Grid) -> Rounded | None:
+        """Return what one layer's weight would become; nothing where it is left or saw no sample."""
+        moments = self._moments.get(layer)
+        return round_weights(self._weights[layer], moments, form) if moments and moments.count else None
+
     def apply(
-        self, form: Grid, layers: Collection[str], progress: Callable[[float], None] | None = None
+        self, forms: Mapping[str, Grid], progress: Callable[[float], None] | None = None
     ) -> dict[fx.Node, Rounded]:
         """Round and replace the weights; the bias takes back what rounding adds to the mean.
 
         Args:
-            form: The integers, or the 16-bit float type.
-            layers: Names of the layers that will run in it; others keep their weights.
+            forms: The integers, or the 16-bit float type, of the layers that will run in it by name; others keep their
+                weights.
             progress: Told the share done.
 
         Returns:
             What became of each rounded layer.
         """
         done: dict[fx.Node, Rounded] = {}
-        chosen = [layer for layer in self._weights if layer.name in layers]
+        chosen = [layer for layer in self._weights if layer.name in forms]
         for layer in chosen:
-            done[layer] = round_weights(self._weights[layer], self._moments.pop(layer), form)
-            _write(self._module, layer, done[layer])
+            done[layer] = round_weights(self._weights[layer], self._moments.pop(layer), forms[layer.name])
+            write_rounded(self._module, layer, done[layer])
             if progress is not None:
                 progress(len(done) / len(chosen))
         return done
@@ -126,7 +131,8 @@ def reason_for_float(weight: torch.Tensor | None) -> str:
     return "" if weight.dtype is torch.float32 else f"its weight is {weight.dtype}, not float32"
 
 
-def _write(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:
+def write_rounded(module: fx.GraphModule, layer: fx.Node, rounded: Rounded) -> None:
+    """Give a layer its rounded weight, and a bias that takes back what rounding adds to the mean."""
     bias, near = graph.constant(module, graph.argument(layer, "bias")), graph.bias_path(layer)
     moved = -rounded.moved if bias is None else bias.double() - rounded.moved
     graph.replace_weight(module, layer, "weight", rounded.weight)

@@ -369,7 +369,7 @@ class Target(ABC):
             Refused: It does not.
         """
         written, asked = self.support.precisions, program.precision
-        if written and asked != "float64" and re.sub(r"int\d", "int8", asked) not in written:
+        if written and asked != "float64" and re.sub(r"int[\d.]+", "int8", asked) not in written:
             raise Refused(
                 f"{self.name} files are written in {', '.join(written)}; this one is {asked}.",
                 hint="Leave the precision out for this target.",

@@ -73,7 +73,7 @@ def _stored(target: Target, program: Program) -> str:
         return ""
     if not target.packs:
         return f"Its weights have {plan.bits} bits and are stored in 8, which it computes with."
-    stored = next(bits for bits in (1, 2, 4, 8) if bits >= plan.bits)
+    stored = next(bits for bits in (1, 2, 3, 4, 8) if bits >= plan.bits)
     return (
         f"Weights of {plan.bits} bits are stored in {stored} and become INT8 when it is opened, which it computes with."
     )

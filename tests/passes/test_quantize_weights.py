@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import optimize
-from optimize import invariants
+from optimize import graph, invariants
 from optimize.errors import UsageError
 from optimize.passes.base import Outcome
 from optimize.program import Program
@@ -61,13 +61,56 @@ def test_the_program_answers_as_the_integers_do(bits: int, group: int | None, le
     assert paths == ["embed", "encoder.self_attn", "encoder.self_attn", "encoder.linear1", "encoder.linear2", "head"]
     plan = quantized.quantization
     assert plan is not None and (plan.mode, plan.bits) == ("weights", bits)
-    assert plan.group == (group if group is not None else {8: 0, 4: 64}[bits])
+    assert plan.group == (group if group is not None else {8: 0, 4: 32}[bits])
     assert quantized.precision == f"int{bits}-weights"
     weight = quantized.graph_module.get_parameter("head.weight").detach()
     assert torch.equal(read_blocks(weight, bits, plan.group).weight, weight)
     tokens = torch.randint(0, 300, (4, 7))
     assert least < sqnr_db(program(tokens), quantized(tokens)) < 80
     invariants.check(quantized, deep=True)
+
+
+def tokens(samples: int, seed: int) -> Tensor:
+    return torch.randint(0, 300, (samples, 7), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2.5])
+def test_data_gives_bits_to_the_weights_that_need_them(bits: float) -> None:
+    """On average no more than asked, and answers nearer than those of the same bits for all."""
+    program, judged = language(), tokens(64, 9)
+    shared, outcome = rounded(program, bits=bits, calibration=[tokens(128, 1)])
+    plan = shared.plan
+    given = {node.name: plan.bits_of(node.name) for node in shared.graph.nodes if node.name in plan.layers}
+    sizes = {node.name: weight_of(shared, node).numel() for node in shared.graph.nodes if node.name in plan.layers}
+    spent = sum(given[name] * sizes[name] for name in sizes) / sum(sizes.values())
+    assert bits - 0.5 < spent <= bits and (bits == 8) == (len(set(given.values())) == 1)
+    for node in shared.graph.nodes:
+        if node.name in plan.layers:
+            weight = weight_of(shared, node)
+            assert torch.equal(read_blocks(weight, given[node.name], plan.group).weight, weight)
+    whats = [rewrite.what.split(" to ")[1] for rewrite in outcome.rewrites]
+    assert whats == [f"int{of} weights" for of in given.values()]
+    assert shared.precision == f"int{bits:g}-weights" and plan.calibration is not None
+    assert plan.calibration.samples == 128
+    even, _ = rounded(program, bits=int(bits), group=plan.group)
+    want = program(judged)
+    assert sqnr_db(want, shared(judged)) > sqnr_db(want, even(judged)) + (1.5 if bits < 8 else 0.2)
+    invariants.check(shared, deep=True)
+
+
+def weight_of(program: Program, node: Any) -> Tensor:
+    weight = graph.constant(program.graph_module, graph.argument(node, "weight"))
+    assert weight is not None
+    return weight
+
+
+def test_with_data_a_shared_weight_has_one_number_of_bits() -> None:
+    shared, _ = rounded(language(tied=True), bits=4, calibration=[tokens(64, 1)])
+    tables = {name for name, tensor in shared.graph_module.named_parameters() if tuple(tensor.shape) == (300, 96)}
+    assert len(tables) == 1
+    readers = [name for name in shared.plan.layers if name.startswith("embedding")]
+    head = [node.name for node in graph.calls(shared.graph, graph.aten.linear.default)][-1]
+    assert shared.plan.bits_of(readers[0]) == shared.plan.bits_of(head)
 
 
 def test_a_shared_weight_stays_shared() -> None:
@@ -130,12 +173,15 @@ def test_weights_that_are_not_finite_or_not_there_are_left() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 3}, "bits must be 8 or 4; got 3"),
+        ({"bits": 1}, "bits must be 2 to 8; got 1"),
+        ({"bits": 9}, "bits must be 2 to 8; got 9"),
+        ({"bits": 2.5}, "2.5 bits are an average, which data shares out"),
+        ({"calibration": iter([])}, "re-iterable"),
         ({"group": 48}, "group must be 32, 64, 128 or 0"),
         ({"smallest": -1}, "smallest must not be negative"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         optimize.QuantizeWeights(**options)
 

@@ -110,7 +110,7 @@ def test_only_the_first_samples_are_looked_at() -> None:
         captured = program_with(0)
         rounding = WeightRounding(captured, layers(captured))
         observe(captured, FlatBatches(captured, batches), rounding.see)
-        rounding.apply(USUAL.weight, {layer.name for layer in layers(captured)})
+        rounding.apply({layer.name: USUAL.weight for layer in layers(captured)})
         found.append([weight(captured, layer) for layer in layers(captured)])
     assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given, strategies
 from onnx import numpy_helper
 from torch import nn
 
@@ -18,7 +19,7 @@ from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, planned
-from optimize.targets.onnx.packing import pack_places
+from optimize.targets.onnx.packing import pack_places, planes_of
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
 
 #: Of ONNX's operators, those that unpack.
@@ -47,10 +48,16 @@ def test_bytes_hold_every_place(bits: int) -> None:
     assert np.array_equal(found.reshape(-1)[:1003], places)
 
 
+@given(bits=strategies.integers(1, 7))
+def test_planes_are_of_whole_bytes_and_have_as_many_bits_together(bits: int) -> None:
+    assert sum(planes_of(bits)) == bits and set(planes_of(bits)) <= {1, 2, 4}
+
+
 OPTIONS = [
     ({"quantizer": "bwn"}, 1),
     ({"quantizer": "twn"}, 2),
     ({"quantizer": "dorefa", "bits": 2}, 2),
+    ({"quantizer": "lsq", "bits": 3, "activation_bits": 4}, 3),
     ({"quantizer": "lsq", "bits": 4, "activation_bits": 4}, 4),
     ({"quantizer": "pact", "bits": 4, "activation_bits": 4}, 4),
 ]

@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 import optimize
 from optimize.errors import Refused
 from optimize.program import Program
 from optimize.targets.base import Artifact
+from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
 from tests.passes.test_quantize_weights import capture, language, rounded, sqnr_db
 from tests.targets.scripted import draw
 
@@ -57,7 +59,9 @@ def exported(program: Program, target: str, folder: Path) -> Artifact:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4}, {"bits": 4, "group": 128}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"bits": 8}, {"bits": 6}, {"bits": 4}, {"bits": 4, "group": 128}, {"bits": 3}, {"bits": 2}], ids=str
+)
 def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     target: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -78,8 +82,24 @@ def test_the_file_is_about_a_quarter_or_a_seventh(target: str, tmp_path: Path) -
     net = nn.Sequential(nn.Embedding(1000, 512), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1000))
     program = capture(net, torch.randint(0, 1000, (2, 3)))
     size = exported(program, target, tmp_path).size_bytes
-    for bits, ratio in ((8, 3.9), (4, 6.9)):
+    for bits, ratio in ((8, 3.9), (4, 6.9), *(((3, 8.8), (2, 12)) if target == "onnx" else ())):
         assert size / exported(rounded(program, bits=bits)[0], target, tmp_path).size_bytes > ratio
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5, 6, 7])
+def test_an_onnx_file_holds_the_bits_and_the_runtime_its_kernels_integers(bits: int, tmp_path: Path) -> None:
+    program, _ = rounded(capture(nn.Linear(210, 100), draw(4, 210)), bits=bits)
+    artifact, run = exported(program, "onnx", tmp_path), tmp_path / "run.onnx"
+    stored = [numpy_helper.to_array(entry) for entry in onnx.load(artifact.path).graph.initializer]
+    integers, scales = 100 * 224 * bits / 8, 100 * 7 * 2
+    assert integers <= sum(array.nbytes for array in stored) - scales - 400 < 1.02 * integers + 500
+    options = session_options(import_runtime(), threads=1)
+    keep_optimized(options, run)
+    open_session(import_runtime(), str(artifact.path), options)
+    kernels = [node for node in onnx.load(run).graph.node if node.op_type != "Add"]
+    assert [node.op_type for node in kernels] == ["MatMulNBits"], "unpacking is done when it is opened"
+    held = {attribute.name: attribute.i for attribute in kernels[0].attribute}
+    assert (held["bits"], held["block_size"]) == (4 if bits < 4 else 8, 32)
 
 
 @pytest.mark.parametrize(("target", "bits"), [("onnx", 4), ("torchscript", 4), ("torchscript", 8)])
@@ -178,11 +198,11 @@ def test_coverage_names_everything_left_in_float(target: str, tmp_path: Path) ->
     assert reasons["small"] == "its weight has 64 elements, fewer than 500: little to save"
 
 
-def test_torch_has_no_blocks_of_8_bits_for_linear_layers(tmp_path: Path) -> None:
-    program, _ = rounded(capture(nn.Linear(256, 8), draw(2, 256)), bits=8, group=64)
-    with pytest.raises(Refused, match="one scale a row alone; use group=0"):
-        exported(program, "torchscript", tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_torch_makes_floats_of_wide_blocks_when_it_opens_the_file(tmp_path: Path) -> None:
+    program, _ = rounded(capture(nn.Linear(250, 64), draw(2, 250)), bits=8, group=64)
+    artifact, x = exported(program, "torchscript", tmp_path), draw(3, 250, seed=1)
+    assert artifact.size_bytes < 0.45 * 4 * 64 * 250
+    assert sqnr_db(program(x), run_fresh(tmp_path, artifact, x)) > 100
 
 
 @pytest.mark.parametrize("target", ["eager", "tensorrt"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -19,6 +20,7 @@ from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.blocks import Blocks, read_blocks
 from optimize.targets.base import Coverage, FloatLayer
+from optimize.targets.onnx.packing import pack_blocks
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, is_float, replace, store, take_name, tidy
 
@@ -43,7 +45,7 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
     plan = program.plan
     if tables:
         plan = dataclasses.replace(plan, mode="weights", layers=plan.tables, bits=8, group=0)
-    done, left = [], []
+    done, left, stored = [], [], []
     names = _weight_names(program)
     for node in list(model.graph):
         origin = node.metadata_props.get(ORIGIN)
@@ -57,8 +59,12 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
         done.append(name)
         node.name = name
         write = _embedding if node.op_type == "Gather" else _linear
-        write(model.graph, node, _Stored(model.graph, names[str(origin)], _blocks(node, plan)))
+        weight = _Stored(model.graph, names[str(origin)], _blocks(node, plan))
+        write(model.graph, node, weight)
+        stored.append(weight.integers)
     tidy(model)
+    if not tables:
+        pack_blocks(model, stored)
     return Coverage(quantized=tuple(done), left_float=tuple(left))
 
 
@@ -67,14 +73,24 @@ class _Stored:
 
     def __init__(self, graph: ir.Graph, name: str, blocks: Blocks) -> None:
         self.rows, self.count, self.size = blocks.integers.shape
-        self.columns, self.bits = blocks.columns, blocks.bits
+        self.columns, self.bits = blocks.columns, blocks.kernel_bits
         self.integers = store(graph, f"{name}_q", blocks.stored().numpy())
-        self.scales = store(graph, f"{name}_scale", blocks.scales.numpy())
+        self.scales = _store_scales(graph, f"{name}_scale", blocks)
 
     @property
     def attributes(self) -> Mapping[str, int]:
         """What both operators are told of the blocks."""
         return {"bits": self.bits, "block_size": self.size}
+
+
+def _store_scales(graph: ir.Graph, name: str, blocks: Blocks) -> ir.Value:
+    """Return the scales in float32, which kernels take; the file holds them as short as they are."""
+    if blocks.short.dtype is torch.float32:
+        return store(graph, name, blocks.scales.numpy())
+    short = store(graph, name, blocks.scales.numpy().astype(ml_dtypes.bfloat16))
+    wide, to = f"{short.name}_float32", ir.DataType.FLOAT
+    made = next((node.outputs[0] for node in graph if node.outputs[0].name == wide), None)
+    return made or add(graph, "Cast", [short], {"to": to}, name=wide, like=short, dtype=to)
 
 
 def _weight_names(program: Program) -> dict[str, str]:
@@ -109,7 +125,7 @@ def _blocks(node: ir.Node, plan: Quantization) -> Blocks:
     assert weight is not None
     if node.op_type != "Gather" and node.attributes.get_int("transB", 0) == 0:
         weight = weight.T
-    return read_blocks(torch.tensor(weight), plan.bits, plan.group).resized()
+    return read_blocks(torch.tensor(weight), plan.bits_of(str(node.metadata_props[ORIGIN])), plan.group).resized()
 
 
 def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:

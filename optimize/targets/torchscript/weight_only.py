@@ -1,9 +1,10 @@
 """Weight-only INT8 and INT4: layers that read integers, as TorchScript modules that need nothing but torch to load.
 
 Linear layers multiply in bfloat16 (``aten::_weight_int8pack_mm``, ``aten::_weight_int4pack_mm_for_cpu``: their float32
-forms run at a tenth of float's speed), which adds noise of about -50 dB; embeddings are plain operators and exact. One
-thread, against float: at one row 1 to 2 times its speed in 8 bits and 1 to 5 in 4 bits (the larger the weight, the
-more), at 128 rows 0.7 to 0.8 and 0.9 to 1.5.
+forms run at a tenth of float's speed), which adds noise of about -50 dB; embeddings are plain operators and exact.
+Weights of more than 4 bits in blocks have no kernel: the file holds their integers, whoever loads it floats. One thread,
+against float: at one row 1 to 2 times its speed in 8 bits and 1 to 5 in 4 bits (the larger the weight, the more), at
+128 rows 0.7 to 0.8 and 0.9 to 1.5.
 
 Three traps of torch 2.13: the 8-bit kernel reads past rows that are no multiple of 32 and crashes, so rows are padded;
 the 4-bit kernel takes multiples of 16 outputs alone; and its packed layout is that of one instruction set, so that a
@@ -21,7 +22,6 @@ from torch.nn import functional
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
 from optimize.targets.base import FloatLayer
@@ -98,6 +98,44 @@ class Int4Linear(nn.Module):
         self.packed, self.steps = self.pack(self.nibbles, self.scales)
 
 
+class BlockLinear(nn.Module):
+    """``y = x W' + b`` with weights of more than 4 bits in blocks, which no kernel multiplies: floats once loaded.
+
+    Args:
+        integers: int8 ``[outputs, columns]``, zeros behind the last input.
+        scales: bfloat16 or float32 ``[outputs, blocks]``.
+        bias: float32 ``[outputs]``.
+        width: Columns that are not padding.
+    """
+
+    def __init__(self, integers: Tensor, scales: Tensor, bias: Tensor, width: int) -> None:
+        super().__init__()
+        self.integers = integers
+        self.scales = scales
+        self.bias = bias
+        self.width = width
+        self.weight = self.unpack(integers, scales, width)
+
+    @torch.jit.export
+    def unpack(self, integers: Tensor, scales: Tensor, width: int) -> Tensor:
+        """Return the weights, float32 ``[outputs, inputs]``."""
+        blocks = integers.unflatten(-1, [scales.shape[1], -1])
+        return (blocks * scales.to(torch.float32).unsqueeze(-1)).flatten(1)[:, :width].contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., inputs]`` to ``[..., outputs]``."""
+        return functional.linear(x, self.weight, self.bias)
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[Tensor, Tensor, Tensor, int, bool]:
+        return self.integers, self.scales, self.bias, self.width, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[Tensor, Tensor, Tensor, int, bool]) -> None:
+        self.integers, self.scales, self.bias, self.width, self.training = state
+        self.weight = self.unpack(self.integers, self.scales, self.width)
+
+
 class IntegerEmbedding(nn.Module):
     """Rows of an integer table, dequantized after they are taken.
 
@@ -118,7 +156,7 @@ class IntegerEmbedding(nn.Module):
         rows = functional.embedding(indices, self.table)
         if rows.dtype == torch.uint8:
             rows = torch.stack([rows & 15, rows >> 4], -1).flatten(-2).to(torch.int8) - 8
-        steps = functional.embedding(indices, self.scales).unsqueeze(-1)
+        steps = functional.embedding(indices, self.scales).to(torch.float32).unsqueeze(-1)
         blocks = rows.unflatten(-1, [self.scales.shape[1], -1])
         return (blocks * steps).flatten(-2)[..., : self.width]
 
@@ -138,7 +176,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
         assert weight is not None
         path = str(source.target) if source.op == "get_attr" else node.name
         if path not in tables:
-            tables[path] = IntegerTable.of(weight, plan)
+            tables[path] = IntegerTable.of(weight, plan.bits_of(node.name), plan.group)
         return _module(program, node, weight, tables[path])
 
     nodes = graph.calls(program.graph, aten.linear.default, aten.embedding.default)
@@ -160,15 +198,15 @@ class IntegerTable:
     scales: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, plan: Quantization) -> IntegerTable:
-        """Return the table of a weight ``[rows, columns]``."""
-        blocks = read_blocks(weight, plan.bits, plan.group)
-        if plan.bits == 8:
+    def of(cls, weight: Tensor, bits: int, group: int) -> IntegerTable:
+        """Return the table of a weight ``[rows, columns]`` that was rounded to blocks."""
+        blocks = read_blocks(weight, bits, group)
+        if blocks.kernel_bits == 8:
             integers = blocks.integers.flatten(1)
-            return cls(functional.pad(integers, [0, -integers.shape[1] % _COLUMNS]), blocks.scales)
+            return cls(functional.pad(integers, [0, -integers.shape[1] % _COLUMNS]), blocks.short)
         blocks = blocks.resized()
         rows = [0, 0, 0, -weight.shape[0] % _ROWS]
-        return cls(functional.pad(blocks.stored().flatten(1), rows), functional.pad(blocks.scales, rows))
+        return cls(functional.pad(blocks.stored().flatten(1), rows), functional.pad(blocks.short, rows))
 
 
 def _module(program: Program, node: fx.Node, weight: Tensor, table: IntegerTable) -> nn.Module:
@@ -186,9 +224,9 @@ def _module(program: Program, node: fx.Node, weight: Tensor, table: IntegerTable
     if table.integers.dtype is torch.uint8:
         module: nn.Module = Int4Linear(table.integers, table.scales, bias)
     elif table.scales.shape[1] == 1:
-        module = Int8Linear(table.integers, table.scales[:, 0], bias)
+        module = Int8Linear(table.integers, table.scales[:, 0].float(), bias)
     else:
-        raise Refused("torch multiplies 8-bit weights with one scale a row alone; use group=0")
+        module = BlockLinear(table.integers, table.scales, bias, weight.shape[1])
     x = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0))
     want = functional.linear(x, weight)
     error = (module(x) - bias - want).square().sum()

@@ -1,0 +1,43 @@
+"""Bits under a budget: against every way there is, and at the ends of what can be asked."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from optimize.quantization.allocation import CHOICES, MEASURED_AT, allocate_bits
+
+
+def noise(noises: list[float], bits: tuple[int, ...]) -> float:
+    return sum(each * 4.0 ** (MEASURED_AT - of) for each, of in zip(noises, bits, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    noises=strategies.lists(strategies.floats(1e-6, 1e3), min_size=1, max_size=4),
+    average=strategies.floats(2, 8),
+    data=strategies.data(),
+)
+def test_no_other_bits_within_the_budget_have_less_noise(
+    noises: list[float], average: float, data: strategies.DataObject
+) -> None:
+    count = len(noises)
+    sizes = data.draw(strategies.lists(strategies.integers(1, 10**6), min_size=count, max_size=count))
+    found = tuple(allocate_bits(noises, sizes, average))
+    budget = average * sum(sizes) * (1 + 1e-6)
+
+    def spent(bits: tuple[int, ...]) -> float:
+        return sum(size * of for size, of in zip(sizes, bits, strict=True))
+
+    ways = [way for way in itertools.product(CHOICES, repeat=count) if spent(way) <= budget]
+    assert spent(found) <= budget
+    assert noise(noises, found) <= min(noise(noises, way) for way in ways) * 1.001
+
+
+@pytest.mark.parametrize("average", [2, 8])
+def test_the_ends_leave_no_choice(average: int) -> None:
+    assert allocate_bits([1.0, 2.0, 0.0], [5, 7, 9], average) == [average] * 3
+
+
+def test_what_answers_in_infinities_gets_the_most() -> None:
+    assert allocate_bits([float("inf"), 1e-3], [100, 100], 5) == [8, 2]
