@@ -230,6 +230,23 @@ def check_pace(text: str) -> str:
     return text
 
 
+def read_bits(text: str) -> float:
+    """Return the bits that ``4bits``, ``2.5bits`` or ``4`` says.
+
+    Raises:
+        ValueError: It says none.
+
+    >>> read_bits("2.5bits"), read_bits("4")
+    (2.5, 4)
+    """
+    number = text.removesuffix("bits").removesuffix("bit").strip()
+    with contextlib.suppress(ValueError):
+        bits = float(number)
+        if 2 <= bits <= 8:
+            return int(bits) if bits == int(bits) else bits
+    raise ValueError(f"'{text}' is no number of bits from 2 to 8, such as 4bits or 2.5bits")
+
+
 def _shown(number: int) -> str:
     """Return a number in digits, unless there are so many that Python refuses to print them."""
     return str(number) if abs(number) < 10**_DIGITS else f"a number of more than {_DIGITS} digits"

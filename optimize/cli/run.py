@@ -103,7 +103,13 @@ _MOST_CUT = 0.95
     type=click.Choice(presets.EFFORTS),
     help="With --int8: seconds for fewer decibels, or minutes where channels can gain by shifts and scales.",
 )
-@options.passes("--int4", is_flag=True, help="Store the weights of large Linear and Embedding in 4 bits.")
+@options.passes(
+    "--weights",
+    metavar="BITSbits",
+    type=options.Quantity(bounds.read_bits),
+    help="Store the weights of large Linear and Embedding in so many bits, shared out by what --calib shows.",
+)
+@options.passes("--int4", is_flag=True, help="The same as --weights 4bits.")
 @options.passes("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
 @options.passes("--bf16", is_flag=True, help="Cast to bfloat16.")
 @options.passes(
@@ -259,6 +265,8 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         raise UsageError(
             "--effort says what static INT8 may take to make.", hint="Add --int8; recipes name the passes."
         )
+    if given["int4"] and given["weights"]:
+        raise UsageError("--int4 and --weights say the same of two numbers of bits.", hint="Leave out --int4.")
     return [
         *(_including(given) if given["include_preprocess"] else ()),
         *presets.fusing(fuse=given["fuse"], reparameterize=reparameterize),
@@ -267,7 +275,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         *presets.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),
             (given["int8"] == "weights", "QuantizeWeights", {}),
-            (given["int4"], "QuantizeWeights", {"bits": 4}),
+            (few := given["weights"] or (4 if given["int4"] else 0), "QuantizeWeights", {"bits": few}),
             (given["fp16"], "CastFP16", half),
             (given["bf16"], "CastBF16", half),
             (given["mixed"] == "float16", "CastFP16", {**half, "mixed": True}),

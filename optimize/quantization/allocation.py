@@ -37,12 +37,14 @@ def allocate_bits(noises: Sequence[float], sizes: Sequence[int], average: float)
     growth = 4.0 ** (MEASURED_AT - bits)
     known = np.nan_to_num(np.array(noises, float), nan=np.inf)
     unit = known[np.isfinite(known)].max(initial=0.0) or 1.0
-    noise = np.outer((known / unit).clip(*_BOUNDS), growth)
+    single = (known / unit).clip(*_BOUNDS)
+    # In thousandths of about what is found: the solver's own tolerances are absolute.
+    noise = np.outer(single / single.sum(), growth) * 1e3 / 4.0 ** (MEASURED_AT - average)
     one_each = LinearConstraint(np.kron(np.eye(count), np.ones(len(bits))), 1, 1)
     shares = np.array(sizes) / sum(sizes)
     within = LinearConstraint(np.kron(shares, bits)[None], ub=average * (1 + 1e-9))
     found = milp(
-        noise.ravel() / noise.max(),
+        noise.ravel(),
         integrality=np.ones(noise.size),
         bounds=Bounds(0, 1),
         constraints=[one_each, within],

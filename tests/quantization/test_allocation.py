@@ -14,7 +14,7 @@ def noise(noises: list[float], bits: tuple[int, ...]) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    noises=strategies.lists(strategies.floats(1e-6, 1e3), min_size=1, max_size=4),
+    noises=strategies.lists(strategies.floats(1e-2, 1e2), min_size=1, max_size=4),
     average=strategies.floats(2, 8),
     data=strategies.data(),
 )

@@ -2,9 +2,9 @@
 
 Linear layers multiply in bfloat16 (``aten::_weight_int8pack_mm``, ``aten::_weight_int4pack_mm_for_cpu``: their float32
 forms run at a tenth of float's speed), which adds noise of about -50 dB; embeddings are plain operators and exact.
-Weights of more than 4 bits in blocks have no kernel: the file holds their integers, whoever loads it floats. One thread,
-against float: at one row 1 to 2 times its speed in 8 bits and 1 to 5 in 4 bits (the larger the weight, the more), at
-128 rows 0.7 to 0.8 and 0.9 to 1.5.
+Weights of more than 4 bits in blocks have no kernel: the file holds their integers, whoever loads it floats. On one
+thread, against float: at one row 1 to 2 times its speed in 8 bits and 1 to 5 in 4 bits (the larger the weight, the
+more), at 128 rows 0.7 to 0.8 and 0.9 to 1.5.
 
 Three traps of torch 2.13: the 8-bit kernel reads past rows that are no multiple of 32 and crashes, so rows are padded;
 the 4-bit kernel takes multiples of 16 outputs alone; and its packed layout is that of one instruction set, so that a
