@@ -6,8 +6,8 @@
     python -m benchmarks.encoder_weights [--samples 256] [--judged 96] [--length 64] [--write]
 
 Ours is rounded with and without the calibration texts, in 8, 4 and 3 bits. ONNX Runtime's is its ``MatMulNBits``
-quantizer at 4 bits in the same blocks, on the same float file, where embeddings stay in float; torchao's is ``Int4``
-weights of linear layers, without a file. Cosines are against PyTorch's answers on texts that nobody calibrated on; time
+quantizer at 4 bits in the same blocks, on the same float file, where embeddings stay in float; torchao's is 4-bit
+weights of linear layers in the same blocks, without a file. Cosines are against PyTorch's answers on texts that nobody calibrated on; time
 is processor time on one thread, a text at a time, in random order in every round. ``--write`` puts the table into
 ``results/encoder_weights.md``. The exit code is 1 where 4 bits have a mean cosine under 0.99 or a file beyond 0.16 of
 float32's, or 3 bits under 0.97 or beyond 0.13.
@@ -66,11 +66,11 @@ def torchao(entry: Case) -> Answer | None:
         return None
     import copy
 
-    from torchao.prototype.int4_opaque_tensor import Int4WeightOnlyOpaqueTensorConfig
-    from torchao.quantization import quantize_
+    from torchao.quantization import IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
 
-    net = copy.deepcopy(entry.net).to(torch.bfloat16)
-    quantize_(net, Int4WeightOnlyOpaqueTensorConfig(group_size=32))
+    net = copy.deepcopy(entry.net)
+    quantize_(net, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
 
     def answer(given: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():

@@ -20,10 +20,16 @@ REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
 _MOST_ASKED = 5
 #: Kinds of files, the most promising first: the order in which each is tried once for every target.
 _KINDS = (
-    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int8-dynamic", "int8-weights"
+    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int8-dynamic", "int8-weights",
+    "int4-weights",
 )  # fmt: skip
 _CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
-_OTHERS = {"int8-dynamic": "QuantizeDynamic", "int8-weights": "QuantizeWeights"}
+_PASSES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (name, {}) for kind, name in _CASTS.items()},
+    "int8-dynamic": ("QuantizeDynamic", {}),
+    "int8-weights": ("QuantizeWeights", {}),
+    "int4-weights": ("QuantizeWeights", {"bits": 4}),
+}
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,7 @@ class FileChoice:
             mixed = [word for kind in kinds if (word := kind.partition("-")[2]) in _CASTS and kind != word]
             entries += presets.chosen(*((True, _CASTS[word], {"mixed": True}) for word in mixed))
         else:
-            names = [name for kind in kinds if (name := _CASTS.get(kind) or _OTHERS.get(kind))]
-            entries += presets.chosen(*((True, name, {}) for name in names))
+            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in kinds if kind in _PASSES))
         return tuple(PassEntry(**entry) for entry in entries)
 
 
@@ -98,8 +103,12 @@ def every_target() -> list[str]:
 
 def kinds_of(names: Sequence[str]) -> list[str]:
     """Return the precisions that some of the targets write, the most promising first."""
-    written = {kind for name in names for kind in find_target(name).support.precisions}
-    return [kind for kind in _KINDS if kind in written]
+    return [kind for kind in _KINDS if any(_writes(name, kind) for name in names)]
+
+
+def _writes(name: str, kind: str) -> bool:
+    """Say whether a target writes a kind of file: fewer bits are INT8's form."""
+    return kind.replace("int4", "int8") in find_target(name).support.precisions
 
 
 def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
@@ -110,7 +119,7 @@ def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
     first = FileChoice(names[0], "float32")
     yield first
     for kind in kinds_of(names):
-        found = (FileChoice(name, kind) for name in names if kind in find_target(name).support.precisions)
+        found = (FileChoice(name, kind) for name in names if _writes(name, kind))
         yield from (choice for choice in found if choice != first)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded
 from optimize.registry import register_pass
+from optimize.wording import plural
 
 #: Samples that weights are rounded for, and those of them that say what a weight is worth.
 _SAMPLES, _TRIED_ON = 256, 32
@@ -121,6 +123,7 @@ class QuantizeWeights(PrecisionPass):
         return Outcome(
             tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to int{bits[node]} weights") for node in layers),
             tuple(Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in left.items()),
+            (_told(bits),) if len(set(bits.values())) > 1 else (),
         )
 
     @property
@@ -181,6 +184,17 @@ class QuantizeWeights(PrecisionPass):
         if weight.numel() < max(self.smallest, 1):
             return f"its weight has {weight.numel()} elements, fewer than {self.smallest}: little to save"
         return "" if weight.isfinite().all() else "its weight is not finite"
+
+
+def _told(bits: Mapping[Any, int]) -> str:
+    """Say how the bits were shared out.
+
+    >>> _told({1: 4, 2: 3, 3: 4})
+    'Bits by what each weight does to the answers: 3 for 1 layer, 4 for 2 layers.'
+    """
+    counts = sorted(Counter(bits.values()).items())
+    said = ", ".join(f"{of} for {plural(count, 'layer')}" for of, count in counts)
+    return f"Bits by what each weight does to the answers: {said}."
 
 
 def _weight(program: Program, layer: fx.Node) -> torch.Tensor:

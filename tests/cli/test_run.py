@@ -96,6 +96,17 @@ def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
         assert done.exit_code == 2 and message in done.output
 
 
+def test_bits_of_weights_alone(jobs: list[Job]) -> None:
+    assert asked(jobs, "--weights", "2.5bits") == {"QuantizeWeights": {"bits": 2.5}}
+    assert asked(jobs, "--weights", "3") == {"QuantizeWeights": {"bits": 3}}
+    assert asked(jobs, "--int4") == asked(jobs, "--weights", "4bits") == {"QuantizeWeights": {"bits": 4}}
+    both = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--int4", "--weights", "3bits"])
+    assert both.exit_code and "the same of two numbers" in str(both.exception)
+    for words in ("1.5bits", "9", "four", "nan"):
+        done = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--weights", words])
+        assert done.exit_code == 2 and "is no number of bits from 2 to 8" in done.output
+
+
 def test_a_time_to_keep_cuts_by_the_layers_times(jobs: list[Job]) -> None:
     assert asked(jobs, "--latency", "0.5x") == {"PruneChannels": {"ratio": 0.95, "of": "time"}}
     assert jobs[-1].recipe.latency == "0.5x"
