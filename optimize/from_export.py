@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import bounds, graph
 from optimize.bindings import explain_refusal
+from optimize.composites import looked_up_once
 from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize
 from optimize.errors import Refused
 from optimize.graph import aten
@@ -192,7 +193,8 @@ def quiet_export() -> Iterator[None]:
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     try:
-        return exported.run_decompositions({})
+        with looked_up_once():
+            return exported.run_decompositions({})
     except Exception as error:
         raise explain_refusal(error, Dimensions(())) from error
 

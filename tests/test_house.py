@@ -17,7 +17,7 @@ ROOMS = {
     "transaction": ("transaction",),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
-        "plan", "scripting", "recurrent", "bindings", "merged",
+        "plan", "scripting", "recurrent", "composites", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
     "load": ("load",),

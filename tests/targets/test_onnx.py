@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils import _pytree as pytree
 
 import optimize
@@ -88,6 +89,14 @@ def test_only_what_is_not_settled_is_taken_apart(monkeypatch: pytest.MonkeyPatch
     assert "ReduceMean" in {node.op_type for node in to_onnx(optimize.FuseConvBN().apply(program)[0])[0].graph}
     with pytest.raises(Refused, match="traced anew"):
         to_onnx(program)
+
+
+def test_the_table_of_translations_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = optimize.capture(nn.Linear(3, 2).eval(), (torch.randn(2, 3),))
+    first, _ = to_onnx(program)
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", None)
+    again, _ = to_onnx(program)
+    assert [node.op_type for node in first.graph] == [node.op_type for node in again.graph] == ["Gemm"]
 
 
 def test_the_file_holds_names_of_the_model_and_no_paths_of_its_source(target: Onnx, tmp_path: Path) -> None:

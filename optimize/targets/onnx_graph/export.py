@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnx
 import onnx_ir as ir
 import torch
 from onnxscript.optimizer import fold_constants
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize import graph
+from optimize.composites import looked_up_once
 from optimize.errors import Refused
 from optimize.files import whole
 from optimize.graph import aten
@@ -40,6 +44,9 @@ ORIGIN = "optimize.node"
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
 _ROUNDINGS = {"QuantizeLinear", "DequantizeLinear"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
+#: The exporter's table of an opset. It parses the source of each of its 500 functions anew for every export: half a
+#: second for the same table.
+_translations = functools.cache(ONNXRegistry.from_torchlib)
 
 
 def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[str, str]]:
@@ -114,6 +121,8 @@ def _translate(program: Program, exported: torch.export.ExportedProgram, opset: 
         with (
             quiet("torch.onnx", "onnxscript", "onnx_ir", level=logging.ERROR),
             shape_rules(aten.lstm.input, aten.gru.input),
+            looked_up_once(),
+            mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(_translations)),
         ):
             translated = torch.onnx.export(
                 exported,
