@@ -1,6 +1,5 @@
 """Fixed seeds and one thread for every test; hypothesis draws the same examples in every run, however slow."""
 
-import functools
 import gc
 import os
 import subprocess
@@ -11,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize.cli import interrupt, keeper, main
+from tests.preloaded import fork_children
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
 #: Looking for examples in them would register targets that no other process has.
 collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
+
+#: Where tests are of processes: of their start, their memory, their walls and their end.
+OF_PROCESSES = ("sandbox", "measure", "gate", "load", "cli", "contract", "transaction", "fuzzing")
 
 #: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
@@ -48,13 +50,11 @@ def _rights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "can_confine", lambda: False)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _translations_are_read_once() -> Iterator[None]:
-    """Keeps torch.onnx's table of translations, which every export builds anew: half a second for the same table."""
-    built = functools.cache(ONNXRegistry.from_torchlib)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(built))
-        yield
+@pytest.fixture(autouse=True)
+def _torch_is_imported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks children that import torch from one that has it, but where tests are of the processes themselves."""
+    if request.path.relative_to(ROOT).parts[1] not in OF_PROCESSES:
+        fork_children(monkeypatch)
 
 
 @pytest.fixture

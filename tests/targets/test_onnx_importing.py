@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,18 @@ def built(name: str) -> torch.nn.Module:
 
 def exported(name: str, how: str, path: Path) -> Path:
     """Writes a reference network by this package, or by one of torch's exporters; its batch is free."""
+    path.write_bytes(_exported(name, how))
+    return path
+
+
+@functools.cache
+def _exported(name: str, how: str) -> bytes:
     net, x = built(name), (REFERENCES[name].inputs(2),)
+    with tempfile.TemporaryDirectory() as folder:
+        return _write(net, x, how, Path(folder) / "net.onnx").read_bytes()
+
+
+def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         if how == "own":
             optimize.export(optimize.capture(net, x), "onnx", path)
