@@ -1,6 +1,7 @@
 """``--json`` and the words that several commands share: one shape of record, one name a thing, old names as before."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -19,13 +20,20 @@ SHORT = ("--max-seconds", "0.5", "--min-sqnr", "0")
 PAIR = ("base.onnx", "other.onnx")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two files of one small net."""
+    folder = tmp_path_factory.mktemp("pair")
     program = optimize.capture(net(), (torch.zeros(1, 3, 16, 16),))
     for name in PAIR:
-        optimize.export(program, "onnx", tmp_path / name)
-    return tmp_path
+        optimize.export(program, "onnx", folder / name)
+    return folder
+
+
+@pytest.fixture
+def folder(pair: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(pair, tmp_path / "pair"))
 
 
 @pytest.mark.parametrize(

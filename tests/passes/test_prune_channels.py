@@ -6,6 +6,7 @@ a channel cut in one place and another one elsewhere cannot go unnoticed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,12 @@ torch.set_num_threads(1)
 
 
 def captured(factory: Callable[[], nn.Module], shape: tuple[int, ...] = (3, 8, 8)) -> Program:
+    """Return ``_captured``, nothing of it shared with what another test was given."""
+    return _captured(factory, shape).clone()
+
+
+@functools.cache
+def _captured(factory: Callable[[], nn.Module], shape: tuple[int, ...]) -> Program:
     """Capture a network in float64 whose weights are all different."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():

@@ -1,5 +1,6 @@
 """Dynamic INT8 of attention and of recurrent speech nets, on ONNX Runtime and TorchScript."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,21 @@ def dynamic(net: nn.Module, target: str, folder: Path, *inputs: Tensor) -> tuple
     return optimize.export(QuantizeDynamic().apply(program)[0], target, folder / f"net.{target}"), program
 
 
+def inputs_of(name: str, batch: int, seed: int = 0) -> list[Tensor]:
+    return [draw(batch, 7, 64, seed=seed)] * (2 if name == "decoder" else 1)
+
+
+@functools.cache
+def attending(name: str) -> optimize.Program:
+    torch.manual_seed(0)
+    return capture(NETS[name][0](), *inputs_of(name, 2))
+
+
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_projection_of_attention_runs_in_integers(target: str, name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    factory, layers = NETS[name]
-    inputs = [draw(2, 7, 64)] * (2 if name == "decoder" else 1)
-    artifact, program = dynamic(factory(), target, tmp_path, *inputs)
+    program, layers = attending(name), NETS[name][1]
+    artifact = optimize.export(QuantizeDynamic().apply(program)[0], target, tmp_path / f"net.{target}")
     coverage = artifact.coverage
     assert coverage is not None
     assert len(coverage.quantized) == layers
@@ -55,7 +64,7 @@ def test_every_projection_of_attention_runs_in_integers(target: str, name: str, 
     assert "both its inputs are computed at run time" in reasons
     assert not reasons & {"its weight is computed at run time", "the quantization plan leaves it in float"}
     for batch in (1, 5):
-        fresh = [draw(batch, 7, 64, seed=batch)] * len(inputs)
+        fresh = inputs_of(name, batch, seed=batch)
         assert sqnr_db(program(*fresh), artifact.load(threads=1)(*fresh)) > 30
 
 

@@ -27,6 +27,7 @@ from tests import references
 HALVES = {"float16": optimize.CastFP16, "bfloat16": optimize.CastBF16}
 
 
+@functools.cache
 def mixed(name: str, dtype: str) -> tuple[Program, Program]:
     """Return the quantized program and the same with the rest in half."""
     data = [REFERENCES[name].inputs(8, seed=seed) for seed in range(2)]
