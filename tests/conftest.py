@@ -1,10 +1,12 @@
 """Fixed seeds and one thread for every test; hypothesis draws the same examples in every run, however slow."""
 
 import gc
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -44,34 +46,38 @@ def _deterministic() -> Iterator[None]:
     yield
 
 
-@pytest.fixture(autouse=True)
-def _rights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _rights_are_kept() -> Iterator[None]:
     """Lets a command that is run in this process run in it alone: what confines itself stays so."""
-    monkeypatch.setattr(keeper, "can_confine", lambda: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "can_confine", lambda: False)
+        yield
 
 
-@pytest.fixture(autouse=True)
-def _torch_is_imported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _torch_is_imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forks children that import torch from one that has it, but where tests are of the processes themselves."""
-    if request.path.relative_to(ROOT).parts[1] not in OF_PROCESSES:
-        fork_children(monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(ROOT).parts[1] not in OF_PROCESSES:
+            fork_children(patch)
+        yield
 
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+@pytest.fixture(scope="session")
+def typed() -> Callable[..., Ended]:
     """Returns a function that runs the command as a user types it, in this process: without importing torch again."""
 
     def run(*words: object, cwd: Path = ROOT) -> Ended:
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["optimize", *map(str, words)])
-        for name in ("install", "ignore"):  # Ctrl-C stays that of pytest
-            monkeypatch.setattr(interrupt, name, lambda: None)
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        code, texts = 0, [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(texts[0]), redirect_stderr(texts[1]):
+            patch.chdir(cwd)
+            patch.setattr(sys, "argv", ["optimize", *map(str, words)])
+            for name in ("install", "ignore"):  # Ctrl-C stays that of pytest
+                patch.setattr(interrupt, name, lambda: None)
+            try:
+                main()
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        return subprocess.CompletedProcess(words, code, *(text.buffer.getvalue().decode() for text in texts))
 
     return run

@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_two_runtimes_in_a_sweep(folder: Path, tmp_path: Path) -> None:
+def test_two_runtimes_in_a_sweep(folder: Path, tmp_path: Path, typed: Typed) -> None:
     out = tmp_path / "out"
     files = folder / "net.onnx", folder / "net.torchscript.pt"
-    done = command("bench", *files, "--batch", "1,3", "--streams", "1,2", *QUICK, "--out", out)
+    done = typed("bench", *files, "--batch", "1,3", "--streams", "1,2", *QUICK, "--out", out)
     assert done.returncode == 0, done.stderr
     assert sorted(file.name for file in out.iterdir()) == ["bench.html", "bench.json", "bench.md"]
     report = json.loads((out / "bench.json").read_text())
@@ -70,7 +70,7 @@ def test_two_runtimes_in_a_sweep(folder: Path, tmp_path: Path) -> None:
     assert report["inputs"] == ["input float32[1, 8]"] or report["inputs"][0].endswith("float32[1, 8]")
     for text in ("Batch 3", "Batch 1, 2 streams", "not offered", "Device events: none", "needs 662 runs"):
         assert text in done.stdout
-    compared = command("compare", out / "bench.json", out / "bench.json", "--out", tmp_path / "same.json")
+    compared = typed("compare", out / "bench.json", out / "bench.json", "--out", tmp_path / "same.json")
     assert compared.returncode == 0 and "1.00×" in compared.stdout, compared.stderr
     assert len(json.loads((tmp_path / "same.json").read_text())["pairs"]) == 6
 
@@ -87,8 +87,8 @@ def test_a_crash_at_run_50_ends_in_1_and_the_other_finishes(tmp_path: Path) -> N
     assert "failed: block: the worker was killed by SIGABRT" in done.stdout
 
 
-def test_what_cannot_run_here_ends_in_4(folder: Path, tmp_path: Path) -> None:
-    done = command("bench", folder / "net.onnx", folder / "net.engine", *QUICK, "--out", tmp_path)
+def test_what_cannot_run_here_ends_in_4(folder: Path, tmp_path: Path, typed: Typed) -> None:
+    done = typed("bench", folder / "net.onnx", folder / "net.engine", *QUICK, "--out", tmp_path)
     assert done.returncode == 4 and "net.engine – not run: no GPU" in done.stdout, done.stderr
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert [row["status"] for row in rows] == ["measured", "not_run"]

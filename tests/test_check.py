@@ -62,22 +62,22 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert json.loads((out / "b.json").read_text())["path"].endswith("copy.onnx")
 
 
-def test_a_wrong_model_fails_in_words(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    done = command("check", files[0], files[2], "--github", cwd=tmp_path)
+def test_a_wrong_model_fails_in_words(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
+    done = typed("check", files[0], files[2], "--github", cwd=tmp_path)
     assert done.returncode == 1 and "The outputs agree to" in done.stdout, done.stderr
     assert "::error title=optimize check%3A wrong.onnx%3A FAIL::" in done.stdout
 
 
-def test_a_suite_from_a_project(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_suite_from_a_project(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
     """Wrong outputs and a lost file are told apart, and the exit code is that of the worse."""
     for file in (files[0], files[2]):
         shutil.copy(file, tmp_path)
     table = "[[tool.optimize.check.cases]]\nbase = 'base.onnx'\ncandidate = '{}'\n"
     (tmp_path / "pyproject.toml").write_text("".join(map(table.format, ("wrong.onnx", "lost.onnx"))))
-    done = command("check", cwd=tmp_path)
+    done = typed("check", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "FAIL: 1 fail, 1 not comparable" in done.stdout and "There is no file" in done.stdout
-    done = command("check", "base.onnx", "lost.onnx", cwd=tmp_path)
+    done = typed("check", "base.onnx", "lost.onnx", cwd=tmp_path)
     assert done.returncode == 4
 
 
@@ -103,9 +103,11 @@ def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path:
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6
 
 
-def test_a_baseline_that_is_none_is_not_comparable(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_baseline_that_is_none_is_not_comparable(
+    files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed
+) -> None:
     (tmp_path / "b.json").write_text("{}")
-    done = command("check", files[0], "--baseline", tmp_path / "b.json", cwd=tmp_path)
+    done = typed("check", files[0], "--baseline", tmp_path / "b.json", cwd=tmp_path)
     assert done.returncode == 4 and "not a baseline" in done.stdout, done.stderr
 
 

@@ -22,20 +22,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return first, second, edited(second, folder / "spoilt.onnx", scaled("blocks.1.first.conv.weight_scale", 4))
 
 
-def test_a_spoilt_layer_is_named_drawn_and_ends_in_1(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_spoilt_layer_is_named_drawn_and_ends_in_1(
+    files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed
+) -> None:
     first, good, spoilt = files
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((32, 3, 32, 32), np.float32))
     data = ("--data", tmp_path / "x.npy")
-    done = command("compare", first, spoilt, "--layers", "--threshold", 20, *data, "--out", tmp_path / "c.json")
+    done = typed("compare", first, spoilt, "--layers", "--threshold", 20, *data, "--out", tmp_path / "c.json")
     assert done.returncode == 1, done.stderr
     assert "First to go wrong: blocks.1.first.conv (Conv, value conv2d_3)" in done.stdout
     content = json.loads((tmp_path / "c.json").read_text())
     assert content["first_wrong"] == "conv2d_3" and content["found"]["layer_samples"] == 32
-    done = command("compare", first, spoilt, "--layers", "--worst-first", *data, "--out", tmp_path / "c.html")
+    done = typed("compare", first, spoilt, "--layers", "--worst-first", *data, "--out", tmp_path / "c.html")
     assert done.returncode == 0 and str(tmp_path / "c.html") in done.stdout, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("blocks.1.first.conv") and "wrong" in line]
     assert len(rows) == 1 and "blocks.1.first.conv: " in (tmp_path / "c.html").read_text()
-    done = command("compare", first, good, "--layers", "--threshold", 25, *data, "--out", tmp_path / "c.svg")
+    done = typed("compare", first, good, "--layers", "--threshold", 25, *data, "--out", tmp_path / "c.svg")
     assert done.returncode == 0 and "Nothing goes wrong" in done.stdout, done.stderr
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
 

@@ -15,7 +15,7 @@ from optimize.recipe import Recipe, parse
 from optimize.report import markdown
 from optimize.report.model import Report, Row
 from optimize.report.run import tell_run
-from tests.test_cli import command
+from tests.test_cli import Typed
 
 DRAWS = np.random.default_rng(0)
 X = torch.from_numpy(DRAWS.standard_normal((48, 3, 12, 12)).astype(np.float32))
@@ -82,27 +82,27 @@ def test_a_regressor_by_a_function_of_the_user(tmp_path: Path) -> None:
     assert "name the same with --metric" in (tmp_path / "out" / "recipe.yaml").read_text()
 
 
-def test_embeddings_beside_the_original_and_their_neighbours(tmp_path: Path) -> None:
+def test_embeddings_beside_the_original_and_their_neighbours(tmp_path: Path, typed: Typed) -> None:
     torch.save(dense(24), tmp_path / "net.pt")
     groups = np.arange(120) % 12
     np.savez(tmp_path / "data.npz", x=VECTORS.numpy(), y=groups)
     words = ("net.pt", "--trust", "--int8", "--calib", "data.npz", "--to", "onnx", "--no-layer-timing", "-q")
     asked = ("--metric", "cosine", "--min-accuracy", "0.99", "--max-drop", "0.01")
-    done = command(*words, *asked, "--out", "one", cwd=tmp_path)
+    done = typed(*words, *asked, "--out", "one", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = Report.model_validate_json((tmp_path / "one" / "report.json").read_text())
     row = quantized(report)
     assert row.accuracy is not None and row.accuracy.beside_original and row.accuracy.baseline == 1.0
     assert 0.99 < row.accuracy.value < 1.0 and row.bound is not None and row.bound.met
     assert not any("Accuracy was not measured" in text for text in report.warnings)
-    done = command(*words, "--eval", "data.npz", "--metric", "recall@3", "--out", "two", cwd=tmp_path)
+    done = typed(*words, "--eval", "data.npz", "--metric", "recall@3", "--out", "two", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = quantized(Report.model_validate_json((tmp_path / "two" / "report.json").read_text())).accuracy
     assert found is not None and found.flips and found.lost is not None and found.gained is not None
     assert found.value - found.baseline == pytest.approx((found.gained - found.lost) / 120)
     assert "Samples that changed sides" in (tmp_path / "two" / "report.md").read_text()
     asked = ("--data", "data.npz", "--metric", "cosine", "--max-drop", "0.0000001", "-q")
-    done = command("check", "one/net.float32.onnx", "one/net.int8.onnx", *asked, cwd=tmp_path)
+    done = typed("check", "one/net.float32.onnx", "one/net.int8.onnx", *asked, cwd=tmp_path)
     assert done.returncode == 1 and "asked: at most 1e-07 lost" in " ".join(done.stdout.split()), done.stdout
 
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +25,6 @@ MODEL = "tests.quantization.test_sensitivity:fragile"
 TARGETS = "onnx,torchscript"
 #: Decibels that only the fragile layer misses: about 57 with it in INT8, 75 and more without.
 BOUND = 66
-ROOT = Path(__file__).parents[1]
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -41,15 +39,13 @@ def floats(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Path:
     """A run whose fragile layer goes back to float, and in which a module is kept."""
     folder = tmp_path_factory.mktemp("replay")
     np.save(folder / "data.npy", images(64).numpy())
     asked = f"--int8 --calib {folder / 'data.npy'} --keep last --min-sqnr {BOUND} --no-layer-timing --to {TARGETS}"
     words = f"{MODEL} --input-shape 3,12,12 {asked} -q --out {folder / 'a'}"
-    done = subprocess.run(
-        [sys.executable, "-m", "optimize", *words.split()], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = typed(*words.split())
     assert done.returncode == 0, done.stderr
     return folder / "a"
 

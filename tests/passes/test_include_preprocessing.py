@@ -21,7 +21,7 @@ from optimize.graph import aten, calls
 from optimize.passes import FuseConvBN, IncludePreprocess, QuantizeStatic
 from optimize.pipeline import Pipeline
 from optimize.registry import find_target
-from tests.test_cli import Typed, command
+from tests.test_cli import Typed
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OUTSIDE = "resize=20 size=16 interpolation=bilinear"
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_include_it_says_why(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Path:
     """Returns a folder with a model, pictures, and the files of a run that took the preprocessing into them."""
     folder, generator = tmp_path_factory.mktemp("included"), np.random.default_rng(1)
     for name in ("ant", "bee"):
@@ -106,7 +106,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(small(), folder / "net.pt")
     words = [folder / "net.pt", "--fuse", "--int8", "--no-layer-timing", "--to", "onnx,openvino,torchscript", "-q"]
     words += ["--eval", folder / "pictures", "--calib", folder / "pictures", "--preprocess", WORDS]
-    done = command(*words, "--include-preprocess", "--out", folder / "out")
+    done = typed(*words, "--include-preprocess", "--out", folder / "out")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -137,27 +137,29 @@ def test_the_files_take_decoded_pictures(place: int, made: Path) -> None:
     assert report["model"]["inputs"] == ["input_1 uint8[batch, 16, 16, 3]"]
 
 
-def test_a_replay_makes_the_same_files(made: Path) -> None:
+def test_a_replay_makes_the_same_files(made: Path, typed: Typed) -> None:
     recipe = made / "out" / "recipe.yaml"
-    done = command(made / "net.pt", "--recipe", recipe, "--to", "onnx", "--out", made / "again", "-q")
+    done = typed(made / "net.pt", "--recipe", recipe, "--to", "onnx", "--out", made / "again", "-q")
     assert done.returncode == 0, done.stderr
     for name in ("net.float32.onnx", "net.int8.onnx"):
         assert (made / "again" / name).read_bytes() == (made / "out" / name).read_bytes()
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_original_is_prepared_outside_where_it_is_compared(turned: bool, made: Path, tmp_path: Path) -> None:
+def test_the_original_is_prepared_outside_where_it_is_compared(
+    turned: bool, made: Path, tmp_path: Path, typed: Typed
+) -> None:
     files = [made / "net.pt", made / "out" / "net.float32.onnx"]
     words = [*(reversed(files) if turned else files), "--data", made / "pictures", "--trust"]
-    done = command("compare", *words, "--out", tmp_path / "compare.json")
+    done = typed("compare", *words, "--out", tmp_path / "compare.json")
     assert done.returncode == 0, done.stderr
     (output,) = json.loads((tmp_path / "compare.json").read_text())["found"]["outputs"]
     assert output["distance"]["sqnr_db"] > 110
 
 
-def test_the_gate_prepares_the_original_outside_and_nothing_twice(made: Path) -> None:
+def test_the_gate_prepares_the_original_outside_and_nothing_twice(made: Path, typed: Typed) -> None:
     pair = [made / "net.pt", made / "out" / "net.int8.onnx", "--input-shape", "3,16,16", "--trust"]
-    done = command("check", *pair, "--data", made / "pictures", "--max-seconds", 20, "--min-sqnr", 35)
+    done = typed("check", *pair, "--data", made / "pictures", "--max-seconds", 20, "--min-sqnr", 35)
     assert done.returncode in (0, 3), done.stdout + done.stderr  # 1 where answers differ; of the time nothing is asked
 
 
