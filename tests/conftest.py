@@ -63,6 +63,24 @@ def _torch_is_imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+class _Unread(type):
+    """A type of callables whose parameters nobody reads."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return callable(value)
+
+    def __getitem__(cls, parameters: object) -> "_Unread":
+        return cls
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _annotations_are_left() -> Iterator[None]:
+    """Keeps torch from working out, ten thousand times a decomposition, the annotation of a function inside another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._ops, "Callable", _Unread("Callable", (), {}))
+        yield
+
+
 @pytest.fixture(scope="session")
 def typed() -> Callable[..., Ended]:
     """Returns a function that runs the command as a user types it, in this process: without importing torch again."""
