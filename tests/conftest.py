@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
 
 #: Where tests are of processes: of their start, their memory, their walls and their end.
-OF_PROCESSES = ("sandbox", "measure", "gate", "load", "cli", "contract", "transaction", "fuzzing")
+OF_PROCESSES = ("sandbox", "measure", "gate", "load", "cli", "contract", "transaction", "fuzzing", "profile")
 
 #: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"

@@ -32,7 +32,6 @@ _TARGETS = ("eager", "torchscript", "pt2", fleet.MODULE)
 _FUNCTIONS = (
     "optimize.load.taking:take",
     "optimize.targets.pt2.compiler:compile_here",
-    "optimize.profile.artifacts:profile_here",
     "optimize.report.layers:compare_here",
 )
 _NUMBER_BYTES = 32
