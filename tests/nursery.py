@@ -29,7 +29,7 @@ def main(asked: socket.socket) -> None:
     while True:
         words, numbers, _, _ = socket.recv_fds(asked, _REQUEST_BYTES, 4)
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG if words else 0)[0]:
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not words:
             return

@@ -67,7 +67,8 @@ class Nursery:
     def __init__(self) -> None:
         self._asked, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", str(Path(__file__).with_name("nursery.py")), str(there.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[there.fileno()])
+        environment = {**os.environ, **dict.fromkeys(fleet.THREAD_VARIABLES, "1")}  # it may have one thread alone
+        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment)
         there.close()
 
     def start(
@@ -112,7 +113,9 @@ def nursery() -> Nursery:
 
 
 def fork_children(patch: pytest.MonkeyPatch) -> None:
-    """Let children that import torch be forked from the nursery, all others be started as ever."""
+    """Let children that import torch be forked from the nursery, all others be started as ever; on Linux."""
+    if not sys.platform.startswith("linux"):
+        return
     forking = False
 
     def in_turn(begin: Callable[..., Any], wanted: Callable[..., bool]) -> Callable[..., Any]:
