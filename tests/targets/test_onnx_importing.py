@@ -43,18 +43,20 @@ def built(name: str) -> torch.nn.Module:
 
 def exported(name: str, how: str, path: Path) -> Path:
     """Writes a reference network by this package, or by one of torch's exporters; its batch is free."""
-    path.write_bytes(_exported(name, how))
+    for file, content in _exported(name, how, path.name).items():
+        (path.parent / file).write_bytes(content)
     return path
 
 
 @functools.cache
-def _exported(name: str, how: str) -> bytes:
-    net, x = built(name), (REFERENCES[name].inputs(2),)
+def _exported(name: str, how: str, file: str) -> dict[str, bytes]:
+    """Return the files of a network by their names: one of torch's exporters keeps weights apart."""
     with tempfile.TemporaryDirectory() as folder:
-        return _write(net, x, how, Path(folder) / "net.onnx").read_bytes()
+        _write(built(name), (REFERENCES[name].inputs(2),), how, Path(folder) / file)
+        return {written.name: written.read_bytes() for written in Path(folder).iterdir()}
 
 
-def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -> Path:
+def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         if how == "own":
             optimize.export(optimize.capture(net, x), "onnx", path)
@@ -64,7 +66,6 @@ def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -
         else:
             axes = {"x": {0: "batch"}}
             torch.onnx.export(net, x, path, dynamo=False, opset_version=17, input_names=["x"], dynamic_axes=axes)
-    return path
 
 
 def opened(path: Path) -> Program:
