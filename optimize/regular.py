@@ -96,6 +96,27 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
     return found.st_size
 
 
+def require_beside(path: Path, owner: Path) -> int:
+    """Return the bytes of a regular file that is a part of another, and so lies in its folder.
+
+    A download cache keeps links to files that lie together: then the links' folder and that one are the file's own.
+
+    Args:
+        path: The part.
+        owner: The file whose part it is.
+
+    Raises:
+        Refused: It is no regular file, or a link out of the folder.
+    """
+    size, end = require_file(path), path.resolve()
+    if not any(end.is_relative_to(own) for own in (owner.parent.resolve(), owner.resolve().parent)):
+        raise Refused(
+            f"'{shown(path)}' is a link out of the folder of '{shown(owner.name)}'.",
+            hint="Keep the file itself there, if you know whose it is.",
+        )
+    return size
+
+
 def read_bytes(
     path: Path, *, most_bytes: int | None = None, first: int | None = None, failure: type[OptimizeError] = Refused
 ) -> bytes:

@@ -134,13 +134,30 @@ def test_what_openvino_does_not_read_hides_no_loop(before: str, added: str, mess
 def test_files_that_are_none(honest: Path, tmp_path: Path) -> None:
     path = spoilt(honest, tmp_path, str)
     path.with_suffix(".bin").unlink()
-    refused(path, "of 'm.bin', which has 0")
+    refused(path, "stored in 'm.bin', which is not beside it")
     os.mkfifo(path.with_suffix(".bin"))
     refused(path, "is a fifo")
     path.unlink()
     os.mkfifo(path)
     refused(path, "is a fifo")
     refused(tmp_path, "is a directory")
+
+
+def test_weights_that_are_a_link_out_of_the_folder(honest: Path, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    path = spoilt(honest, tmp_path / "inner", str)
+    path.with_suffix(".bin").rename(tmp_path / "secret")
+    path.with_suffix(".bin").symlink_to("../secret")
+    refused(path, "a link out of the folder of 'm.xml'", trust=True)
+
+
+def test_a_download_cache_of_links_is_one_folder(honest: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    spoilt(honest, tmp_path / "blobs", str)
+    for name in ("m.xml", "m.bin"):
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
+    check_ir(tmp_path / "snapshot" / "m.xml")
 
 
 @pytest.mark.parametrize(("trips", "message"), [(2**40, "may run 1099511627776 rounds"), (-1, "has no last round")])

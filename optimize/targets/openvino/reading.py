@@ -17,7 +17,7 @@ import numpy as np
 
 from optimize import sandbox
 from optimize.errors import Refused
-from optimize.regular import find, require_file, shown
+from optimize.regular import find, require_beside, shown
 from optimize.targets.base import MOST_DIMENSIONS, NUMBERS, TensorSpec
 from optimize.targets.openvino.description import Body, IrLayer, read_description
 from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
@@ -46,11 +46,12 @@ def check_ir(path: Path, *, trust: bool = False) -> Body:
         trust: Take whatever time and memory the file asks for; everything else is checked all the same.
 
     Raises:
-        Refused: A file is no regular one, the description is no XML of OpenVINO, a constant is not in the ``.bin`` or
-            has another size than its shape says, a loop has no bound, or a value of a stated size is too large.
+        Refused: A file is no regular one, the ``.bin`` is a link out of the folder, the description is no XML of
+            OpenVINO, a constant is not in the ``.bin`` or has another size than its shape says, a loop has no bound, or
+            a value of a stated size is too large.
     """
     net, weights = read_description(path), path.with_suffix(".bin")
-    size = 0 if find(weights) is None else require_file(weights)
+    size = None if find(weights) is None else require_beside(weights, path)
     _Check(path, weights, size, trust).body(net, 1)
     return net
 
@@ -130,7 +131,7 @@ def _spec(port: Any) -> TensorSpec:
 class _Check:
     """Goes through every layer of every body."""
 
-    def __init__(self, path: Path, weights: Path, size: int, trust: bool) -> None:
+    def __init__(self, path: Path, weights: Path, size: int | None, trust: bool) -> None:
         self._path, self._weights, self._size, self._trust = path, weights, size, trust
         self._steps = 0
         self._origins: dict[int, IrLayer | None] = {}
@@ -151,6 +152,8 @@ class _Check:
 
     def _check_constant(self, layer: IrLayer) -> None:
         offset, size = (self._number(layer, key) for key in ("offset", "size"))
+        if self._size is None:
+            raise self._refusal(layer, f"it is stored in '{shown(self._weights.name)}', which is not beside it")
         if offset + size > self._size:
             raise self._refusal(
                 layer, f"it ends at byte {offset + size} of '{self._weights.name}', which has {self._size}"

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from optimize.errors import Refused
-from optimize.regular import require_file, shown
+from optimize.regular import require_beside, shown
 
 #: Bits of an element, by ONNX's name of its type; text has no size of its own.
 _BITS = {
@@ -104,9 +104,7 @@ class _Folder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.parent
-        # A download cache keeps links to files that lie together: then the links' folder and that one are its own.
-        self._own = {path.parent.resolve(), path.resolve().parent}
+        self.path, self._owner = path.parent, path
         self.sizes: dict[str, int] = {}
 
     def size(self, location: str) -> int:
@@ -117,11 +115,7 @@ class _Folder:
         """
         if location not in self.sizes:
             _check_name(location)
-            file = self.path / location
-            size = require_file(file)
-            if not any(file.resolve().is_relative_to(own) for own in self._own):
-                raise Refused(f"its data '{shown(location)}' is a link out of the folder of the file.")
-            self.sizes[location] = size
+            self.sizes[location] = require_beside(self.path / location, self._owner)
         return self.sizes[location]
 
 
