@@ -19,6 +19,8 @@ Outputs = Mapping[str, np.ndarray]
 _BLOCK = 1024
 #: Class maps hold numbers below this.
 _MAP_CLASSES = 255
+#: Numbers beyond this have products of sums of squares that float64 does not hold.
+_LARGEST = 1e100
 #: Data reaches this many times the peak that was said: it is on another scale.
 _BEYOND_PEAK = 2.0
 
@@ -121,7 +123,7 @@ def cosines(outputs: Outputs, wanted: np.ndarray) -> np.ndarray:
 
 def absolute_errors(outputs: Outputs, wanted: np.ndarray) -> np.ndarray:
     """Return ``[N, 2]``: the sum of absolute errors of each sample's numbers, and how many; NaN wanted is void."""
-    found, wanted = _alike(outputs, wanted)
+    found, wanted = _alike(outputs, wanted, void=True)
     valid = ~np.isnan(wanted)
     return np.stack([np.abs(np.where(valid, found - wanted, 0.0)).sum(1), valid.sum(1)], 1)
 
@@ -236,18 +238,27 @@ def _texts(tokens: np.ndarray) -> Iterator[str]:
     return (" ".join(str(token) for token in line if token >= 0) for line in tokens)
 
 
-def _alike(outputs: Outputs, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first output and what is wanted, each as float64 ``[N, numbers]``.
+def _alike(outputs: Outputs, wanted: np.ndarray, *, void: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first output and what is wanted, each as float64 ``[N, numbers]``; ``void`` lets the latter be NaN.
 
     Raises:
-        Misfit: One holds no numbers, or they differ in how many.
+        Misfit: One holds no numbers, or some that nothing can be computed from, or they differ in how many.
     """
     output = first(outputs)
     _require(wanted.dtype.kind in "biuf" or wanted.dtype.name == "bfloat16")
     _require(len(wanted) == len(output) and wanted.size == output.size)
     if _without_ones(wanted.shape) != _without_ones(output.shape):
         raise Misfit("the shapes differ")
-    return _flat(as_reals(output)), _flat(as_reals(wanted))
+    found, asked = _flat(as_reals(output)), _flat(as_reals(wanted))
+    _require_bounded(found, "of the output")
+    _require_bounded(np.where(np.isnan(asked), 0.0, asked) if void else asked, "that are wanted")
+    return found, asked
+
+
+def _require_bounded(numbers: np.ndarray, which: str) -> None:
+    """Refuse numbers that make a figure of NaN, or one that is the same whatever a model answers."""
+    if not (np.abs(numbers) <= _LARGEST).all():
+        raise Misfit(f"numbers {which} are not finite, or beyond {_LARGEST:g}")
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

@@ -107,6 +107,18 @@ def test_mae_leaves_nan_out_and_less_is_better() -> None:
         judged("mae", np.ones((4, 2, 3)), np.ones((4, 3, 2)))
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e200])
+@pytest.mark.parametrize("name", ["cosine", "spearman", "psnr@1e250", "mae"])
+def test_numbers_that_nothing_is_computed_from_are_refused(name: str, number: float) -> None:
+    answers = np.arange(1.0, 4.0)[:, None]
+    spoilt = np.where(answers == 2, number, answers)
+    with pytest.raises(Refused, match="numbers of the output are not finite, or beyond"):
+        judged(name, spoilt, answers)
+    if name != "mae" or not np.isnan(number):
+        with pytest.raises(Refused, match="numbers that are wanted are not finite, or beyond"):
+            judged(name, answers, spoilt)
+
+
 def test_spearman_shares_ranks() -> None:
     # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: 4.5 / sqrt(4.5 * 5).
     found = judged("spearman", np.array([[1.0], [2.0], [2.0], [4.0]]), np.array([10.0, 30.0, 20.0, 40.0]))
