@@ -1,5 +1,6 @@
 """Data of every kind, read as batches that fit; and what is said of data that does not."""
 
+import itertools
 import struct
 import zlib
 from collections.abc import Iterator
@@ -343,6 +344,21 @@ def test_flat_folder_has_no_labels_and_reads_lazily(tmp_path: Path) -> None:
         next(reading)
     with pytest.raises(UsageError, match="has no labels"):
         open_data(tmp_path, inputs=(RAW,), labelled=True)
+
+
+def test_large_samples_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """256 of 12 MB took 3 GB and as much again to look through, of a file that takes nothing on the disk."""
+    shape = (40, 3, 1000, 1000)
+    large = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=shape)
+    del large
+    free = (InputSpec("x", (3, None, None)),)
+    data = open_data(tmp_path / "x.npy", inputs=free)
+    assert data.count == 40 and [len(chunk) for chunk in itertools.islice(data.chunks(), 2)] == [5, 5]
+    assert [len(chunk) for chunk in open_data(X, inputs=ONE).chunks()] == [10]
+    for name in ("a", "b", "c"):
+        picture(tmp_path / "pictures" / f"{name}.png", (0, 0, 0))
+    pictures = open_data(tmp_path / "pictures", inputs=free, image=ImagePreprocessing(size=(1800, 1800)))
+    assert [len(chunk) for chunk in pictures.chunks()] == [1, 1, 1]
 
 
 def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:

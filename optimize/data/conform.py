@@ -11,6 +11,8 @@ import torch
 
 from optimize.errors import Refused, UsageError
 
+#: Numbers that are read at once, 64 MB in float32: what is read is converted, and looked through.
+_MOST_AT_ONCE = 2**24
 _OTHER_LABELS = "What else labels may be, --metric says: mae, spearman, map, wer, package.module:callable."
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
@@ -63,6 +65,15 @@ class Batch:
     def wanted(self) -> np.ndarray | None:
         """The labels as an array."""
         return self.labels.numpy() if isinstance(self.labels, torch.Tensor) else self.labels
+
+
+def samples_at_once(numbers: int, most: int) -> int:
+    """Return how many samples of so many numbers each are read together: ``most`` where they are small.
+
+    >>> samples_at_once(3 * 224 * 224, 256), samples_at_once(3 * 4096 * 4096, 256)
+    (111, 1)
+    """
+    return max(1, min(most, _MOST_AT_ONCE // max(numbers, 1)))
 
 
 def conform(arrays: Sequence[Any], labels: Any, specs: Sequence[InputSpec], name: str, start: int) -> Batch:

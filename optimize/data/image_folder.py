@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from optimize.data.conform import Batch, InputSpec, conform
+from optimize.data.conform import Batch, InputSpec, conform, samples_at_once
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.regular import read_bytes, shown
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 #: What PIL may take a file for: other formats start programs or read other files.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-_READ = 32
+_READ, _MOST_CHANNELS = 32, 3
 #: Of one file: the largest picture that is read, with four numbers a pixel.
 _MOST_BYTES = 1 << 31
 #: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
@@ -58,14 +58,15 @@ class ImageFolder:
     image: ImagePreprocessing
 
     def chunks(self) -> Iterator[Batch]:
-        """Yield the images, 32 at a time.
+        """Yield the images, 32 at a time, large ones fewer.
 
         Raises:
             Refused: A file is not an image; it is named.
         """
-        for start in range(0, len(self.files), _READ):
-            images = torch.stack([self._prepared(file) for file in self.files[start : start + _READ]])
-            labels = None if self.labels is None else torch.tensor(self.labels[start : start + _READ])
+        step = samples_at_once(_MOST_CHANNELS * self.size[0] * self.size[1], _READ)
+        for start in range(0, len(self.files), step):
+            images = torch.stack([self._prepared(file) for file in self.files[start : start + step]])
+            labels = None if self.labels is None else torch.tensor(self.labels[start : start + step])
             yield Batch((images,), labels)
 
     def _prepared(self, file: Path) -> torch.Tensor:

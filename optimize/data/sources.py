@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from optimize.data.array_files import open_arrays
-from optimize.data.conform import Batch, InputSpec, check_shape, conform
+from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
 from optimize.data.samples import Samples
 from optimize.errors import OptimizeError, Refused, UsageError
 
@@ -92,10 +93,11 @@ def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Samples:
         listed = ", ".join(f"{count} of '{key}'" for key, count in lengths.items())
         raise Refused(f"'{name}' has different numbers of samples: {listed}.")
     count = next(iter(lengths.values()))
+    step = samples_at_once(sum(math.prod(np.shape(value)[1:]) for value in read.values()), _READ)
 
     def chunks() -> Iterator[Batch]:
-        for start in range(0, count, _READ):
-            part = slice(start, start + _READ)
+        for start in range(0, count, step):
+            part = slice(start, start + step)
             cut = [read[spec.name][part] for spec in specs]
             yield conform(cut, None if labels is None else labels[part], specs, name, start)
 
