@@ -20,7 +20,7 @@ _COMMANDS = re.compile(
 _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-_LONGEST_WORD = 300
+_LONGEST_WORD, _LONGEST_TEXT = 300, 3000
 
 
 def plain(text: str) -> str:
@@ -45,13 +45,17 @@ def plain_lines(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return text whose endless words (a number of 5,000 digits) are left out in the middle.
+    """Return text whose endless words (a number of 5,000 digits) are left out in the middle, as is an endless text's.
 
-    >>> len(shortened("9" * 5000))
-    300
+    >>> len(shortened("9" * 5000)), len(shortened("a " * 100_000))
+    (300, 3000)
     """
-    half = _LONGEST_WORD // 2
-    return re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda word: f"{word[0][: half - 1]}…{word[0][-half:]}", text)
+    text = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda word: _without_middle(word[0], _LONGEST_WORD), text)
+    return text if len(text) <= _LONGEST_TEXT else _without_middle(text, _LONGEST_TEXT)
+
+
+def _without_middle(text: str, length: int) -> str:
+    return f"{text[: length // 2 - 1]}…{text[-(length // 2) :]}"
 
 
 def _written(char: str) -> str:

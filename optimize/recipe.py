@@ -358,7 +358,7 @@ def _checked(owner: str, option: str, value: Any, fields: Mapping[str, Any], sou
         return wanted.validate_python(_words(value) if fields[option] == _WORDS else value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
-        raise UsageError(f"{source}: {owner}.{option} = {value!r}: {message}.") from error
+        raise UsageError(f"{source}: {owner}.{option} = {shown(repr(value))}: {message}.") from error
 
 
 def _entry(item: Any) -> Any:

@@ -203,6 +203,12 @@ def test_files_that_are_no_data(tmp_path: Path) -> None:
         open_data(path, inputs=ONE)
 
 
+def test_of_many_arrays_a_few_are_named() -> None:
+    with pytest.raises(UsageError, match=r"has the arrays 'a{160}\.\.\. .*, 'n6', 59993 more; the model") as caught:
+        open_data({"a" * 65_000: X, **{f"n{place}": X for place in range(60_000)}}, inputs=TWO)
+    assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize(
     ("spec", "error", "match"),
     [

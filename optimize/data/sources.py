@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
 from optimize.data.samples import Samples
 from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
 _LABEL_KEYS = ("y", "labels", "targets", "label", "target")
-_READ = 256
+#: Samples that are read at once, at most, and names of arrays that are said.
+_READ, _NAMED = 256, 8
 Specs = Sequence[InputSpec]
 
 
@@ -132,11 +135,18 @@ def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str
     if missing:
         wanted = ", ".join(f"'{spec.name}'" for spec in specs)
         raise UsageError(
-            f"{name} has the arrays {', '.join(map(repr, value)) or 'none'}; the model takes {wanted}.",
+            f"{name} has the arrays {_listed(value)}; the model takes {wanted}.",
             hint="Name each array after the input that it is for; labels are called 'y'.",
         )
     arrays = {own: value[key] for own, key in names.items()}
     return arrays if labels is None else arrays | {"": labels}
+
+
+def _listed(value: Mapping[str, Any]) -> str:
+    """Return the names of a few arrays, and how many more there are."""
+    names = [f"'{shown(str(key))}'" for key in itertools.islice(value, _NAMED)]
+    more = [f"{len(value) - _NAMED} more"] if len(value) > _NAMED else []
+    return ", ".join(names + more) or "none"
 
 
 def _expected(specs: Specs) -> str:
