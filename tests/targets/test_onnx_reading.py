@@ -14,7 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optimize.errors import Refused
 from optimize.measure.openers import Opening, open_side
+from optimize.measure.worker import Worker, write_arrays
 from optimize.targets.onnx.reading import files_of, read_checked
+from optimize.targets.onnx.runner import OnnxRunner
 from tests.targets.onnx_files import FLOAT, INT64, OPSETS, Y, added, constant, outside, refused, saved
 
 BAD_PLACES = {
@@ -209,3 +211,30 @@ def test_an_input_that_is_no_tensor(tmp_path: Path) -> None:
     for open_ in (lambda: open_side(str(path)), lambda: Opening(tmp_path).open(str(path))):
         with pytest.raises(Refused, match="takes 'x'"):
             open_()
+
+
+def of_texts(path: Path, *texts: bytes) -> Path:
+    """Writes a file that gives ``x`` and texts."""
+    value = helper.make_tensor("s", TensorProto.STRING, [len(texts)], texts)
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Constant", [], ["s"], value=value)]
+    model = onnx.load(saved(path, nodes))
+    model.graph.output.append(helper.make_tensor_value_info("s", TensorProto.STRING, [len(texts)]))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_texts_that_are_none_are_told(tmp_path: Path) -> None:
+    path = of_texts(tmp_path / "m.onnx", b"\xff\x1b[2J")
+    with pytest.raises(Refused, match=r"gives texts that are not UTF-8 \('s'\)"):
+        open_side(str(path)).run([np.zeros(2, np.float32)])
+    _, texts = open_side(str(of_texts(path, b"caf\xc3\xa9"))).run([np.zeros(2, np.float32)])
+    assert texts.tolist() == ["caf\u00e9"]
+
+
+def test_texts_are_not_compared(tmp_path: Path) -> None:
+    artifact = Opening(tmp_path).open(str(of_texts(tmp_path / "m.onnx", b"a"))).artifact
+    worker = Worker()
+    worker.runners = [OnnxRunner(artifact)]
+    write_arrays(tmp_path / "x.npz", [np.zeros(2, np.float32)])
+    answer = worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(tmp_path / "y.npz")})
+    assert not answer["ok"] and "Output 2 of 2 holds texts" in answer["error"]

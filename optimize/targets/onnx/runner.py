@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from optimize.errors import Refused, TargetUnavailable
+from optimize.regular import shown
 from optimize.targets.arrays import element_type, fitted
 from optimize.targets.base import Artifact, Runner
 from optimize.targets.onnx.providers import CPU, Provider
@@ -25,6 +26,8 @@ INSTALL = "pip install onnxruntime"
 _FATAL = 4
 #: ONNX's number of bfloat16.
 _BFLOAT16 = 16
+#: ONNX Runtime's name of a tensor of texts.
+_TEXT = "tensor(string)"
 #: Runs a session on arrays by input name.
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
@@ -169,9 +172,9 @@ def run_of(session: Any) -> Run:
     Bfloat16, which a session takes from no array and gives in none, goes through ONNX Runtime's own values.
     """
     types = {entry.type for entry in (*session.get_inputs(), *session.get_outputs())}
-    return (
-        functools.partial(_run_values, session) if "tensor(bfloat16)" in types else functools.partial(session.run, None)
-    )
+    if "tensor(bfloat16)" in types:
+        return functools.partial(_run_values, session)
+    return functools.partial(_run_texts, session) if _TEXT in types else functools.partial(session.run, None)
 
 
 def feed_of(session: Any, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -179,6 +182,20 @@ def feed_of(session: Any, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]
     kinds = [entry.type.removeprefix("tensor(").removesuffix(")") for entry in session.get_inputs()]
     names = [entry.name for entry in session.get_inputs()]
     return {name: fitted(array, kind) for name, kind, array in zip(names, kinds, arrays, strict=True)}
+
+
+def _run_texts(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Run on arrays; of texts that are none ONNX Runtime says where the first bad byte is.
+
+    Raises:
+        Refused: A text that it gives is not UTF-8.
+    """
+    try:
+        found: list[np.ndarray] = session.run(None, feed)
+    except UnicodeDecodeError as error:
+        names = ", ".join(f"'{shown(entry.name)}'" for entry in session.get_outputs() if entry.type == _TEXT)
+        raise Refused(f"The file gives texts that are not UTF-8 ({names}).", hint="Leave that output out.") from error
+    return found
 
 
 def _run_values(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
