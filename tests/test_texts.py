@@ -37,6 +37,7 @@ BAD_JSON = {
     "deep": ("[" * 100_000 + "]" * 100_000, "nested too deep"),
     "NaN": ('{"a": NaN}', "says NaN"),
     "infinity": ("[-Infinity]", "says -Infinity"),
+    "infinite": ("[-1e999]", "says -1e999, which no float holds"),
     "digits": ("[" + "9" * 5000 + "]", "5000 digits"),
     "no float": ("[" + "9" * 400 + "]", "400 digits"),
     "twice": ('{"kind": 1, "kind": 2}', "'kind' stands there twice"),
