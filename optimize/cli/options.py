@@ -228,7 +228,7 @@ def _kept(ctx: click.Context, option: click.Parameter, value: Any) -> None:
 
 
 debug = output(failures.DEBUG, is_flag=True, expose_value=False, help="When it fails: print the traceback, too.")
-quiet = output("--quiet", "-q", is_flag=True, expose_value=False, callback=_kept, help="No progress bars.")
+quiet = output("--quiet", "-q", is_flag=True, expose_value=False, callback=_kept, help="No progress.")
 json_file = output(
     "--json",
     "json_file",

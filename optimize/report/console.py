@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from optimize.escaping import plain, plain_lines
 from optimize.report import document as told
 from optimize.report.document import Cards, Cell, Document, Facts, Grid, Items, Line, Listing, Section, parts
+from optimize.wording import span
 
 _STYLES = {
     "name": "cyan",
@@ -34,6 +36,8 @@ _BAR, _EIGHTHS = 12, " ▏▎▍▌▋▊▉"
 #: What is left of a name that a narrow terminal has no room for, and of prose; columns go before names are shorter
 #: than is comfortable, and however narrow it is, so many stay.
 _NARROWEST, _NARROWEST_PROSE, _COMFORTABLE, _FEWEST = 16, 24, 28, 2
+#: Seconds after which a file or a pipe, where no bar shows it, is told what goes on; then again each time.
+_LONG_S = 30.0
 
 
 def show(document: Document, *, console: Console | None = None) -> None:
@@ -71,7 +75,7 @@ def standard_output() -> Console:
 
 
 class Phases:
-    """Shows a bar a phase on standard error while a run goes on; silent off a terminal.
+    """Shows a bar a phase on standard error while a run goes on; off a terminal, a line each half minute.
 
     A phase is over when the next one begins; one that only ever says 0 is shown as running.
 
@@ -85,12 +89,17 @@ class Phases:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
+        self._is_over, self._teller = threading.Event(), threading.Thread(target=self._tell, daemon=True)
+        self._in_lines = not quiet and not console.is_terminal
 
     def __enter__(self) -> Phases:
         self._bars.start()
+        if self._in_lines:
+            self._teller.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
         self._bars.stop()
 
     def update(self, phase: str, share: float) -> None:
@@ -101,6 +110,13 @@ class Phases:
             self._tasks[phase] = self._bars.add_task(plain(phase), total=None)
         if share > 0:
             self._bars.update(self._tasks[phase], total=1.0, completed=share)
+
+    def _tell(self) -> None:
+        """Print what goes on, and since when, until it is over."""
+        while not self._is_over.wait(_LONG_S):
+            for task in self._bars.tasks[-1:]:
+                done = f", {task.percentage:.0f} %" if task.total else ""
+                self._bars.console.print(Text(f"{task.description}: for {span(task.elapsed or 0)}{done}"))
 
 
 def _shown(section: Section, width: int, *, is_first: bool) -> Iterator[RenderableType]:

@@ -42,7 +42,9 @@ def _import() -> None:
 
     import optimize.targets.onnx.static
     import optimize.workflow  # noqa: F401
+    from optimize.report import console
 
+    console._LONG_S = 2.0 * _LIMIT_S  # a page shows no progress, however busy the machine is
     built = functools.cache(ONNXRegistry.from_torchlib)
     built()
     ONNXRegistry.from_torchlib = staticmethod(built)  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
 """What the terminal gets: hostile names made visible, bars only where somebody watches."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -31,8 +32,21 @@ def test_phases_show_a_bar_each_on_a_terminal() -> None:
     assert "load" in output.getvalue() and "measure" in output.getvalue()
 
 
-def test_phases_are_silent_off_a_terminal_and_when_quiet() -> None:
-    for terminal, quiet in ((False, False), (True, True)):
+def test_a_pipe_is_told_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_LONG_S", 0.01)
+    output = io.StringIO()
+    with console.Phases(console=Console(file=output)) as phases:
+        phases.update("load", 0.0)
+        phases.update("export tensorrt int8", 0.25)
+        until = time.monotonic() + 10
+        while output.getvalue().count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    told = output.getvalue().splitlines()
+    assert all(line.startswith("export tensorrt int8: for ") and line.endswith(" s, 25 %") for line in told[-2:])
+
+
+def test_phases_that_are_short_are_silent_off_a_terminal_and_all_of_them_when_quiet() -> None:
+    for terminal, quiet in ((False, False), (True, True), (False, True)):
         output = io.StringIO()
         with console.Phases(quiet=quiet, console=Console(file=output, force_terminal=terminal)) as phases:
             phases.update("load", 1.0)
