@@ -26,6 +26,8 @@ from optimize.recurrent import shape_rules
 
 #: Numbers of a tensor of positions that is computed to see where a table ends.
 _MOST_PLACES = 2**22
+#: What a graph module calls its own, and no weight or module in it can be called.
+_OWN = {*dir(fx.GraphModule), "meta", "_graph", "_code", "_codegen"} - {*dir(torch.nn.Module)}
 
 
 def from_exported(
@@ -53,6 +55,7 @@ def from_exported(
             if isinstance(region, fx.GraphModule):
                 write_out_of_place(region.graph)
                 region.recompile()
+        _rename(exported)
         functional = exported if is_settled(exported.graph) else _functional(exported)
         unlifted = functional.module(check_guards=False)
     _check_straight(unlifted)
@@ -74,6 +77,36 @@ def from_exported(
         program.give_shapes()
     program.refresh()
     return program
+
+
+def _rename(exported: torch.export.ExportedProgram) -> None:
+    """Give another name to weights whose way begins with one that graph modules have: ``graph.0`` is ``graph_.0``."""
+    names = {name: own_name(name) for name in (*exported.state_dict, *exported.constants)}
+    for held in (exported.state_dict, exported.constants):
+        held.update({names[name]: held.pop(name) for name in list(held) if names[name] != name})
+    signature = exported.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        spec.target = names.get(spec.target, spec.target)  # type: ignore[arg-type]
+
+
+def own_name(name: str) -> str:
+    """Return what a program calls a weight that a module calls so.
+
+    >>> own_name("graph.0.weight"), own_name("graph_"), own_name("head.graph.weight")
+    ('graph_.0.weight', 'graph__', 'head.graph.weight')
+    """
+    first, dot, rest = name.partition(".")
+    return f"{first}_{dot}{rest}" if first.rstrip("_") in _OWN else name
+
+
+def module_name(name: str) -> str:
+    """Return what a module calls a weight that a program calls so.
+
+    >>> module_name("graph_.0.weight"), module_name("conv_.weight")
+    ('graph.0.weight', 'conv_.weight')
+    """
+    first, dot, rest = name.partition(".")
+    return f"{first[:-1]}{dot}{rest}" if first.rstrip("_") in _OWN else name
 
 
 def _check_apart(program: Program) -> None:

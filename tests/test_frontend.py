@@ -350,3 +350,24 @@ def test_what_a_call_keeps_of_its_shape_does_not_bind_the_batch(called: int) -> 
     x = torch.rand(5, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], net(x))
+
+
+@pytest.mark.parametrize("name", ["graph", "code", "meta", "graph_"])
+def test_a_part_may_be_called_what_a_graph_module_calls_its_own(name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()))
+            self.head = nn.Conv2d(8, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(getattr(self, name)(x))
+
+    module, x = Named().eval(), torch.rand(3, 3, 8, 8)
+    program = optimize.capture(module, (x,))
+    fused = optimize.Pipeline([optimize.FuseConvBN()]).run(program)
+    assert fused.steps[0].outcome.rewrites[0].where == f"{name}.1"
+    assert torch.allclose(fused.program(x), module(x), atol=1e-6)
+    pruned, _ = optimize.PruneChannels(0.5).apply(program)
+    thin = optimize.narrow(module, pruned)
+    assert len(thin.state_dict()[f"{name}.0.weight"]) == 4

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from optimize.distances import output_error
 from optimize.errors import Refused, UsageError
+from optimize.from_export import module_name
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec
 from optimize.preparation import first_line, private_copy
@@ -142,7 +143,8 @@ def _tensors(weights: Program | nn.Module | Mapping[str, torch.Tensor]) -> dict[
         return {name: tensor.detach() for name, tensor in weights.items() if isinstance(tensor, torch.Tensor)}
     held = weights.graph_module if isinstance(weights, Program) else weights
     named = (*held.named_parameters(remove_duplicate=False), *held.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for name, tensor in named}
+    called = module_name if isinstance(weights, Program) else str
+    return {called(name): tensor.detach() for name, tensor in named}
 
 
 def _narrowed(module: nn.Module, found: Mapping[str, torch.Tensor]) -> dict[int, Any]:
