@@ -86,7 +86,7 @@ def _rename(exported: torch.export.ExportedProgram) -> None:
         held.update({names[name]: held.pop(name) for name in list(held) if names[name] != name})
     signature = exported.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
-        spec.target = names.get(spec.target, spec.target)  # type: ignore[arg-type]
+        spec.target = names.get(spec.target, spec.target)
 
 
 def own_name(name: str) -> str:

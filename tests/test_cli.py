@@ -318,6 +318,20 @@ def test_show_draws_and_prints_the_raw_graph(tmp_path: Path, typed: Typed) -> No
     assert "batch_norm(" in before and "conv2d(" in after and "batch_norm(" not in after
 
 
+def test_show_says_what_a_recipe_would_do(tmp_path: Path, typed: Typed) -> None:
+    recipe = tmp_path / "r.yaml"
+    passes = "passes: [FuseConvBN, PairChannels, QuantizeStatic: {calibrator: mse}, CastFP16]"
+    recipe.write_text(f"{passes}\ntargets: [onnx]\ntarget_options: {{onnx: {{opset: 18}}}}\nkeep: [head, a.b]\n")
+    done = typed("show", "--recipe", recipe)
+    assert done.returncode == 0, done.stderr
+    told = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    starts = ("FuseConvBN every file exact", "PairChannels files of the next", "QuantizeStatic files of its own lossy")
+    assert all(any(line.startswith(start) for line in told) for start in (*starts, "onnx yes ONNX file"))
+    assert {"calibrator: mse", "opset: 18", "keep: head, a.b"} <= set(told) and "--calib DATA" in told[1]
+    for words in ((), (*NET, "--recipe", recipe), ("--recipe", recipe, "--text")):
+        assert typed("show", *words).returncode == 2
+
+
 def test_lists_name_everything(typed: Typed) -> None:
     passes, targets = typed("passes").stdout, typed("targets").stdout
     assert all(name in passes for name in ("FuseConvBN", "Reparameterize", "QuantizeStatic", "PruneChannels", "Script"))

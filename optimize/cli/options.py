@@ -94,7 +94,7 @@ class Command(click.Command):
 def arguments(ctx: click.Context) -> list[str]:
     """Return the words of a command that stand for no option: models, files and reports."""
     given = [ctx.params[entry.name or ""] for entry in ctx.command.params if isinstance(entry, click.Argument)]
-    return [word for words in given for word in (words if isinstance(words, tuple) else (words,))]
+    return [word for words in given if words for word in (words if isinstance(words, tuple) else (words,))]
 
 
 def sources(ctx: click.Context) -> list[str]:

@@ -1,7 +1,8 @@
-"""``optimize show``: the graph before and after the passes of --fuse."""
+"""``optimize show``: the graph before and after the passes of --fuse, and what a recipe would do."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from optimize import presets
 from optimize.cli import options
 from optimize.errors import UsageError
-from optimize.regular import require_model
+from optimize.regular import require_file, require_model
 
 if TYPE_CHECKING:
     from optimize.pipeline import Variant
@@ -17,16 +18,41 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("model", type=require_model)
+@click.argument("model", type=require_model, required=False)
 @options.named_model
+@options.passes(
+    "--recipe", type=click.Path(path_type=Path), help="In place of MODEL: say what a run with this recipe would do."
+)
 @options.passes("--reparam/--no-reparam", default=True, help="Merge parallel branches, or leave that out.")
 @options.output("--why", is_flag=True, help="Say why each place was left alone, and how merged weights will quantize.")
 @options.output("--all", "whole", is_flag=True, help="Leave nothing out of long lists.")
 @options.output("--out", type=options.Destination(), help="Draw the graphs into this .svg or .html file instead.")
 @options.output("--text", is_flag=True, help="Print the captured ATen graph, a line a node.")
 @options.passes("--fuse", is_flag=True, help="With --text: the graph after the passes.")
-def show(model: str, **given: Any) -> None:
+def show(model: str | None, **given: Any) -> None:
     """Print the graph of MODEL before and after the passes of --fuse, side by side, and what they save."""
+    if (model is None) == (given["recipe"] is None):
+        raise UsageError("show takes a model or a recipe, one of them.", hint="optimize show net.pt, for example.")
+    if model is None and any(given[name] for name in ("why", "whole", "out", "text", "fuse")):
+        raise UsageError("--why, --all, --out, --text and --fuse are about a graph, and a recipe has none.")
+    if model is None:
+        _show_recipe(given["recipe"], given["trust"])
+    else:
+        _show_model(model, given)
+
+
+def _show_recipe(path: Path, trust: bool) -> None:
+    require_file(path)
+    from optimize.recipe import read
+    from optimize.report.listings import listed
+    from optimize.report.recipes import tell_recipe
+
+    recipe = read(path, trust=trust)
+    record = recipe.model_dump(mode="json")
+    options.tell(tell_recipe(recipe, str(path)), lambda: listed((record,), options.command_line()))
+
+
+def _show_model(model: str, given: dict[str, Any]) -> None:
     from optimize.pipeline import transform
     from optimize.report.files import check_ending
 
