@@ -220,7 +220,7 @@ def _roles(specs: Sequence[InputSpec]) -> tuple[str, ...]:
     """
     roles = tuple(_role(spec.name.lower()) for spec in specs)
     if roles.count("ids") != 1 or len(set(roles)) < len(roles) or any(len(spec.shape) != 1 for spec in specs):
-        listed = ", ".join(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in specs)
+        listed = ", ".join(map(str, specs))
         raise UsageError(
             f"Texts become tokens, a mask and types, each [N, length]; the model takes {listed}.",
             hint="Give package.module:callable that makes its inputs.",

@@ -306,7 +306,7 @@ def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
         **sides,
         time=record.time_record(state.trace, state.decision, state.demand) if state.decision else None,
         accuracy=record.AccuracyRecord.model_validate(found.accuracy) if found.accuracy else None,
-        inputs=tuple(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in pair.specs) if pair else (),
+        inputs=tuple(map(str, pair.specs)) if pair else (),
         seconds=time.monotonic() - state.began,
         raw=to_json(state.trace) if state.trace.rounds else None,
     )

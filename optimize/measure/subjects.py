@@ -281,4 +281,4 @@ def _prepared(pixels: np.ndarray, words: str) -> np.ndarray:
 
 def _listed(specs: Sequence[TensorSpec]) -> str:
     """Return the inputs as a reader sees them."""
-    return ", ".join(f"{spec.name} {spec.dtype}{list(spec.shape)}" for spec in specs).replace("'", "")
+    return ", ".join(map(str, specs))

@@ -18,6 +18,10 @@ from optimize.errors import UsageError, nearest
 from optimize.program import Program
 from optimize.quantization.batches import require_batches
 from optimize.records import MergeOutlook, Rewrite, Skip
+from optimize.wording import plural
+
+#: Of what an outcome lists, so many are in its short form.
+_SHOWN = 8
 
 
 class Stage(IntEnum):
@@ -57,6 +61,17 @@ class Outcome:
     skips: tuple[Skip, ...] = ()
     notes: tuple[str, ...] = ()
     merges: tuple[MergeOutlook, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return what was done, a line a place, the first of many; its attributes have them all."""
+        done = [f"{entry.where}: {entry.what}" for entry in self.rewrites]
+        left = [f"{entry.where}: left alone, {entry.reason}" for entry in self.skips]
+        heading = f"Outcome: {plural(len(done), 'rewrite')}, {len(left)} left alone"
+        return "\n  ".join([heading, *_first(done), *_first(left), *self.notes])
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def assemble(
             sha256=model.sha256,
             parameters=change.before.stats.parameters,
             macs=change.before.stats.macs,
-            inputs=tuple(f"{spec.name} {spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in eager.inputs),
+            inputs=tuple(map(str, eager.inputs)),
             preprocess=datasets.preprocessing or None,
             included=included(recipe) or None,
         ),

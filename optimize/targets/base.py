@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optimize import processor
+from optimize import processor, wording
 from optimize.errors import Refused, TargetUnavailable, attributed, is_foreign, named_with_package
 from optimize.quantization.numerics import USUAL, Numerics
 
@@ -95,6 +95,14 @@ class TensorSpec:
     shape: tuple[int | str, ...]
     dtype: str
     tokens: int | None = None
+
+    def __str__(self) -> str:
+        """Return it as a reader sees it.
+
+        >>> str(TensorSpec("x", ("batch", 3), "float32"))
+        'x float32[batch, 3]'
+        """
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
 
     @classmethod
     def told(cls, name: Any, shape: Any, dtype: Any) -> TensorSpec:
@@ -229,6 +237,12 @@ class Artifact:
     beside: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        """Return what it is, takes and returns, in a line; its attributes have the rest."""
+        takes, returns = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        kind = f"{self.target} {self.precision}".rstrip()
+        return f"Artifact({kind} {str(self.path)!r}, {wording.size(self.size_bytes)}: {takes} -> {returns})"
+
     @property
     def is_rounded(self) -> bool:
         """Whether it computes with fewer bits than float32, as far as the file tells."""
@@ -277,6 +291,10 @@ class Runner(ABC):
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
+
+    def __repr__(self) -> str:
+        """Return what it runs."""
+        return f"{type(self).__name__} of {self.artifact!r}"
 
     @abstractmethod
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 import html
 from html.parser import HTMLParser
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -28,6 +29,20 @@ def test_a_trace_says_what_each_pass_did() -> None:
     first, *steps = repr(trace).splitlines()
     assert first == f"Trace of {trace.program!r}" and steps == ["  FuseConvBN: 1 rewrite, 0 left alone"]
     assert trace._repr_html_() == f"<pre>{html.escape(repr(trace))}</pre>"
+
+
+def test_an_artifact_and_its_runner_are_a_line_and_an_outcome_a_line_a_place(tmp_path: Path) -> None:
+    blocks = [layer for _ in range(12) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Tanh())]
+    program = optimize.capture(nn.Sequential(*blocks).eval(), (torch.rand(2, 3, 4, 4),))
+    fused, outcome = optimize.FuseConvBN().apply(program)
+    first, *lines = repr(outcome).splitlines()
+    assert first == "Outcome: 12 rewrites, 0 left alone"
+    assert lines[0] == "  1: batch_norm folded into conv2d" and lines[8:] == ["  and 4 more"]
+    artifact = optimize.export(fused, "torchscript", tmp_path / "net.pt")
+    told = f"Artifact(torchscript float32 '{tmp_path / 'net.pt'}', "
+    assert repr(artifact).startswith(told)
+    assert repr(artifact).endswith(": input_1 float32[batch, 3, 4, 4] -> output_0 float32[batch, 3, 4, 4])")
+    assert repr(artifact.load()).endswith(f" of {artifact!r}")
 
 
 class Frames(HTMLParser):
