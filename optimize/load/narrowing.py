@@ -58,8 +58,9 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
 
     Raises:
         UsageError: These are no weights.
-        Refused: A weight is missing, is wider than the module's or of another kind; or the module's code computes with
-            a width that it does not count in an attribute known here, so that the copy fails or answers differently.
+        Refused: A weight is missing, is wider than the module's or of another kind; the program is one for INT8, whose
+            weights are rounded; or the module's code computes with a width that it does not count in an attribute known
+            here, so that the copy fails or answers differently.
 
     Example:
         >>> import optimize
@@ -75,6 +76,9 @@ def narrow(module: nn.Module, weights: Program | Mapping[str, torch.Tensor]) -> 
         what = f"narrow takes a program or a state dict, and got a {type(weights).__name__}."
         raise UsageError(what, hint="Of what a pipeline returns take program: narrow(module, trace.program).")
     program = weights if isinstance(weights, Program) else None
+    if program is not None and program.unquantized is not None:
+        what = "The weights of this program are rounded for INT8; who trains a module on wants them as they were."
+        raise Refused(what, hint="Take the program before the pass that quantizes: it is program.unquantized.")
     found = _tensors(weights)
     if any(map(is_lazy, module.parameters())):
         raise Refused("A layer of the module has no weights yet.", hint="Run the module once before.")

@@ -144,11 +144,13 @@ class Coverage:
         quantized: Names of the layers executed by integer kernels.
         left_float: The weighted layers, and the operators between quantized ones, that run in float.
         kernels: How often each kernel is executed, such as ``{"QLinearConv": 15, "Softmax": 1}``.
+        source: What it was read from where that is no graph that runs, such as ``parsed network``.
     """
 
     quantized: tuple[str, ...] = ()
     left_float: tuple[FloatLayer, ...] = ()
     kernels: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,15 @@ def test_what_a_pipeline_returns_is_told_where_its_program_is() -> None:
     assert "trace.program" in told.value.hint
 
 
+def test_integers_are_told_where_the_weights_before_them_are() -> None:
+    net, data = nn.Linear(4, 4).eval(), [torch.rand(8, 4)]
+    program, _ = optimize.QuantizeStatic(calibration=data).apply(optimize.capture(net, (data[0],)))
+    with pytest.raises(Refused, match="rounded for INT8") as told:
+        optimize.narrow(net, program)
+    assert "program.unquantized" in told.value.hint and program.unquantized is not None
+    assert torch.equal(optimize.narrow(net, program.unquantized).weight, net.weight)
+
+
 class Block(nn.Module):
     """A module that counts heads, and holds a perceptron whose hidden units are cut."""
 

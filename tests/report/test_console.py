@@ -12,7 +12,7 @@ from optimize.report.artifacts import artifacts
 from optimize.report.document import Cards, Cell, Document, grid
 from optimize.report.listings import tell_passes
 from optimize.report.model import Report, Row
-from optimize.report.run import tell_run
+from optimize.report.run import coverage_summary, tell_run
 from optimize.targets.base import Coverage, FloatLayer
 from tests.report.test_golden import on_console
 
@@ -93,6 +93,14 @@ def test_layers_left_in_float_for_one_reason_are_one_line_and_the_page_has_each(
     assert "42 × Softmax: has no integer kernel (blocks.0.attn, …, blocks.41.attn)" in text and "blocks.7" not in text
     assert "2 × Gemm: INT8 is slower than float here: … µs against … µs (fc0, fc1)" in text
     assert all(layer.name in html.render(told) for layer in many)
+
+
+def test_coverage_that_was_read_before_anything_ran_is_said_to_be(report: Report) -> None:
+    parsed = Coverage(("conv",), (), {}, source="parsed network")
+    row = report.rows[1].model_copy(update={"coverage": parsed})
+    assert coverage_summary(row).startswith("1 layer placed in INT8 (parsed network), 0 operators left in float")
+    away = row.model_copy(update={"status": "not_run"})
+    assert coverage_summary(away).startswith("1 layer placed in INT8 (parsed network, not run), ")
 
 
 def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:

@@ -79,7 +79,7 @@ def test_contract(report: Report) -> None:
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
     assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged", "outputs"}
     assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
-    assert set(row["coverage"]) == {"quantized", "left_float", "kernels"}
+    assert set(row["coverage"]) == {"quantized", "left_float", "kernels", "source"}
     assert set(row["coverage"]["left_float"][0]) == {"name", "op", "reason"}
     assert found["rows"][3]["latency"] is None and found["rows"][3]["status"] == "not_run"
     assert found["trace"][0]["pass"] == "FuseConvBN" and found["trace"][0]["skips"][0]["op"] == "batch_norm"

@@ -114,5 +114,5 @@ def test_int8_coverage_is_what_the_parser_reads(tmp_path: Path) -> None:
     artifact = TensorRT().export(program("vit", "int8"), tmp_path / "net.engine")
     assert artifact.coverage is not None
     assert len(artifact.coverage.quantized) == WEIGHTED["vit"][0]
-    assert artifact.coverage.kernels == {}
+    assert artifact.coverage.kernels == {} and artifact.coverage.source == "parsed network"
     assert [layer.op for layer in artifact.coverage.left_float] == ["matrix_multiply"] * WEIGHTED["vit"][1]

@@ -26,6 +26,7 @@ def read_coverage(placed: Coverage, layers: Sequence[Layer]) -> Coverage:
     return Coverage(
         quantized=tuple(name for name in placed.quantized if name in integer),
         left_float=(*placed.left_float, *others),
+        source="parsed network",
     )
 
 
