@@ -167,15 +167,16 @@ def check_sizes(program: Program) -> Program:
     doubled = {
         name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
     }
-    larger = _largest(program, examples, doubled)
+    answers = _Answers(program)
+    larger = _largest(answers, examples, doubled)
     smaller = (
         {name: program.free[name].within(size * share // of + more) for name, size in examples.items()}
         for share, of, more in _SMALLER
     )
-    less = next((sizes for sizes in smaller if _answer(program, sizes) is not None), examples)
+    less = next((sizes for sizes in smaller if answers.of(sizes) is not None), examples)
     tried = [sizes for sizes in (larger, less) if sizes != examples]
     for sizes in tried or [doubled]:  # where the module takes no other size, what fails is told
-        _check_at(program, sizes)
+        _check_at(program, sizes, answers.of(sizes))
     free = dict(program.free)
     for name, size in examples.items():
         most = free[name].most if larger == doubled else larger[name]
@@ -184,16 +185,30 @@ def check_sizes(program: Program) -> Program:
     return replace(program, free=free)
 
 
-def _largest(program: Program, examples: dict[str, int], most: dict[str, int]) -> dict[str, int]:
+class _Answers:
+    """What a module answers at the sizes that it is asked for, once each."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self._known = program, dict[tuple[int, ...], list[torch.Tensor] | None]()
+
+    def of(self, sizes: Mapping[str, int]) -> list[torch.Tensor] | None:
+        """Return its answers; None where it fails."""
+        key = tuple(sizes.values())
+        if key not in self._known:
+            self._known[key] = _answer(self.program, sizes)
+        return self._known[key]
+
+
+def _largest(answers: _Answers, examples: dict[str, int], most: dict[str, int]) -> dict[str, int]:
     """Return the largest sizes, from the examples' to ``most``, that the module takes; of several all or none."""
-    if _answer(program, most) is not None:
+    if answers.of(most) is not None:
         return most
     if len(examples) > 1:
         return examples
     ((name, taken),), (refused,) = examples.items(), most.values()
     while refused - taken > 1:
         middle = (taken + refused) // 2
-        taken, refused = (taken, middle) if _answer(program, {name: middle}) is None else (middle, refused)
+        taken, refused = (taken, middle) if answers.of({name: middle}) is None else (middle, refused)
     return {name: taken}
 
 
@@ -205,7 +220,7 @@ def _answer(program: Program, sizes: Mapping[str, int]) -> list[torch.Tensor] | 
         return None
 
 
-def _check_at(program: Program, sizes: Mapping[str, int]) -> None:
+def _check_at(program: Program, sizes: Mapping[str, int], expected: Sequence[torch.Tensor] | None) -> None:
     inputs = program.resized(sizes)
     shapes = ", ".join(str(list(tensor.shape)) for tensor in inputs)
     located = _Located(program)
@@ -217,7 +232,6 @@ def _check_at(program: Program, sizes: Mapping[str, int]) -> None:
         raise Refused(
             f"The model fixes its {' or '.join(sizes)}: '{where}' fails on {shapes}: {first_line(error)}", hint=_HINT
         ) from error
-    expected = _answer(program, sizes)
     if expected is None or not _agree(expected, found):
         raise Refused(f"The captured graph answers differently from the module on {shapes}.", hint=_HINT)
 

@@ -254,7 +254,7 @@ def plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
     for node in sorted(unlifted.graph.nodes, key=lambda node: node.op != "placeholder"):
         copies[node] = plain.node_copy(node, copies.__getitem__)
     output = plain.output_node()
-    flat, _ = pytree.tree_flatten(output.args[0])
+    flat = [value for value in pytree.tree_leaves(output.args[0]) if value is not None]
     _check_outputs(flat)
     output.args = (tuple(flat),)
     root = torch.nn.Module()

@@ -14,7 +14,7 @@ from optimize import graph, ops
 from optimize.errors import Refused, first_line
 from optimize.from_export import plain_graph_module, quiet_export
 from optimize.frontend import capture
-from optimize.preparation import own_inputs
+from optimize.preparation import leave_out, own_inputs
 from optimize.program import Program
 
 
@@ -52,10 +52,13 @@ def capture_exported(
         inputs, _ = pytree.tree_flatten(exported.example_inputs)
     with quiet_export():
         plain = plain_graph_module(exported.module(check_guards=False))
-    specs = exported.call_spec
-    return capture_graph(
-        plain, inputs, specs.in_spec, specs.out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
+    specs, outputs = exported.call_spec, exported.graph_signature.user_outputs
+    out_spec, left = leave_out(specs.out_spec, [place for place, value in enumerate(outputs) if value is None])
+    program = capture_graph(
+        plain, inputs, specs.in_spec, out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
     )
+    program.notes += left
+    return program
 
 
 def capture_graph(

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import keyword
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -156,8 +156,19 @@ def return_tensors(module: torch.nn.Module, outputs: Any, chosen: Sequence[str] 
         return _choose(_tensors_of(kind.forward(self, *args, **kwargs), (), []), chosen)
 
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return [] if chosen else _said_of(left)
+
+
+def leave_out(spec: pytree.TreeSpec, places: Collection[int]) -> tuple[pytree.TreeSpec, list[str]]:
+    """Return how outputs unflatten without those at some places, which are None, and what to say of that."""
+    left: list[str] = []
+    leaves = [None if place in places else place for place in range(spec.num_leaves)]
+    return pytree.tree_structure(_tensors_of(pytree.tree_unflatten(leaves, spec), (), left)), _said_of(left)
+
+
+def _said_of(left: Sequence[str]) -> list[str]:
     listed = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
-    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left and not chosen else []
+    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left else []
 
 
 def _choose(outputs: Any, chosen: Sequence[str]) -> Any:

@@ -155,3 +155,17 @@ def test_what_torch_captures_otherwise_is_refused_in_python_too() -> None:
 
     with pytest.raises(VerificationFailed, match="differs from the module"):
         optimize.capture(Aliased().eval(), torch.rand(2, 3))
+
+
+def test_a_module_is_asked_once_at_each_size() -> None:
+    shapes = []
+
+    class Counting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(x) is torch.Tensor:  # no tensor of an export
+                shapes.append(tuple(x.shape))
+            return x.mean(1)
+
+    optimize.capture(Counting().eval(), (torch.rand(2, 8, 4),), dynamic="length")
+    others = [shape for shape in shapes if shape[1] != 8]
+    assert len(others) == len(set(others)) == 2

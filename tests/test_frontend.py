@@ -11,7 +11,8 @@ import optimize
 from models import REFERENCES
 from optimize.errors import Refused
 from optimize.frontend_graphs import capture_exported, capture_torchscript
-from optimize.load.capturing import Capturing, capture_model
+from optimize.load import capturing
+from optimize.load.capturing import Capturing, capture_model, capture_module
 from tests import nets
 
 
@@ -371,3 +372,15 @@ def test_a_part_may_be_called_what_a_graph_module_calls_its_own(name: str) -> No
     pruned, _ = optimize.PruneChannels(0.5).apply(program)
     thin = optimize.narrow(module, pruned)
     assert len(thin.state_dict()[f"{name}.0.weight"]) == 4
+
+
+def test_what_cannot_be_captured_is_not_captured_again_with_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if bool(x.sum() > 0) else x
+
+    asked = []
+    monkeypatch.setattr(capturing, "capture_module", lambda *given: asked.append(given) or capture_module(*given))
+    with pytest.raises(Refused):
+        capture_model(Deciding().eval(), lambda: (torch.rand(2, 3),), Capturing())
+    assert len(asked) == 1

@@ -18,6 +18,7 @@ from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
 from optimize.load.guessing import guess_inputs
+from optimize.preparation import inference_copy
 from optimize.program import Program
 
 
@@ -97,8 +98,9 @@ def _capture_file(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing
     try:
         program = capture_module(module, inputs, how)
     except Refused:
-        with contextlib.suppress(Refused):
-            return capture_module(module, first, how)
+        if not _runs(module, inputs):  # else one sample would be refused for the same
+            with contextlib.suppress(Refused):
+                return capture_module(module, first, how)
         raise
     if program.batch is not None:
         return program
@@ -106,6 +108,14 @@ def _capture_file(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing
         return capture_module(module, first, how)
     except Refused:
         return program
+
+
+def _runs(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
+    """Say whether a module takes some inputs, on a copy: it may keep what it saw."""
+    with contextlib.suppress(Exception), torch.no_grad():
+        inference_copy(module)[0](*inputs)
+        return True
+    return False
 
 
 def _examples(

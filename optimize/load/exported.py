@@ -30,6 +30,7 @@ from optimize.load.graph_json import GraphReading
 from optimize.load.pickles import wanted_globals
 from optimize.load.raw_tensors import read_tensors
 from optimize.load.trees import read_tree
+from optimize.preparation import leave_out
 from optimize.progress import quiet
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
@@ -104,14 +105,18 @@ def _read(archive: Archive, name: str) -> Exported:
     found = reading.read(graph_module["graph"], graph_module["signature"])
     module = build(found, {reading.paths[path]: tensor for path, tensor in tensors.items()}, functional=False)
     root = next(entry["signature"] for entry in graph_module["module_call_graph"] if entry["fqn"] == "")
+    outputs = [
+        entry["user_output"]["arg"] for entry in graph_module["signature"]["output_specs"] if "user_output" in entry
+    ]
+    out_spec, left = leave_out(_spec(root["out_spec"]), [at for at, held in enumerate(outputs) if "as_none" in held])
     rewritten = {path: chosen for path, chosen in reading.paths.items() if path != chosen}
     return Exported(
         module.eval(),
         _examples(archive, f"data/sample_inputs/{model}.pt", name),
         _spec(root["in_spec"]),
-        _spec(root["out_spec"]),
+        out_spec,
         tuple(_free(graph_module["graph"]["tensor_values"], found.inputs)),
-        (names.told(rewritten),) if rewritten else (),
+        (*left, *([names.told(rewritten)] if rewritten else [])),
     )
 
 

@@ -54,7 +54,7 @@ class GraphReading:
         return Description(inputs, weights, self.calls, self._outputs(signature))
 
     def _outputs(self, signature: Mapping[str, Any]) -> list[str]:
-        """Return what the caller gets; a buffer that gets a new value is written to, as in the module."""
+        """Return the tensors that the caller gets; a buffer that gets a new value is written to, as in the module."""
         outputs = []
         buffers = {spec["buffer"]["buffer_name"]: spec["buffer"]["arg"]["name"]
                    for spec in signature["input_specs"] if "buffer" in spec}  # fmt: skip
@@ -62,6 +62,8 @@ class GraphReading:
             ((kind, spec),) = entry.items()
             if kind == "user_output" and "as_tensor" in spec["arg"]:
                 outputs.append(self._value(spec["arg"]["as_tensor"]["name"]))
+            elif kind == "user_output" and "as_none" in spec["arg"]:
+                continue
             elif kind == "buffer_mutation":
                 arguments = [{"value": buffers[spec["buffer_name"]]}, {"value": self._value(spec["arg"]["name"])}]
                 self.calls.append(OperatorCall(self._declare(f"mutation_{place}"), "aten.copy_.default", arguments))

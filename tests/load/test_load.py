@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from optimize.errors import Refused, UsageError
-from optimize.load import Loaded
+from optimize.load import Loaded, ModelSource
+from optimize.load.capturing import AS_USUAL
+from optimize.load.opening import capture_source
+from optimize.progress import silent
 from tests.load.files import Command, Net, load, plain
 
 NET = "tests.load.files:Net"
@@ -255,3 +258,17 @@ def test_trust_runs_the_code_of_the_file(tmp_path: Path) -> None:
     torch.save({"model": plain(), "extra": Command(tmp_path / "marker")}, tmp_path / "w.pt")
     assert load(tmp_path / "w.pt", trust=True).kind == "module"
     assert (tmp_path / "marker").exists()
+
+
+def test_an_exported_program_that_returns_none_beside_its_tensors_returns_those(tmp_path: Path) -> None:
+    class Cached(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            return {"cache": None, "sum": x.sum(1), "pair": (None, x * 2)}
+
+    torch.export.save(torch.export.export(Cached().eval(), (X,)), tmp_path / "net.pt2")
+    for trust in (False, True):
+        held = capture_source(ModelSource.of(tmp_path / "net.pt2"), lambda: (), AS_USUAL, trust=trust, progress=silent)
+        found = held.program(X)
+        assert torch.equal(found["sum"], X.sum(1)) and torch.equal(found["pair"][0], X * 2)
+        told = "Left out of the outputs, which are tensors in a file: 'cache' (None), 'pair.0' (None)."
+        assert told in (*held.warnings, *held.program.notes)
