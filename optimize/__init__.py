@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optimize.auto.searching import find_best as find_best
     from optimize.branches import explain_branches as explain_branches
     from optimize.branches import insert_branches as insert_branches
     from optimize.errors import (
@@ -85,6 +86,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "capture": "optimize.frontend",
+    "find_best": "optimize.auto.searching",
     **dict.fromkeys(("insert_branches", "explain_branches"), "optimize.branches"),
     **dict.fromkeys(
         ("OptimizeError", "Refused", "TargetUnavailable", "UsageError", "VerificationFailed"), "optimize.errors"

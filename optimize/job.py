@@ -37,6 +37,7 @@ class Job:
         trust: Run the code that the file's pickles name.
         given_passes: Passes of a Python caller, in place of the recipe's.
         evaluate: Labelled data of a Python caller, in place of the recipe's.
+        calibrate: Calibration data of a Python caller, where neither the recipe nor its passes have any.
         given_metric: A Python caller's metric, in place of the recipe's.
         command: The command line, for the report.
     """
@@ -49,6 +50,7 @@ class Job:
     trust: bool = False
     given_passes: Sequence[Pass] | None = None
     evaluate: Any = None
+    calibrate: Any = None
     given_metric: Callable[..., Any] | None = None
     command: str = ""
 
@@ -95,8 +97,8 @@ class Job:
 
     @property
     def given_calibration(self) -> Given | None:
-        """The data that passes of a Python caller are calibrated on; None where they hold none of the user's own."""
-        held = (entry.data for entry in self.given_passes or ())
+        """The data that a Python caller calibrates on, or its passes; None where that is none of the user's own."""
+        held = (self.calibrate, *(entry.data for entry in self.given_passes or ()))
         return next((data for data in held if data is not None and not _is_synthetic(data)), None)
 
     @property

@@ -11,29 +11,36 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from optimize import replay
-from optimize.auto.choices import CUTS, FileChoice, Sampler, first_choices
+import torch
+
+from optimize import bounds, presets, replay
+from optimize.auto import NO_DATA
+from optimize.auto.choices import CUTS, FileChoice, Sampler, every_target, first_choices
 from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_front, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
-from optimize.errors import OptimizeError, Refused
+from optimize.dimensions import read_dynamic
+from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.files import write_text
 from optimize.job import Job
 from optimize.measure.environment import current
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Timing, measure
+from optimize.measure.metrics import GivenMetric
 from optimize.passes.base import Stage
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.cache import fingerprint
+from optimize.recipe import PassEntry, Recipe, parse
 from optimize.registry import find_pass, find_target
 from optimize.report import FILES, JOURNAL, POINTS, RECIPE
 from optimize.report.artifacts import cost_s
@@ -76,7 +83,9 @@ class Goal:
     size_bytes: float | None = None
 
     def is_met(self, row: Row) -> bool:
-        """Say whether a file is as fast and as small as asked."""
+        """Say whether a file is as fast, as small and as right as asked."""
+        if row.bound is not None and row.bound.met is False:
+            return False
         if self.size_bytes is not None and (row.size_bytes or math.inf) > self.size_bytes:
             return False
         number, is_share = self.latency or (math.inf, False)
@@ -134,6 +143,110 @@ def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Rep
         return _Searching(job, goal, Path(folder), progress or silent).run()
 
 
+def find_best(
+    model: torch.nn.Module | str | Path,
+    inputs: Sequence[Any] | None = None,
+    *,
+    calibrate: Any = None,
+    evaluate: Any = None,
+    targets: str | Sequence[str] = (),
+    target_options: Mapping[str, Mapping[str, Any]] | None = None,
+    budget: str = "20min",
+    latency: str | None = None,
+    size: str | None = None,
+    metric: GivenMetric | None = None,
+    max_drop: float | str | None = None,
+    min_accuracy: float | None = None,
+    min_sqnr: float | None = None,
+    out: str | Path = "optimized",
+    keep: Sequence[str] = (),
+    cpu: str = "any",
+    threads: int = 1,
+    dynamic_size: bool = False,
+    dynamic: Any = None,
+    outputs: Sequence[str] = (),
+    factory: str | None = None,
+    trust: bool = False,
+) -> Report:
+    """Search for the files of a model that nothing beats in time, error and bytes, as ``optimize auto`` does.
+
+    Whatever ends it, ``out`` holds the best found so far, and the same call goes on from there.
+
+    Args:
+        model: A module, a model file, or ``package.module:factory``.
+        inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
+        calibrate: What INT8 is calibrated and files are judged on: batches of inputs.
+        evaluate: Labelled data: anything ``optimize.data.open_data`` opens. One of both there must be.
+        targets: Name or names of targets; all that run here where there are none.
+        target_options: Options of targets, such as ``{"onnx": {"opset": 18}}``.
+        budget: How long it may take: ``"90s"``, ``"20min"``, ``"2h"``, what it took before included.
+        latency: What is best: the most accurate file that runs in ``"5ms"``, or in ``"0.2x"`` of the original's time;
+            the fastest where neither this nor ``size`` is given.
+        size: What is best: the most accurate file of ``"2MB"`` at most.
+        metric: What files are judged by, as ``optimize.optimize`` takes it.
+        max_drop: What a file may lose of the metric on ``evaluate``, in its unit; channels are cut then, too.
+        min_accuracy: What the metric must reach, in its unit (percent of a share).
+        min_sqnr: Signal to quantization noise that outputs must keep, in dB; needs no labels.
+        out: Folder for the files, a recipe of each, the journal and the report.
+        keep: Modules that stay in float, by path.
+        cpu: Processors that INT8 files are right on.
+        threads: Compute threads while measuring.
+        dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
+        dynamic: Further free dimensions, as ``optimize.capture`` takes them.
+        outputs: Names of the outputs that files have, in order; all where there are none.
+        factory: ``package.module:factory`` for a state dict.
+        trust: Run the code that the file's pickles name.
+
+    Returns:
+        The report, a row a file of the front, the fastest first; ``report.search`` is what was tried.
+
+    Raises:
+        UsageError: There is no data, or a value cannot be meant.
+        OptimizeError: The model or the data cannot be opened, or no file could be made.
+    """
+    if calibrate is None and evaluate is None:
+        raise UsageError(NO_DATA, hint="Give batches of inputs, calibrate=[x], or labelled data, evaluate=.")
+    content = {
+        "targets": ((targets,) if isinstance(targets, str) else tuple(targets)) or every_target(),
+        "target_options": {name: dict(entry) for name, entry in (target_options or {}).items()},
+        "metric": metric if isinstance(metric, str) else None,
+        "max_drop": max_drop,
+        "min_accuracy": min_accuracy,
+        "min_sqnr": min_sqnr,
+        "keep": tuple(keep),
+        "cpu": cpu,
+        "threads": threads,
+        "dynamic_size": dynamic_size,
+        "dynamic": read_dynamic(dynamic),
+        "outputs": outputs,
+    }
+    # What keeps layers in float is checked against passes that do.
+    recipe = parse({**content, "passes": ["QuantizeStatic"]}, source="optimize.find_best")
+    job = Job(
+        model,
+        with_fusing(recipe),
+        inputs,
+        Path(out),
+        factory=factory,
+        trust=trust,
+        evaluate=evaluate,
+        calibrate=calibrate,
+        given_metric=None if isinstance(metric, str) else metric,
+    )
+    try:
+        pace, most = (bounds.read_pace(latency) if latency else None), (bounds.read_size(size) if size else None)
+        goal = Goal(bounds.read_span(budget), pace, most)
+    except ValueError as error:
+        raise UsageError(f"find_best: {error}.") from error
+    return find_front(job, goal)
+
+
+def with_fusing(recipe: Recipe) -> Recipe:
+    """Return a recipe with the passes that fuse alone: a search adds those of each precision."""
+    fusing = presets.fusing(fuse=True, reparameterize=True)
+    return recipe.model_copy(update={"passes": tuple(PassEntry(**entry) for entry in fusing)})
+
+
 class _Searching:
     """One call of a search."""
 
@@ -156,7 +269,7 @@ class _Searching:
         self.journal = Journal(of)
         self.files = dict[int, Artifact]()
         self._go_on()
-        self.before_s = self.journal.spent_s
+        self.before_s, self.is_new = self.journal.spent_s, False
         self.clock = Deadline(math.inf, listener)
         self.baseline = write_baseline(self.program, folder)
         self.workshop = Workshop(job, self.opened, folder, self.baseline, self.clock)
@@ -243,6 +356,7 @@ class _Searching:
         took_s = time.monotonic() - began_s
         trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
         self.journal.trials.append(trial)
+        self.is_new = True
         self._learn(trial)
 
     def _tried(self, trial: FileTrial) -> FileTrial:
@@ -270,6 +384,11 @@ class _Searching:
         if not found:
             why = "; ".join(dict.fromkeys(outcomes(self.journal.trials, ()).values())) or ended
             raise Refused(f"No file could be made and judged: {why}.", hint="Give it more time: --budget 20min.")
+        if not self.is_new and time.monotonic() > self._until_s():  # their times are those of the search before
+            kept = front(found)
+            report = self._report(kept, ended)
+            self._publish(kept, report)
+            return report
         with Fleet([self.baseline, *(self.files[trial.number] for trial in found)], threads=threads) as fleet:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
         eager, *others = result.timings

@@ -112,14 +112,21 @@ def near_front(trials: Sequence[FileTrial]) -> list[FileTrial]:
 
 
 def front(trials: Iterable[FileTrial]) -> list[FileTrial]:
-    """Return the trials that none beats in time, error and bytes, the fastest first; of equals the first."""
+    """Return the trials that none beats in time, error and bytes, the fastest first; of equals the first.
+
+    Where all that could be judged miss what was asked of their answers, the one whose answers are nearest.
+    """
     kept: list[tuple[Standing, FileTrial]] = []
+    trials = list(trials)
     for trial in trials:
         found = trial.standing
         if found is None or trial.misses or any(other.is_no_worse(found) for other, _ in kept):
             continue
         kept = [(other, one) for other, one in kept if not found.is_no_worse(other)]
         kept.append((found, trial))
+    if not kept:
+        missed = [(found.sqnr_db, trial) for trial in trials if (found := trial.standing) is not None]
+        return [trial for _, trial in sorted(missed, key=lambda pair: -pair[0])[:1]]
     return [trial for _, trial in sorted(kept, key=lambda pair: pair[0].took)]
 
 
@@ -167,10 +174,10 @@ def outcomes(trials: Sequence[FileTrial], kept: Sequence[FileTrial]) -> dict[int
 
 
 def _outcome(trial: FileTrial, kept: set[int]) -> str:
-    if trial.number in kept:
-        return "on the front"
     if trial.misses and trial.row is not None and trial.row.bound is not None:
         return f"misses {trial.row.bound.wanted}"
+    if trial.number in kept:
+        return "on the front"
     if trial.standing is not None:
         return "another is no worse"
     return trial.why or (trial.row.reason if trial.row is not None else "") or "not judged"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimize import bounds, presets
+from optimize import bounds
+from optimize.auto import NO_DATA
 from optimize.cli import options, run
 from optimize.errors import UsageError
 from optimize.regular import require_model
@@ -64,23 +65,21 @@ def auto(model: str, **given: Any) -> None:
     """
     if not (given["calib"] or given["evaluate"]):
         raise UsageError(
-            "A search judges files on data, and there is none.",
+            NO_DATA,
             hint="Add --calib DATA: .npz, .npy, an image folder, texts or package.module:callable.",
         )
     from optimize.auto.choices import every_target
-    from optimize.auto.searching import Goal, find_front
+    from optimize.auto.searching import Goal, find_front, with_fusing
     from optimize.job import Job
-    from optimize.recipe import PassEntry
     from optimize.report.run import tell_run
 
     targets = given["targets"] if given["targets"] not in ((), ("any",)) else tuple(every_target())
     goal = Goal(given.pop("budget"), given.pop("latency"), given.pop("size"))
     asked = {**run.run.make_context("run", [model]).params, **given, "targets": targets}
     recipe = run.recipe_of({**asked, "fuse": True, "int8": "static"})
-    fusing = tuple(PassEntry(**entry) for entry in presets.fusing(fuse=True, reparameterize=True))
     job = Job(
         source=model,
-        recipe=recipe.model_copy(update={"passes": fusing}),
+        recipe=with_fusing(recipe),
         out=given["out"],
         factory=given["factory"],
         trust=given["trust"],

@@ -13,11 +13,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import optimize
 from optimize.auto import searching
 from optimize.auto.choices import FileChoice
 from optimize.auto.searching import Deadline, Goal, TimeIsUp
 from optimize.cli import cli
-from optimize.errors import Refused
+from optimize.errors import Refused, UsageError
 from optimize.job import Job
 from optimize.measure import latency
 from optimize.passes import CastFP16
@@ -198,6 +199,45 @@ def test_a_search_that_finds_nothing_says_why(
         found.exception
     )
     assert not model.with_name("out").exists()
+
+
+def test_where_all_miss_what_was_asked_the_nearest_is_kept_and_said(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[1:2]))
+    found = search(model, "--min-sqnr", "99")
+    report = read_report(model.with_name("out") / "report.json")
+    assert found.exit_code == 1 and report.search is not None and not report.search.met
+    assert report.search.trials[0].outcome.startswith("misses") and "Nearest to what was asked" in found.output
+    assert {"journal.jsonl", "point-01.int8.onnx", "point-01.yaml"} <= files(model)
+
+
+def test_what_is_known_is_not_timed_again_when_the_time_is_over(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:2]))
+    assert search(model).exit_code == 0
+    before = read_report(model.with_name("out") / "report.json").rows
+    monkeypatch.setattr(searching, "measure", lambda *given, **more: pytest.fail("it was timed again"))
+    found = search(model, "--budget", "1s")
+    assert found.exit_code == 0, found.output
+    after = read_report(model.with_name("out") / "report.json").rows
+    assert [row.latency for row in after[1:]] == [row.latency for row in before[1:]]
+
+
+def test_python_searches_as_the_command_does(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
+    net = torch.load(model, weights_only=False)
+    data = torch.from_numpy(np.load(model.with_name("data.npz"))["x"])
+    out = model.with_name("out")
+    report = optimize.find_best(net, (data[:2],), calibrate=[data], targets="onnx", size="1GB", out=out, keep=("6",))
+    assert tried == CHOICES[:1] and report.search is not None and report.search.met
+    assert {"journal.jsonl", "report.html", "recipe.yaml"} <= files(model)
+    for wrong in ({"budget": "soon"}, {"latency": "fast"}, {"calibrate": None}):
+        with pytest.raises(UsageError):
+            optimize.find_best(net, (data[:2],), **{"calibrate": [data], "targets": "onnx", "out": out, **wrong})
 
 
 def test_a_kind_that_cannot_be_made_takes_no_other_along(

@@ -82,3 +82,9 @@ def test_a_process_tells_of_an_engine_what_the_engine_says(tmp_path: Path, monke
     monkeypatch.setattr(reading, "read_specs", lambda path: ({"tensorrt": "11"}, specs, ()))
     said = json.loads(json.dumps(reading.tell_specs(tmp_path, None, "a.engine")))
     assert said == ["tensorrt", "11", [["x", ["?", 3], "float16"]], []]
+
+
+def test_an_engine_that_is_opened_runs_as_its_target_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.engine").write_bytes(b"vtrt")
+    assert TensorRT(cuda_graph=True).open(tmp_path / "a.engine").settings == {"cuda_graph": True}
+    assert TensorRT().open(tmp_path / "a.engine").settings == {}

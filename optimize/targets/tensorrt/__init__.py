@@ -104,7 +104,7 @@ class TensorRT(EngineOptions, Target):
         from optimize.targets.tensorrt.reading import specs_of
 
         require_file(path)
-        found, here = describe_file(self.name, path, trust=trust), self.available()
+        found, here = replace(describe_file(self.name, path, trust=trust), settings=self._settings), self.available()
         if not here.run:
             return replace(found, missing=here.reason)
         try:
@@ -112,6 +112,11 @@ class TensorRT(EngineOptions, Target):
         except OptimizeError as error:
             return replace(found, missing=error.what.rstrip("."))
         return replace(found, versions=versions, inputs=inputs, outputs=outputs)
+
+    @property
+    def _settings(self) -> dict[str, str | bool]:
+        """What the runner of its engines is asked."""
+        return {"cuda_graph": True} if self.cuda_graph else {}
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the engine on the first visible GPU; ``threads`` has no meaning there.
@@ -185,7 +190,7 @@ class TensorRT(EngineOptions, Target):
             coverage=None if placed is None else read_coverage(placed, built.layers),
             notes=tuple(notes),
             layer_types=built.types,
-            settings={"cuda_graph": True} if self.cuda_graph else {},
+            settings=self._settings,
         )
         names = built.inputs or [spec.name for spec in artifact.inputs]
         inputs = tuple(replace(spec, name=name) for spec, name in zip(artifact.inputs, names, strict=True))
