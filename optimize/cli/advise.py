@@ -11,7 +11,7 @@ from optimize.regular import require_model
 from optimize.report import ADVICE
 
 
-@options.command()
+@options.command(short_help="Say what would make MODEL faster, and by how much.")
 @click.argument("model", type=require_model)
 @options.judgement("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch

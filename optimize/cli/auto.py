@@ -26,7 +26,9 @@ _SHARED = (
 )  # fmt: skip
 
 
-@options.command(params=options.of(run.run, *_SHARED))
+@options.command(
+    short_help="Search for the best files of MODEL, for as long as you let it.", params=options.of(run.run, *_SHARED)
+)
 @click.argument("model", type=require_model)
 @options.timing(
     "--budget",

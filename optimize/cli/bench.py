@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optimize.report.bench import BenchReport
 
 
-@options.command()
+@options.command(short_help="Time files and runtimes against each other.")
 @click.argument("sources", nargs=-1, required=True, metavar="A [B ...]")
 @options.timing(
     "--batch", "batches", type=options.Counts(bounds.BATCH), help="Samples in one run; several sweep.  [default: 1]"

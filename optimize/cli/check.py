@@ -23,7 +23,7 @@ _OWN = (UsageError.exit_code, Defect.exit_code)
 _file = click.Path(path_type=Path, dir_okay=False)
 
 
-@options.command()
+@options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.")
 @click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
 @options.judgement(
     "--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]"

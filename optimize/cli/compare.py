@@ -14,7 +14,7 @@ from optimize.errors import UsageError
 from optimize.regular import require_data, require_model
 
 
-@options.command()
+@options.command(short_help="Find the value that goes wrong first in SECOND.")
 @click.argument("first", type=require_model)
 @click.argument("second", type=require_model)
 @options.judgement(

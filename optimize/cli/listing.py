@@ -19,7 +19,7 @@ def list_passes() -> None:
     _tell_broken("passes")
 
 
-@options.command("targets")
+@options.command("targets", short_help="List the targets, and what to install for each.")
 def list_targets() -> None:
     """List the targets: whether each can be used here, its version, what it supports, and what to install."""
     from optimize.registry import targets

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optimize.progress import Progress
 
 
-@options.command()
+@options.command(short_help="Show where one run of MODEL spends its time.")
 @click.argument("model", type=require_model)
 @options.targets(
     "--to",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_CUT = 0.95
 
 
-@options.command()
+@options.command(short_help="Optimize MODEL and report on it; the word may be left out.")
 @click.argument("model", type=require_model)
 @options.targets(
     "--to", "targets", metavar="TARGET[,...]", multiple=True, help="Where it shall run; see 'optimize targets'."

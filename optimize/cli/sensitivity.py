@@ -13,7 +13,7 @@ from optimize.regular import require_data, require_model
 from optimize.report import SENSITIVITY
 
 
-@options.command()
+@options.command(short_help="Show what INT8 costs and saves at each layer of MODEL.")
 @click.argument("model", type=require_model)
 @options.targets("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
 @options.data(

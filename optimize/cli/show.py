@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optimize.program import Program
 
 
-@options.command()
+@options.command(short_help="Show the graph of MODEL before and after; explain a recipe.")
 @click.argument("model", type=require_model, required=False)
 @options.named_model
 @options.passes(

@@ -36,3 +36,9 @@ def test_what_belongs_together_stands_together() -> None:
         "Judgement": "--max-drop",
     }.items():
         assert all(f"  {member} " in told[name] for member in members.split())
+
+
+def test_what_each_command_does_is_read_in_a_line() -> None:
+    text = CliRunner().invoke(cli, ["--help"], env={"COLUMNS": "80"}, catch_exceptions=False).output
+    lines = text.split("Commands:\n")[1].splitlines()
+    assert len(lines) == len(COMMANDS) and not any(line.endswith("...") or len(line) > 80 for line in lines)
