@@ -115,7 +115,7 @@ class Phases:
         """Print what goes on, and since when, until it is over."""
         while not self._is_over.wait(_LONG_S):
             for task in self._bars.tasks[-1:]:
-                done = f", {task.percentage:.0f} %" if task.total else ""
+                done = f", {task.percentage:.0f} %" if 0 < task.percentage < 100 else ""
                 self._bars.console.print(Text(f"{task.description}: for {span(task.elapsed or 0)}{done}"))
 
 
