@@ -177,7 +177,7 @@ class Sampler:
     def propose(self, known: Collection[FileChoice]) -> Iterator[FileChoice]:
         """Yield choices that are not known by then, until there are no more."""
         optuna = _import_optuna()
-        while left := [choice for choice in self._every() if choice not in known]:
+        while left := [choice for choice in self.every() if choice not in known]:
             for _ in range(_MOST_ASKED):
                 asked = self._study.ask(self._room)
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # what comes of it, ``learn`` is told
@@ -187,7 +187,7 @@ class Sampler:
             else:
                 yield left[self._random.integers(len(left))]
 
-    def _every(self) -> Iterator[FileChoice]:
+    def every(self) -> Iterator[FileChoice]:
         """Yield every choice once."""
         rows = product(*(entry.choices for entry in self._room.values()))
         return iter(dict.fromkeys(_choice(dict(zip(self._room, row, strict=True))) for row in rows))

@@ -42,6 +42,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.cache import fingerprint
 from optimize.recipe import PassEntry, Recipe, parse
 from optimize.registry import find_pass, find_target
+from optimize.regular import require_file
 from optimize.report import FILES, JOURNAL, POINTS, RECIPE
 from optimize.report.artifacts import cost_s
 from optimize.report.assemble import assemble, rows_of
@@ -266,7 +267,7 @@ class _Searching:
             "machine": self.machine.machine,
             "versions": self.machine.versions,
         }
-        self.journal = Journal(of)
+        self.journal = Journal(of, self.sampler.every())
         self.files = dict[int, Artifact]()
         self._go_on()
         self.before_s, self.is_new = self.journal.spent_s, False
@@ -306,16 +307,26 @@ class _Searching:
         return front(sorted(self.journal.trials, key=lambda trial: trial.number not in self.files))
 
     def _taken_over(self, trial: FileTrial) -> Artifact | None:
-        """Return the file of an earlier trial; None where it is not there as it was made."""
-        assert trial.row is not None and trial.row.path is not None
-        target = self.job.recipe.target(trial.row.target)
-        path = self.folder / Path(trial.row.path).name
+        """Return the file of an earlier trial; None where it is not there as it was made.
+
+        Somebody else may have put it there, so that it is opened as any other: without ``--trust`` it runs no code.
+        """
+        assert trial.row is not None
+        target, path = self.job.recipe.target(trial.choice.target), self._place(trial)
         with suppress(OSError, OptimizeError):
-            _copy(target.files(self.job.out / path.name), self.folder)
+            there = target.files(self.job.out / path.name)
+            for file in there:
+                require_file(file, most_bytes=trial.row.size_bytes)
+            _copy(there, self.folder)
             if file_digest(*target.files(path)) == trial.row.sha256:
+                found = target.open(path, trust=self.job.trust)
                 # Some files do not say what they take.
-                return replace(target.open(path, trust=True), inputs=trial.row.inputs, outputs=trial.row.outputs)
+                return replace(found, inputs=trial.row.inputs, outputs=trial.row.outputs)
         return None
+
+    def _place(self, trial: FileTrial) -> Path:
+        """Return where the file of a trial is made."""
+        return self.folder / f"{trial.files}.{trial.choice.precision}{find_target(trial.choice.target).suffix}"
 
     def _choices(self) -> Iterator[FileChoice]:
         """Yield what to try: what single commands make, then what the sampler proposes."""
@@ -360,9 +371,8 @@ class _Searching:
         self._learn(trial)
 
     def _tried(self, trial: FileTrial) -> FileTrial:
-        choice, target = trial.choice, find_target(trial.choice.target)
-        path = self.folder / f"{trial.files}.{choice.precision}{target.suffix}"
-        job, export, recipe = self.workshop.make(choice, path)
+        choice = trial.choice
+        job, export, recipe = self.workshop.make(choice, self._place(trial))
         program, datasets = self.program, self.opened.datasets
         timings, qualities = measure_files(job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S)
         version = self.machine.versions.get("optimize", "")
@@ -450,7 +460,7 @@ class _Searching:
                 _copy(find_target(artifact.target).files(artifact.path), folder)
                 write_text(folder / f"{trial.files}.yaml", trial.recipe)
             write_text(folder / RECIPE, (self.goal.best(found) or found[0]).recipe)
-            write_text(folder / JOURNAL, self.journal.text)
+            self.journal.write(folder / JOURNAL)
             document = tell_run(report)
             for name in FILES:
                 save(folder / name, document, report)

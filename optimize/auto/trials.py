@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from optimize.auto.choices import FileChoice
+from optimize.files import whole
 from optimize.regular import find, read_bytes
 from optimize.report.model import Row, StrictRecord
 from optimize.texts import MOST_JSON_BYTES
@@ -22,6 +25,9 @@ _TIME, _DECIBELS, _BYTES = 1.02, 0.2, 1.1
 _NEAR = 0.9
 #: Better answers are equal: float32 in another order stands above.
 CEILING_DB = 80.0
+#: Trials that any search has, and seconds of one.
+_MOST_TRIALS, _LONGEST_S = 9999, 1e9
+_Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S)]
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,10 @@ class FileTrial(StrictRecord):
         why: Why there is no file.
     """
 
-    number: int
+    number: Annotated[int, Field(ge=1, le=_MOST_TRIALS)]
     choice: FileChoice
-    at_s: float
-    took_s: float
+    at_s: _Seconds
+    took_s: _Seconds
     row: Row | None = None
     eager: Row | None = None
     recipe: str = ""
@@ -81,7 +87,7 @@ class FileTrial(StrictRecord):
         row = self.row
         if row is None or row.status != "measured" or row.speedup is None or row.agreement is None:
             return None
-        if not row.agreement.judged or row.size_bytes is None:
+        if not row.agreement.judged or row.size_bytes is None or row.speedup.ratio <= 0:
             return None
         return Standing(1 / row.speedup.ratio, min(row.agreement.sqnr_db, CEILING_DB), row.size_bytes)
 
@@ -133,13 +139,18 @@ def front(trials: Iterable[FileTrial]) -> list[FileTrial]:
 class Journal:
     """The trials of a search, a line each behind a line that says of what.
 
+    A folder can come with somebody else's files, a journal among them, whose figures nobody here has measured. So that
+    first line names the inode of its own file, as the note of a transaction that of its folder: whoever packs one does
+    not know it.
+
     Args:
         asked: What the search is of: with anything else, nothing of a journal is gone on from.
+        room: What the search may try.
     """
 
-    def __init__(self, asked: object) -> None:
+    def __init__(self, asked: object, room: Iterable[FileChoice]) -> None:
         text = json.dumps(asked, sort_keys=True, default=str)
-        self._head = json.dumps({"journal": 1, "of": hashlib.sha256(text.encode()).hexdigest()})
+        self._of, self._room = hashlib.sha256(text.encode()).hexdigest(), frozenset(room)
         self.trials: list[FileTrial] = []
 
     @property
@@ -147,24 +158,46 @@ class Journal:
         """Seconds that the search has taken so far."""
         return max((trial.at_s for trial in self.trials), default=0.0)
 
-    @property
-    def text(self) -> str:
-        """The journal as its file holds it."""
-        return "\n".join([self._head, *(trial.model_dump_json() for trial in self.trials), ""])
+    def write(self, path: Path) -> None:
+        """Write the journal, whole or not at all.
+
+        Raises:
+            Refused: The disk is full, or the file cannot be written where it is to lie.
+        """
+        with whole(path) as temporary:
+            lines = (self._head(temporary.stat()), *(trial.model_dump_json() for trial in self.trials), "")
+            temporary.write_text("\n".join(lines), encoding="utf-8")
 
     def read(self, path: Path) -> bool:
-        """Go on from a journal; say whether there is one of the same search."""
-        if find(path) is None:
+        """Go on from a journal; say whether there is one of the same search, and one that this user's has written."""
+        found = find(path)
+        if found is None or found.st_uid != getattr(os, "geteuid", int)():  # 0 on Windows
             return False
         lines = read_bytes(path, most_bytes=MOST_JSON_BYTES).decode(errors="replace").splitlines()
-        if not lines or lines[0] != self._head:
+        if not lines or lines[0] != self._head(found):
             return False
         for line in lines[1:]:
             try:
-                self.trials.append(FileTrial.model_validate_json(line))
+                trial = FileTrial.model_validate_json(line)
             except ValidationError:  # of a line that was cut off, nothing is left
                 break
+            if not self._is_next(trial):
+                break
+            self.trials.append(trial)
         return bool(self.trials)
+
+    def _head(self, file: os.stat_result) -> str:
+        return json.dumps({"journal": 2, "of": self._of, "file": file.st_ino})
+
+    def _is_next(self, trial: FileTrial) -> bool:
+        """Say whether a trial can have come behind those that are known."""
+        row, known = trial.row, ((other.number, other.choice) for other in self.trials)
+        has_file = row is None or (row.target == trial.choice.target and trial.eager is not None)
+        return (
+            has_file
+            and trial.choice in self._room
+            and all(trial.number != number and trial.choice != choice for number, choice in known)
+        )
 
 
 def outcomes(trials: Sequence[FileTrial], kept: Sequence[FileTrial]) -> dict[int, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +20,13 @@ from optimize.auto import searching
 from optimize.auto.choices import FileChoice
 from optimize.auto.searching import Deadline, Goal, TimeIsUp
 from optimize.cli import cli
+from optimize.cli import keeper as cli_keeper
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
 from optimize.measure import latency
 from optimize.passes import CastFP16
 from optimize.recipe import read
+from optimize.registry import find_target
 from optimize.report.files import read as read_report
 from optimize.search import Search
 from optimize.workflow import run_job
@@ -65,10 +69,11 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[FileChoice]:
     return made
 
 
-def search(model: Path, *words: str) -> Any:
+def search(model: Path, *words: str, trust: bool = True) -> Any:
     data = str(model.with_name("data.npz"))
     out = str(model.with_name("out"))
-    given = ["auto", str(model), "--calib", data, "--to", "onnx", "--out", out, "--trust", "--quiet", *words]
+    given = ["auto", str(model), "--calib", data, "--to", "onnx", "--out", out, "--quiet", *words]
+    given += ["--trust"] if trust else []
     return CliRunner().invoke(cli, given)
 
 
@@ -133,6 +138,47 @@ def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[Fil
     assert search(model).exit_code == 0
     assert tried and all(choice.precision == "int8" for choice in tried)
     assert changed not in files(model) or (model.with_name("out") / changed).stat().st_size > 100
+
+
+def test_a_folder_that_somebody_packed_is_not_gone_on_from(model: Path, tried: list[FileChoice]) -> None:
+    """Its journal can say anything of its files, and its files be any."""
+    out = model.with_name("out")
+    assert search(model).exit_code == 0
+    shutil.copytree(out, model.with_name("packed"))
+    shutil.rmtree(out)
+    model.with_name("packed").rename(out)
+    tried.clear()
+    assert search(model).exit_code == 0 and tried == CHOICES
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_files_that_lie_there_are_opened_as_any_other(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch, *, trust: bool
+) -> None:
+    onnx, trusted = type(find_target("onnx")), list[bool]()
+    opened = onnx.open
+
+    def noted(self: Any, path: Path, *, trust: bool = False) -> Any:
+        trusted.append(trust)
+        return opened(self, path, trust=trust)
+
+    monkeypatch.setattr(cli_keeper, "can_confine", lambda: False)  # this process stays the user's
+    monkeypatch.setattr(onnx, "open", noted)
+    assert search(model, trust=trust).exit_code == 0 and not trusted
+    tried.clear()
+    assert search(model, trust=trust).exit_code == 0 and not tried
+    assert trusted and set(trusted) == {trust}
+
+
+def test_what_lies_in_a_files_place_and_is_none_is_not_read(model: Path, tried: list[FileChoice]) -> None:
+    """A link to what never ends would fill the disk."""
+    assert search(model).exit_code == 0
+    changed = model.with_name("out") / next(name for name in files(model) if name.endswith("int8.onnx"))
+    changed.write_bytes(b"")
+    os.truncate(changed, 1 << 40)  # a terabyte that takes no room before it is copied
+    tried.clear()
+    assert search(model).exit_code == 0
+    assert tried and all(choice.precision == "int8" for choice in tried)
 
 
 def test_a_front_whose_files_are_lost_is_made_again_with_what_it_kept_off(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +18,7 @@ from optimize.measure.bound import BoundCheck
 from tests.auto.test_choices import judged
 
 CHOICE = FileChoice("onnx", "int8")
+ROOM = [FileChoice("onnx", "float32"), CHOICE, FileChoice("openvino", "float16")]
 FIGURES = st.tuples(st.floats(0.5, 20), st.floats(10, 60), st.integers(100, 10_000))
 
 
@@ -77,23 +83,73 @@ def test_what_misses_the_bound_or_was_not_judged_is_not_on_it() -> None:
     ]
 
 
+def journal_of(asked: object) -> Journal:
+    return Journal(asked, ROOM)
+
+
+def judged_and_kept(count: int) -> Journal:
+    journal = journal_of("model")
+    for trial, choice in zip(tried(*[(5.0, 30.0, 500)] * count), ROOM, strict=False):
+        assert trial.row is not None
+        row = trial.row.model_copy(update={"target": choice.target})
+        journal.trials.append(trial.model_copy(update={"choice": choice, "row": row, "eager": row}))
+    return journal
+
+
 def test_a_journal_is_gone_on_from(tmp_path: Path) -> None:
-    path, journal = tmp_path / "journal.jsonl", Journal({"model": "a"})
-    journal.trials += tried((5.0, 30.0, 500), (10.0, 20.0, 400))
-    path.write_text(journal.text)
-    again = Journal({"model": "a"})
+    path, journal = tmp_path / "journal.jsonl", judged_and_kept(2)
+    journal.write(path)
+    again = journal_of("model")
     assert again.read(path) and again.trials == journal.trials and again.spent_s == 2.0
-    other = Journal({"model": "b"})
+    other = journal_of("another")
     assert not other.read(path) and not other.trials
-    assert not Journal({"model": "a"}).read(tmp_path / "none")
+    assert not journal_of("model").read(tmp_path / "none")
+
+
+def test_a_journal_that_came_with_a_folder_is_not(tmp_path: Path) -> None:
+    """Its figures were measured by nobody here: what it says of its own file, it cannot know."""
+    path = tmp_path / "journal.jsonl"
+    judged_and_kept(2).write(path)
+    shutil.copy(path, tmp_path / "packed")
+    assert not journal_of("model").read(tmp_path / "packed")
+    os.rename(path, tmp_path / "moved")  # the folder was given another name
+    assert journal_of("model").read(tmp_path / "moved")
 
 
 def test_what_somebody_made_of_a_journal_is_left_from_there_on(tmp_path: Path) -> None:
-    path, journal = tmp_path / "journal.jsonl", Journal("model")
-    journal.trials += tried((5.0, 30.0, 500), (10.0, 20.0, 400), (11.0, 20.0, 400))
-    head, first, second, third, _ = journal.text.split("\n")
+    path, journal = tmp_path / "journal.jsonl", judged_and_kept(3)
+    journal.write(path)
+    head, first, second, third, _ = path.read_text().split("\n")
     path.write_text("\n".join([head, first, second[:-20], third]))
-    again = Journal("model")
+    again = journal_of("model")
     assert again.read(path) and again.trials == journal.trials[:1]
     path.write_bytes(b"\xff\xfe\0" * 100)
-    assert not Journal("model").read(path)
+    assert not journal_of("model").read(path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"number": 1},
+        {"number": -5},
+        {"number": 10**300},
+        {"at_s": -1e300},
+        {"took_s": 1e300},
+        {"eager": None},
+        {"choice": {"target": "onnx", "precision": "int8", "regain_db": 1e300}},
+        {"choice": {"target": "onnx", "precision": "\x1b[31m"}},
+        {"choice": {"target": ROOM[0].target, "precision": ROOM[0].precision}},
+        {"choice": {"target": "torchscript", "precision": "float32"}},
+    ],
+)
+def test_a_trial_that_no_search_has_is_none(said: dict[str, Any], tmp_path: Path) -> None:
+    path, journal = tmp_path / "journal.jsonl", judged_and_kept(2)
+    journal.write(path)
+    head, first, second, _ = path.read_text().split("\n")
+    path.write_text("\n".join([head, first, json.dumps({**json.loads(second), **said})]))
+    again = journal_of("model")
+    assert again.read(path) and again.trials == journal.trials[:1]
+
+
+def test_a_file_that_took_no_time_stands_nowhere() -> None:
+    assert standings_of(tried((0.0, 30.0, 500), (-1.0, 30.0, 500))) == []
