@@ -93,13 +93,14 @@ def copy(source: IO[bytes], path: Path, *, append: bool, most_bytes: int) -> Non
     """
     if append:
         with refusing(path), path.open("ab") as end:
-            _copy(source, end, most_bytes)
+            copy_bytes(source, end, most_bytes)
     else:
         with whole(path) as temporary, temporary.open("wb") as file:
-            _copy(source, file, most_bytes)
+            copy_bytes(source, file, most_bytes)
 
 
-def _copy(source: IO[bytes], file: IO[bytes], left: int) -> None:
+def copy_bytes(source: IO[bytes], file: IO[bytes], left: int) -> None:
+    """Write what is read to an open file, no more than so many bytes."""
     while piece := source.read(min(left, _PIECE_BYTES)):
         file.write(piece)
         left -= len(piece)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import re
 import secrets
 import shlex
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -31,12 +33,13 @@ from typing import IO, Any
 from optimize.bounds import free_bytes
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.escaping import plain
+from optimize.files import copy_bytes
 from optimize.measure import environment
 from optimize.measure.environment import Environment
 from optimize.measure.fleet import PROGRAM, THREAD_VARIABLES, Session
 from optimize.registry import find_target
 from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import end
+from optimize.sandbox.process import end, limit_files
 from optimize.targets.base import Artifact
 from optimize.targets.packaging import versions_of
 
@@ -64,8 +67,10 @@ _WORKER = (
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 #: Says why a Python does not run a worker, in words that older ones know too.
 _PROBE = "import sys; sys.version_info < (3, 11) and sys.exit('it is %d.%d' % sys.version_info[:2]); import numpy"
-#: Seconds until a short command must be done (of a slow board: it imports NumPy), and bytes of what it says.
+#: Seconds until a short command must be done (of a slow board: it imports NumPy), and bytes of what it says in a line.
 _PATIENCE_S, _MOST_BYTES = 120.0, 1 << 20
+#: Of any file that ``ssh`` writes: its errors are kept in some, and lists of known hosts have megabytes at most.
+_MOST_WRITTEN_BYTES = 64 << 20
 #: Letters of a line that is shown, and seconds in which the folder there is removed.
 _MOST_WORDS, _LEAVING_S = 300, 15.0
 
@@ -135,6 +140,7 @@ class Remote:
         self._base = f"optimize-{secrets.token_hex(16)}"
         self._numbers, self._held = itertools.count(1), dict[str, str]()
         self._lacks = dict[tuple[str, str], str]()
+        self._is_mute = False
 
     def __enter__(self) -> Remote:
         with contextlib.ExitStack() as closing:
@@ -160,9 +166,8 @@ class Remote:
         command = [*_SSH, "-S", control, "-oControlMaster=yes", *self.address.words, _shell(_KEEPER.format(self._base))]
         keeper = _start(command, stdout=subprocess.PIPE, stderr=words)
         closing.callback(_leave, keeper)
-        assert keeper.stdout is not None
         with contextlib.suppress(TimeoutError):
-            if Lines(keeper.stdout, most_bytes=_MOST_BYTES, most_waiting=1).read(_PATIENCE_S) == b"ready\n":
+            if Lines(_said(keeper), most_bytes=_MOST_BYTES, most_waiting=1).read(_PATIENCE_S) == b"ready\n":
                 return
         words.seek(0)
         raise TargetUnavailable(
@@ -253,7 +258,9 @@ class Remote:
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from there, no more of it than is read; what it holds is for the reader to judge."""
-        self._ask(f"head -c {free_bytes() // 4 + 1} {name}", into=path)
+        most = free_bytes() // 4 + 1
+        with self._process(f"head -c {most} {name}") as (process, _), path.open("wb") as file:
+            copy_bytes(_said(process), file, most)
 
     def peak_memory_bytes(self, name: str) -> int | None:
         """Return the largest resident memory of a worker so far, None where that machine does not say."""
@@ -262,36 +269,55 @@ class Remote:
         return int(found[1]) * 1024 if found else None
 
     def end(self, name: str) -> None:
-        """End a worker, which need not hear that nobody listens any more."""
-        with contextlib.suppress(TargetUnavailable):
-            self._ask(f'test -f {name}/pid && kill -9 "$(cat {name}/pid)"')
+        """End a worker, which need not hear that nobody listens any more; the keeper ends those that are left."""
+        if not self._is_mute:
+            with contextlib.suppress(TargetUnavailable):
+                self._ask(f'test -f {name}/pid && kill -9 "$(cat {name}/pid)"', patience_s=_LEAVING_S)
 
     def _ask(
-        self, script: str, files: Mapping[str, Path] | None = None, into: Path | None = None
+        self, script: str, sent: Mapping[str, Path] | None = None, patience_s: float | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command there.
+        """Run a command there, and return the first line that it says.
 
         Args:
             script: Of words of our own.
-            files: What it reads, as an archive.
-            into: Where its output goes; else no more than some of it is returned.
+            sent: What it reads, as an archive; then it may take its time.
+            patience_s: How long it may take otherwise; as long as any short command where None.
 
         Raises:
-            TargetUnavailable: It does not end, and neither reads nor writes files.
+            Refused: A file cannot be read.
+            TargetUnavailable: It does not end.
         """
-        patience_s = None if files or into else _PATIENCE_S
-        with into.open("wb+") if into else tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as words:
-            process = _start(self._command(script), stdout=said, stderr=words)
+        patience_s = patience_s or _PATIENCE_S
+        with self._process(script, sent) as (process, words):
+            wanted_s = None if sent else patience_s
             try:
-                _pack(files or {}, process)
-                code = process.wait(patience_s)
-            except subprocess.TimeoutExpired as error:
+                said = Lines(_said(process), most_bytes=_MOST_BYTES, most_waiting=1).read(wanted_s)
+                code = process.wait(wanted_s)
+            except (TimeoutError, subprocess.TimeoutExpired) as error:
+                self._is_mute = True
                 raise TargetUnavailable(f"'{self.address.url}' does not answer within {patience_s:g} s.") from error
+            words.seek(0)
+            return subprocess.CompletedProcess(script, code, said, words.read(_MOST_BYTES))
+
+    @contextlib.contextmanager
+    def _process(
+        self, script: str, sent: Mapping[str, Path] | None = None
+    ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+        """Yield the process of a command there, and what it complains; it ends with the context.
+
+        Raises:
+            Refused: A file that is sent cannot be read.
+        """
+        failed = list[OSError]()
+        with tempfile.TemporaryFile() as words, _archive(sent or {}, failed) as archive:
+            process = _start(self._command(script), stdin=archive, stdout=subprocess.PIPE, stderr=words)
+            try:
+                yield process, words
             finally:
                 end(process)
-            said.seek(0)
-            words.seek(0)
-            return subprocess.CompletedProcess(script, code, said.read(_MOST_BYTES), words.read(_MOST_BYTES))
+        for error in failed:
+            raise Refused(f"'{error.filename}' cannot be sent to another machine: {error.strerror}.") from error
 
     def _command(self, script: str) -> list[str]:
         """Return the command that runs a script in the folder there, over the connection that is open."""
@@ -372,17 +398,28 @@ def _untrusted(what: str) -> str:
     return f"{what} needs --trust to run on another machine: no process is confined there."
 
 
-def _start(command: Sequence[str], **pipes: Any) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], *, stdin: int | IO[bytes] = subprocess.PIPE, **pipes: Any
+) -> subprocess.Popen[bytes]:
     """Start ``ssh`` out of reach of the terminal, whose Ctrl-C would end it before it has cleaned up.
+
+    A machine that complains without end fills no disk: the system ends an ``ssh`` that writes too much (Linux).
 
     Raises:
         TargetUnavailable: It is not installed.
     """
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **pipes)  # noqa: S603 - ssh of the user's own
+        process = subprocess.Popen(command, stdin=stdin, start_new_session=True, **pipes)  # noqa: S603 - ssh of the user's own
+        limit_files(process.pid, _MOST_WRITTEN_BYTES)
+        return process
     except FileNotFoundError as error:
         hint = "Install OpenSSH's client: apt install openssh-client"
         raise TargetUnavailable("No other machine is reached: ssh is not installed.", hint=hint) from error
+
+
+def _said(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
 
 
 def _leave(keeper: subprocess.Popen[bytes]) -> None:
@@ -400,19 +437,40 @@ def _shell(script: str) -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-def _pack(files: Mapping[str, Path], process: subprocess.Popen[bytes]) -> None:
-    """Write files to a process as an archive, which says nothing of owners; one that has ended says why."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        if not files:
-            return
-        # GNU's form of an archive, because BusyBox reads it.
-        with tarfile.open(fileobj=process.stdin, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as archive:
-            for name, path in files.items():
-                entry = archive.gettarinfo(path, name)
-                entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, "", "", 0o600
-                with path.open("rb") as file:
-                    archive.addfile(entry, file)
+@contextlib.contextmanager
+def _archive(sent: Mapping[str, Path], failed: list[OSError]) -> Iterator[int | IO[bytes]]:
+    """Yield what a process reads files from, as an archive.
+
+    It is written beside: a machine that reads nothing holds up neither this process nor its Ctrl-C.
+
+    Args:
+        sent: The files, by the name of each in the archive.
+        failed: Told of one that cannot be read.
+    """
+    if not sent:
+        yield subprocess.DEVNULL
+        return
+    read, write = os.pipe()
+    threading.Thread(target=_pack, args=(sent, os.fdopen(write, "wb"), failed), daemon=True).start()
+    with os.fdopen(read, "rb") as pipe:
+        yield pipe
+
+
+def _pack(sent: Mapping[str, Path], pipe: IO[bytes], failed: list[OSError]) -> None:
+    """Write files to a pipe as an archive, which says nothing of owners; a reader that has ended says why."""
+    with contextlib.suppress(BrokenPipeError), pipe:
+        try:
+            # GNU's form of an archive, because BusyBox reads it.
+            with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as archive:
+                for name, path in sent.items():
+                    entry = archive.gettarinfo(path, name)
+                    entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, "", "", 0o600
+                    with path.open("rb") as file:
+                        archive.addfile(entry, file)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            failed.append(error)
 
 
 def _last(words: bytes) -> str:

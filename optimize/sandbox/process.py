@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -69,6 +70,14 @@ def confined_variables(folder: Path) -> dict[str, str]:
 def module_path() -> list[str]:
     """Return where this process finds its modules."""
     return [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
+
+
+def limit_files(number: int, most_bytes: int) -> None:
+    """Let a process, by its number, write no longer file, where one can be told so from outside (Linux)."""
+    with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # ValueError: it may write less already
+        import resource
+
+        resource.prlimit(number, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

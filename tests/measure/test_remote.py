@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -204,6 +207,67 @@ def test_a_file_is_known_by_all_that_it_consists_of(tmp_path: Path) -> None:
     told = {"save_as_external_data": True, "location": "odd name;x.bin", "size_threshold": 0}
     onnx.save_model(model, str(tmp_path / "net.onnx"), **told)
     assert find_target("onnx").open(tmp_path / "net.onnx", trust=True).beside == ("odd name;x.bin",)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Address]:
+    """An ``ssh`` that does what a machine of somebody else's might."""
+
+    def made(script: str) -> Address:
+        keeps = 'case "$*" in *"echo ready"*) echo ready; exec cat >/dev/null;; '
+        path = tmp_path / "bin" / "ssh"
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\n{keeps}{script} esac\n")
+        path.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+        return Address.of("ssh://host")
+
+    return made
+
+
+def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(hostile: Callable[[str], Address]) -> None:
+    """What is sent is longer than a pipe holds."""
+    address, began_s = hostile("*) exec sleep 600;;"), time.monotonic()
+    timers = [threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)) for after_s in (1, 20)]
+    for timer in timers:
+        timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), Remote(address):
+            pass
+    finally:
+        for timer in timers:
+            timer.cancel()
+    assert time.monotonic() - began_s < 15
+
+
+@pytest.mark.parametrize(("descriptor", "told"), [(1, "does not answer within 3 s"), (2, "does not run a worker")])
+def test_a_machine_that_talks_without_end_fills_no_disk(
+    descriptor: int, told: str, hostile: Callable[[str], Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, kept, temporary = (
+        hostile(f'*"-m optimize.measure.remote"*) exec cat /dev/zero >&{descriptor};; *) cat >/dev/null;;'),
+        list[int](),
+        tempfile.TemporaryFile,
+    )
+
+    def noted() -> IO[bytes]:
+        made = temporary()
+        kept.append(os.dup(made.fileno()))
+        return made
+
+    monkeypatch.setattr("optimize.measure.remote._PATIENCE_S", 3.0)
+    monkeypatch.setattr("optimize.measure.remote._MOST_WRITTEN_BYTES", 1 << 20)
+    monkeypatch.setattr("optimize.measure.remote.tempfile.TemporaryFile", noted)
+    with pytest.raises(TargetUnavailable, match=told), Remote(address):
+        pass
+    assert kept and max(os.fstat(number).st_size for number in kept) <= 1 << 20
+    for number in kept:
+        os.close(number)
+
+
+def test_a_file_that_is_gone_is_not_sent(remote: Remote, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"gone\.onnx' cannot be sent to another machine: No such file"):
+        remote.send("gone", {"gone.onnx": tmp_path / "gone.onnx"})
 
 
 def test_nothing_is_left_when_this_process_is_killed(board: Board, tmp_path: Path) -> None:
