@@ -8,7 +8,11 @@ FILES = ("report.json", "report.md", "report.html")
 RECIPE = "recipe.yaml"
 #: What a search writes beside these: what it tried, and for each file of its front the recipe that makes it again.
 JOURNAL = "journal.jsonl"
-POINTS = tuple(f"point-[0-9]*{ending}" for ending in sorted({".yaml", *ENDINGS}))
+POINTS = tuple(
+    f"point-{'[0-9]' * digits}{rest}"
+    for digits in (2, 3, 4)
+    for rest in (".yaml", *(f".*{end}" for end in sorted(ENDINGS)))
+)
 #: What the other commands write to ``--out``, all or none.
 ADVICE = ("advice.json", "advice.html")
 BENCH = ("bench.json", "bench.md", "bench.html")

@@ -121,13 +121,16 @@ def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
 
     monkeypatch.setattr(searching, "measure_files", interrupted)
     (model.with_name("out")).mkdir()
-    (model.with_name("out") / "point-of-view.txt").write_text("the user's")
+    clouds = [f"point-001.{end}" for end in ("bin", "data")]
+    own = ("point-of-view.txt", "point-1.yaml", "point-2d.onnx", *clouds)
+    for name in own:
+        (model.with_name("out") / name).write_text("the user's")
     assert search(model).exit_code != 0
     assert {"point-01.float32.onnx", "point-01.yaml", "journal.jsonl", "report.html", "recipe.yaml"} <= files(model)
     assert read_report(model.with_name("out") / "report.json").rows[0].precision == "float32"
     tried.clear()
     assert search(model).exit_code == 0 and tried == CHOICES[1:]
-    assert (model.with_name("out") / "point-of-view.txt").read_text() == "the user's"
+    assert {(model.with_name("out") / name).read_text() for name in own} == {"the user's"}
 
 
 def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[FileChoice]) -> None:
