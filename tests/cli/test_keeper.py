@@ -185,7 +185,7 @@ def test_a_command_may_write_its_results_again_and_again(tmp_path: Path) -> None
     code = """
 for number in (1, 2, 3):
     out, folder = next(iter(outputs.items()))
-    for name in ("report.json", f"point-{number}.onnx"):
+    for name in ("report.json", f"point-0{number}.int8.onnx"):
         (folder / name).write_text(str(number))
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -195,7 +195,10 @@ for number in (1, 2, 3):
 """
     (tmp_path / "data.npz").touch()
     done = broken(tmp_path, code, "auto", "net.pt", "--calib", "data.npz", "--out", "out")
-    assert done.stdout.splitlines() == ["['point-1.onnx', 'report.json']", "['point-2.onnx', 'report.json']"]
+    assert done.stdout.splitlines() == [
+        "['point-01.int8.onnx', 'report.json']",
+        "['point-02.int8.onnx', 'report.json']",
+    ]
     assert done.returncode and (tmp_path / "out" / "report.json").read_text() == "2"
     assert sorted(os.listdir(tmp_path)) == ["data.npz", "net.pt", "out"]
 
