@@ -9,8 +9,8 @@ Ours is rounded with and without the calibration texts, in 8, 4 and 3 bits. ONNX
 quantizer at 4 bits in the same blocks, on the same float file, where embeddings stay in float; torchao's is 4-bit
 weights of linear layers in the same blocks, without a file. Cosines are against PyTorch's answers on texts that nobody
 calibrated on; time is processor time on one thread, a text at a time, in random order in every round. ``--write`` puts
-the table into ``results/encoder_weights.md``. The exit code is 1 where 4 bits have a mean cosine under 0.99 or a file beyond 0.16 of
-float32's, or 3 bits under 0.97 or beyond 0.13.
+the table into ``results/encoder_weights.md``. The exit code is 1 where 4 bits have a mean cosine under 0.99 or a file
+beyond 0.16 of float32's, or 3 bits under 0.97 or beyond 0.13.
 """
 
 from __future__ import annotations
