@@ -25,7 +25,7 @@ from optimize.registry import find_target
 from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
 from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import confined_variables, describe_end, end
+from optimize.sandbox.process import THREAD_VARIABLES, confined_variables, describe_end, end
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 #: The module that runs as the process of a session.
 PROGRAM = "optimize.measure.worker"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples, of twenty digits each.
 _LINE_BYTES, _LINES = 4 << 20, 16
 #: Providers or lacks that a reply may name, and letters of each and of an error that are kept.

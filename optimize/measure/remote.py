@@ -36,10 +36,10 @@ from optimize.escaping import plain
 from optimize.files import copy_bytes
 from optimize.measure import environment
 from optimize.measure.environment import Environment
-from optimize.measure.fleet import PROGRAM, THREAD_VARIABLES, Session
+from optimize.measure.fleet import PROGRAM, Session
 from optimize.registry import find_target
 from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import end, limit_files
+from optimize.sandbox.process import THREAD_VARIABLES, end, limit_files
 from optimize.targets.base import Artifact
 from optimize.targets.packaging import versions_of
 

@@ -162,7 +162,7 @@ class QuantizeStatic(IntegerPass):
         self, program: Program, batches: FlatBatches, weights: WeightRounding
     ) -> tuple[Observations, tuple[str, ...]]:
         """Return what the values of the program look like, from the cache if it knows; weights see samples anyway."""
-        look = functools.partial(watch, also=weights.see, until_settled=self.until_settled, halves=True)
+        look = functools.partial(watch, also=weights, until_settled=self.until_settled, halves=True)
         if not self.cache:
             return look(program, batches), ()
         folder, key = Path(self.cache), cache.fingerprint(program, batches)
@@ -181,7 +181,7 @@ class QuantizeStatic(IntegerPass):
         form = self._numerics.activation
         if self.calibrator != "auto":
             return observations.ranges(self.calibrator, form)
-        return choose_ranges(program, layers, observations, batches, form, lambda share: tell("choose ranges", share))
+        return choose_ranges(program, layers, observations, batches, form)
 
     def _what(self, layer: fx.Node, rounded: Rounded | None) -> str:
         spared = ""

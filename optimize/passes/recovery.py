@@ -126,7 +126,7 @@ class _Fold:
         layers, _ = choose_layers(rounded)
         names = frozenset(node.name for node in layers)
         weights = WeightRounding(rounded, layers if self._weights else ())
-        seen = watch(rounded, self._learn, only=stored_values(rounded, names), also=weights.see)
+        seen = watch(rounded, self._learn, only=stored_values(rounded, names), also=weights)
         plan = Quantization("static", names, seen.ranges("mse", USUAL.activation))
         weights.apply(dict.fromkeys(names, WEIGHT))
         return noise_share(simulated_db(rounded, self._judge, plan, reference=self._wanted, weights=False))

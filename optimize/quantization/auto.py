@@ -22,10 +22,12 @@ from torch import fx
 
 from optimize.plan import Range
 from optimize.program import Program
-from optimize.quantization.batches import Flat, FlatBatches
+from optimize.progress import tell
+from optimize.quantization.batches import Flat, FlatBatches, apart
 from optimize.quantization.calibrate import Observations
 from optimize.quantization.numerics import TensorFormat, scale_and_zero_point
 from optimize.quantization.simulation import round_value, stored_values
+from optimize.workers import count_workers, map_tasks
 
 #: Samples that the errors of ranges are taken on, at least and at most, in two halves; in between as many as hold so
 #: many values: of large images twelve tell what more of them do, four or eight cost one network or another 0.4 dB.
@@ -50,7 +52,6 @@ def choose_ranges(
     observations: Observations,
     batches: FlatBatches,
     form: TensorFormat,
-    progress: Callable[[float], None] | None = None,
 ) -> dict[str, Range]:
     """Return the range of every value by node name: of stored values the one that errs least, of others least squares'.
 
@@ -60,7 +61,6 @@ def choose_ranges(
         observations: Of the calibration data, with its halves.
         batches: Calibration data; a few samples are read again. Of a single one nothing is learned.
         form: The integers of activations.
-        progress: Told the share done.
     """
     contenders = _contenders(observations, form)
     even, odd = batches.halves(VALUES, *JUDGED)
@@ -68,20 +68,47 @@ def choose_ranges(
         return contenders[0]
     tried = [_contenders(half, form) for half in observations.halves]
     known = set.intersection(*(set(each[0]) for each in (contenders, *tried)))
-    stored = [node for node in stored_values(program, layers) if node.name in known]
-    segments = {node: _segment(node, set(stored)) for node in stored}
-    errors = {node: np.zeros(len(contenders)) for node in stored}
-    judging = [each for pair in zip_longest(odd, even) for each in zip(tried, pair, strict=True) if each[1]]
-    for number, (each, batch) in enumerate(judging):
-        values = _values(program, batch)
-        for node, error in errors.items():
-            if number >= _TRIED:
-                error[error > _LOST * error.min()] = np.inf
-            ranges = [one[node.name] if math.isfinite(lost) else None for one, lost in zip(each, error, strict=True)]
-            error += _errors(segments[node], node, ranges, values, form)
-        if progress is not None:
-            progress((number + 1) / len(judging))
-    return {**contenders[0], **{node.name: contenders[int(errors[node].argmin())][node.name] for node in stored}}
+    stored = stored_values(program, layers)
+    names = [node.name for node in program.graph.nodes if node in stored and node.name in known]
+    pairs = (pair for both in zip_longest(odd, even) for pair in zip(tried, both, strict=True))
+    judging = [(each, apart(batch)) for each, batch in pairs if batch]
+    count = count_workers()
+    groups = [names[start::count] for start in range(count)]  # each computes the float values once more
+    found = map_tasks(_judging, (program, names, judging, form), groups)
+    return {**contenders[0], **{name: contenders[best][name] for each in found for name, best in each.items()}}
+
+
+def _judging(
+    program: Program,
+    stored: Collection[str],
+    judging: Sequence[tuple[Sequence[Mapping[str, Range]], Flat]],
+    form: TensorFormat,
+) -> Callable[[Collection[str]], dict[str, int]]:
+    """Return what says, of some of the stored values, which contender errs least.
+
+    Args:
+        program: The float program.
+        stored: Names of all values that are stored.
+        judging: Contenders, and the batch that they are tried on.
+        form: The integers.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.name in stored}
+
+    def judge(names: Collection[str]) -> dict[str, int]:
+        segments = {name: _segment(nodes[name], set(nodes.values())) for name in names}
+        errors = {name: np.zeros(len(judging[0][0])) for name in names}
+        for number, (contenders, batch) in enumerate(judging):
+            values = _values(program, batch)
+            for name, error in errors.items():
+                if number >= _TRIED:
+                    error[error > _LOST * error.min()] = np.inf
+                pairs = zip(contenders, error, strict=True)
+                ranges = [each[name] if math.isfinite(lost) else None for each, lost in pairs]
+                error += _errors(segments[name], nodes[name], ranges, values, form)
+            tell("choose ranges", (number + 1) / len(judging))
+        return {name: int(error.argmin()) for name, error in errors.items()}
+
+    return judge
 
 
 def _contenders(observations: Observations, form: TensorFormat) -> list[dict[str, Range]]:

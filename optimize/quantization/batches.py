@@ -227,6 +227,11 @@ def samples_of(program: Program, flat: Sequence[torch.Tensor]) -> int:
     return next((int(value.shape[0]) for value in flat if value.dim()), 1)
 
 
+def apart(flat: Flat) -> Flat:
+    """Return flat inputs in memory of their own, where a kernel adds up as it does where another process has them."""
+    return tuple(value.clone(memory_format=torch.contiguous_format) for value in flat)
+
+
 def sample_specs(program: Program) -> list[InputSpec]:
     """Return what the program takes, a sample a spec."""
     return [

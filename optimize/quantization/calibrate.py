@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,18 +15,25 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
-from optimize.quantization.batches import check, samples_of
+from optimize.quantization.batches import Flat, apart, check, samples_of
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import Statistics
+from optimize.workers import map_tasks
+
+if TYPE_CHECKING:
+    from optimize.quantization.rounding import InputMoments
+    from optimize.quantization.weights import WeightRounding
 
 Batches = Iterable[Sequence[torch.Tensor]]
 See = Callable[[fx.Node, torch.Tensor], None]
 
 #: Inputs beyond this overflow float32 in the first sum of products: the message then says how large they are.
 _LARGE = 1e30
-#: Samples that two halves are kept apart of, where that is asked for.
+#: Samples that two halves are kept apart of, where that is asked for, and that weights are rounded for.
 HALVED = 64
+#: Batches behind those samples that are watched together.
+_TOGETHER = 4
 #: Extrema that grow by less than this share have settled.
 _SETTLED = 0.01
 #: Samples without growth, and their share of all seen, after which ranges have settled.
@@ -47,12 +57,7 @@ class Observations:
 
     def merge(self, other: Observations) -> Observations:
         """Return what was seen of both data sets together: the same, bit for bit, as one look at all of it."""
-        known: dict[tuple[int, int], Statistics] = {}  # what stands for several values does so afterwards
-        merged, empty = {}, Statistics()
-        for name in dict.fromkeys([*self.values, *other.values]):
-            one, two = self.values.get(name, empty), other.values.get(name, empty)
-            merged[name] = known.setdefault((id(one), id(two)), one.merge(two))
-        return Observations(merged, self.samples + other.samples)
+        return Observations(_merged(self.values, other.values), self.samples + other.samples)
 
     def ranges(self, calibrator: str, form: TensorFormat) -> dict[str, Range]:
         """Return the range of each value by one rule (``calibrators.RULES``)."""
@@ -63,6 +68,16 @@ class Observations:
             if id(statistics) not in known:
                 known[id(statistics)] = rule(statistics, form)
         return {name: known[id(statistics)] for name, statistics in self.values.items()}
+
+
+def _merged(left: Mapping[str, Statistics], right: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Return statistics of two data sets together; what stands for several values does so afterwards."""
+    known: dict[tuple[int, int], Statistics] = {}
+    merged, empty = {}, Statistics()
+    for name in dict.fromkeys([*left, *right]):
+        one, two = left.get(name, empty), right.get(name, empty)
+        merged[name] = known.setdefault((id(one), id(two)), one.merge(two))
+    return merged
 
 
 class Observation(fx.Interpreter):
@@ -85,18 +100,21 @@ def watch(
     batches: Batches,
     *,
     only: Collection[fx.Node] | None = None,
-    also: See | None = None,
+    also: WeightRounding | None = None,
     until_settled: bool = False,
     halves: bool = False,
 ) -> Observations:
     """Run the program over the data once and return the statistics of every float value.
 
+    The first samples are one task and batches behind them some more, whoever does them (``workers.map_tasks``).
+
     Args:
         program: A float program.
         batches: Batches of flat inputs.
         only: The values to look at; all where None.
-        also: Shown every value too.
-        until_settled: Stop when no extremum has grown by 1 % over the last 64 samples and the last half of the data.
+        also: Gathers what weights are multiplied with, of the first samples.
+        until_settled: Stop when no extremum has grown by 1 % over the last 64 samples and the last half of the data;
+            asked after each task.
         halves: Keep two halves of the first samples apart too; of values without samples every other batch.
 
     Returns:
@@ -106,23 +124,105 @@ def watch(
         Refused: There is no data, or a value is not a number, or an input or output is infinite (the message names the
             layer).
     """
-    watcher = _Watcher(program, HALVED if halves else 0)
-
-    def see(node: fx.Node, value: torch.Tensor) -> None:
-        if only is None or node in only:
-            watcher.see(node, value)
-        if also is not None:
-            also(node, value)
-
-    settling = _Settling(watcher.parts) if until_settled else None
-    samples = observe(program, batches, see, enough=settling.reached if settling else None)
-    if samples == 0:
+    halved, settling, seen = HALVED if halves else 0, _Settling() if until_settled else None, _Seen()
+    names = None if only is None else frozenset(node.name for node in only)
+    tasks = _shards(program, batches, first=halves or also is not None)
+    with contextlib.closing(map_tasks(_watching, (program, names, halved, also), tasks)) as found:
+        for part, moments in found:
+            seen = seen.merge(part)
+            if also is not None:
+                also.take_over(moments)
+            if settling is not None and settling.reached(seen):
+                break
+    if seen.samples == 0:
         raise Refused("The calibration data is empty.", hint="Give at least one batch; 100 to 500 samples are usual.")
-    return watcher.observations(samples)
+    return seen.observations(program, halved)
+
+
+class _Shard:
+    """Batches of one task, each read when it is asked for; in another process they are a list."""
+
+    def __init__(self, program: Program, unread: Iterator[Sequence[torch.Tensor]], first: bool) -> None:
+        self._program, self._unread, self._first = program, unread, first
+
+    def __iter__(self) -> Iterator[Flat]:
+        seen, enough = 0, HALVED if self._first else _TOGETHER
+        while seen < enough and (given := next(self._unread, None)) is not None:
+            flat = check(self._program, given)
+            seen += samples_of(self._program, flat) if self._first and self._program.batch is not None else 1
+            yield apart(flat)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _shards(program: Program, batches: Batches, first: bool) -> Iterator[tuple[bool, Iterable[Flat]]]:
+    """Yield the data as tasks, each with whether it is the first samples; of a fixed batch as many batches."""
+    unread = iter(batches)
+    for flat in unread:
+        yield first, _Shard(program, itertools.chain([flat], unread), first)
+        first = False
+
+
+def _watching(
+    program: Program, only: Collection[str] | None, halved: int, also: WeightRounding | None
+) -> Callable[[tuple[bool, Iterable[Flat]]], tuple[_Seen, Mapping[str, InputMoments]]]:
+    """Return what watches the batches of a task; the arguments are those of ``watch``."""
+
+    def look(task: tuple[bool, Iterable[Flat]]) -> tuple[_Seen, Mapping[str, InputMoments]]:
+        first, flats = task
+        watcher = _Watcher(program, halved if first else 0)
+
+        def see(node: fx.Node, value: torch.Tensor) -> None:
+            if only is None or node.name in only:
+                watcher.see(node, value)
+            if first and also is not None:
+                also.see(node, value)
+
+        samples = observe(program, flats, see)
+        return watcher.seen(samples), also.hand_over() if first and also is not None else {}
+
+    return look
 
 
 #: Statistics by node name.
 _Part = dict[str, Statistics]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What watchers saw.
+
+    Attributes:
+        parts: Statistics of two halves of the first samples, and of what comes after.
+        infinite: Names of the values that were infinite.
+        samples: How many samples.
+    """
+
+    parts: tuple[_Part, _Part, _Part] = ({}, {}, {})
+    infinite: frozenset[str] = frozenset()
+    samples: int = 0
+
+    def merge(self, other: _Seen) -> _Seen:
+        """Return what was seen of both together."""
+        one, two, rest = map(_merged, self.parts, other.parts)
+        return _Seen((one, two, rest), self.infinite | other.infinite, self.samples + other.samples)
+
+    def observations(self, program: Program, halved: int) -> Observations:
+        """Return it where so many samples are first; a value that was infinite is left out."""
+        first = min(self.samples, halved)
+        counts = (-(-first // 2), first // 2, self.samples - first)
+        infinite = {id(part[name]) for part in self.parts for name in self.infinite & part.keys()}
+        left_out = {name for part in self.parts for name, entry in part.items() if id(entry) in infinite}
+        finite = [{name: entry for name, entry in part.items() if name not in left_out} for part in self.parts]
+        one, two, rest = (Observations(part, count) for part, count in zip(finite, counts, strict=True))
+        if not halved:
+            return rest
+        whole = one.merge(two).merge(rest)
+        names = (node.name for node in program.graph.nodes)
+        return Observations(
+            {name: whole.values[name] for name in names if name in whole.values}, self.samples, (one, two)
+        )
 
 
 class _Watcher:
@@ -181,29 +281,18 @@ class _Watcher:
         largest = max((max(-entry.low, entry.high) for entry in inputs), default=0.0)
         return f" The calibration values reach {largest:.0e}." if largest > _LARGE else ""
 
-    def observations(self, samples: int) -> Observations:
-        """Return what was seen in so many samples; a value that was infinite is left out."""
-        first = min(samples, self._halved)
-        counts = (-(-first // 2), first // 2, samples - first)
-        infinite = {id(part[name]) for part in self.parts for name in self._infinite & part.keys()}
-        left_out = {name for part in self.parts for name, entry in part.items() if id(entry) in infinite}
-        finite = [{name: entry for name, entry in part.items() if name not in left_out} for part in self.parts]
-        one, two, rest = (Observations(part, count) for part, count in zip(finite, counts, strict=True))
-        if not self._halved:
-            return rest
-        whole = one.merge(two).merge(rest)
-        ordered = {node.name: whole.values[node.name] for node in self._counts if node.name in whole.values}
-        return Observations(ordered, samples, (one, two))
+    def seen(self, samples: int) -> _Seen:
+        """Return what was seen in so many samples."""
+        return _Seen(self.parts, frozenset(self._infinite), samples)
 
 
-def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[int], bool] | None = None) -> int:
+def observe(program: Program, batches: Batches, see: See) -> int:
     """Run the program over the data and show every float value to ``see``; return the number of samples.
 
     Args:
         program: A float program.
         batches: Batches of flat inputs.
         see: Called with each node and its value.
-        enough: Asked after each batch, with the samples seen, whether to stop.
     """
     observation = Observation(program.graph_module, see)
     samples = 0
@@ -212,8 +301,6 @@ def observe(program: Program, batches: Batches, see: See, *, enough: Callable[[i
             flat = check(program, batch)
             observation.run(*flat, enable_io_processing=False)
             samples += samples_of(program, flat)
-            if enough is not None and enough(samples):
-                break
     return samples
 
 
@@ -233,12 +320,12 @@ def _free_axis(node: fx.Node) -> int | None:
 class _Settling:
     """Whether the extrema have stopped growing."""
 
-    parts: Sequence[Mapping[str, Statistics]]
     marks: dict[str, tuple[float, float]] = field(default_factory=dict)
     grown_at: int = 0
 
-    def reached(self, samples: int) -> bool:
-        for name, statistics in ((name, entry) for part in self.parts for name, entry in part.items()):
+    def reached(self, seen: _Seen) -> bool:
+        samples = seen.samples
+        for name, statistics in ((name, entry) for part in seen.parts for name, entry in part.items()):
             low, high = self.marks.get(name, (0.0, 0.0))
             slack = _SETTLED * (statistics.high - statistics.low)
             if statistics.low < low - slack or statistics.high > high + slack:

@@ -7,6 +7,7 @@ of their sum is about what giving it back to float removes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,10 @@ from optimize import graph, ops
 from optimize.distances import ratio_db
 from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.batches import Flat
+from optimize.quantization.batches import Flat, apart
 from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.simulation import Simulation, stored_values
+from optimize.workers import count_workers, map_tasks
 
 #: Samples the errors are taken on: ranks of layers settle long before ranges do.
 SAMPLES = 16
@@ -71,29 +73,47 @@ def layer_errors(
         progress: Told the share done, from 0 to 1.
         numerics: Formats of the target.
     """
-    plan = program.plan
-    paths, originals = ops.layer_paths(program.graph), _originals(program)
+    plan, paths = program.plan, ops.layer_paths(program.graph)
     wanted_layers = plan.layers if only is None else plan.layers & set(only)
     layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in wanted_layers]
-    reference = _Partly(program, plan, (), originals, numerics)
-    alone = [(layer, _Partly(program, plan, (layer.name,), originals, numerics)) for layer in layers]
     noise = torch.zeros(len(layers), len(program.outputs), dtype=torch.float64)
-    signal, seen = torch.zeros(len(program.outputs), dtype=torch.float64), 0
-    with torch.inference_mode():
-        for chunk in _chunks(batches, samples, fixed=program.batch is None):
-            wanted = reference.outputs(chunk)
-            signal += powers(wanted)
-            for index, (layer, partly) in enumerate(alone):
-                found = partly.outputs_after(layer, reference, chunk)
-                noise[index] += powers(wanted, less=found)
-            seen += len(chunk[0])
-            if progress:
-                progress(min(1.0, seen / samples))
+    signal, done = torch.zeros(len(program.outputs), dtype=torch.float64), 0.0
+    parts = -(-count_workers() * _CHUNK // samples)  # each computes the float values once more
+    names = [[layer.name for layer in layers[part::parts]] for part in range(parts)]
+    chunks = _chunks(batches, samples, fixed=program.batch is None)
+    tasks = ((apart(chunk), each) for chunk in chunks for each in names)
+    for number, (size, power, errors) in enumerate(map_tasks(_erring, (program, numerics), tasks)):
+        signal += power if number % parts == 0 else 0.0
+        noise[number % parts :: parts] += errors
+        done += size / parts
+        if progress:
+            progress(min(1.0, done / samples))
     relative = (noise / signal.clamp_min(1e-30)).sum(1).tolist()
     return tuple(
         LayerError(layer.name, paths[layer.name], graph.op_name(layer), power)
         for layer, power in zip(layers, relative, strict=True)
     )
+
+
+def _erring(
+    program: Program, numerics: Numerics
+) -> Callable[[tuple[Flat, Sequence[str]]], tuple[int, torch.Tensor, torch.Tensor]]:
+    """Return what takes a few samples and the names of layers: how many samples, powers of outputs and of errors."""
+    plan, originals = program.plan, _originals(program)
+    layers = {node.name: node for node in graph.calls(program.graph, *ops.WEIGHTED)}
+    reference = _Partly(program, plan, (), originals, numerics)
+    alone = functools.cache(lambda name: _Partly(program, plan, (name,), originals, numerics))
+
+    def err(task: tuple[Flat, Sequence[str]]) -> tuple[int, torch.Tensor, torch.Tensor]:
+        chunk, names = task
+        noise = torch.zeros(len(names), len(program.outputs), dtype=torch.float64)
+        with torch.inference_mode():
+            wanted = reference.outputs(chunk)
+            for row, name in zip(noise, names, strict=True):
+                row += powers(wanted, less=alone(name).outputs_after(layers[name], reference, chunk))
+        return len(chunk[0]), powers(wanted), noise
+
+    return err
 
 
 def powers(values: Sequence[torch.Tensor], less: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
@@ -175,9 +195,7 @@ def _originals(program: Program) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _chunks(
-    batches: Iterable[Sequence[torch.Tensor]], samples: int, *, fixed: bool
-) -> Iterator[Sequence[torch.Tensor]]:
+def _chunks(batches: Iterable[Sequence[torch.Tensor]], samples: int, *, fixed: bool) -> Iterator[Flat]:
     """Yield flat inputs a few samples at a time (as they come where the batch is fixed) until there were enough."""
     seen = 0
     for batch in batches:
@@ -185,5 +203,5 @@ def _chunks(
         for start in range(0, len(batch[0]), size):
             if seen >= samples:
                 return
-            yield [value[start : start + size] for value in batch]
+            yield tuple(value[start : start + size] for value in batch)
             seen += size

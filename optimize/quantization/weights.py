@@ -14,6 +14,7 @@ from optimize.program import Program
 from optimize.quantization.calibrate import sample_axis
 from optimize.quantization.links import is_own
 from optimize.quantization.rounding import Grid, InputMoments, Rounded, can_round, columns, round_weights
+from optimize.workers import map_tasks
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
 SAMPLES = 64
@@ -39,7 +40,7 @@ class WeightRounding:
     def __init__(
         self, program: Program, layers: Iterable[fx.Node], samples: int = SAMPLES, numbers: int = MOST_NUMBERS
     ) -> None:
-        self._module, self._most = program.graph_module, samples
+        self._program, self._module, self._most, self._numbers = program, program.graph_module, samples, numbers
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
         self.crowded: list[fx.Node] = []
@@ -54,8 +55,12 @@ class WeightRounding:
             numbers -= asked
             self._weights[layer] = weight
             self._readers.setdefault(graph.argument(layer, "input"), []).append(layer)
-        self._moments = {layer: InputMoments.of(layer, weight) for layer, weight in self._weights.items()}
+        self._moments: dict[fx.Node, InputMoments] = {}
         self._samples: dict[fx.Node, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process makes one of that has seen nothing."""
+        return _of_names, (self._program, [layer.name for layer in self._weights], self._most, self._numbers)
 
     def see(self, node: fx.Node, value: torch.Tensor) -> None:
         """Take in a value of the float program, until it was seen on enough samples."""
@@ -65,7 +70,20 @@ class WeightRounding:
         axis = sample_axis(node)
         self._samples[node] = seen + (1 if axis is None else value.shape[axis])
         for layer in self._readers[node]:
-            self._moments[layer].update(columns(layer, self._weights[layer], value))
+            weight = self._weights[layer]
+            if layer not in self._moments:
+                with torch.inference_mode(False):  # they are added to later
+                    self._moments[layer] = InputMoments.of(layer, weight)
+            self._moments[layer].update(columns(layer, weight, value))
+
+    def hand_over(self) -> dict[str, InputMoments]:
+        """Return the sums by name of their layer; they are forgotten."""
+        moments, self._moments = self._moments, {}
+        return {layer.name: seen for layer, seen in moments.items()}
+
+    def take_over(self, moments: Mapping[str, InputMoments]) -> None:
+        """Take in sums that another one has handed over."""
+        self._moments |= {layer: moments[layer.name] for layer in self._weights if layer.name in moments}
 
     @property
     def layers(self) -> Collection[fx.Node]:
@@ -74,9 +92,12 @@ class WeightRounding:
 
     def take(self) -> Iterator[tuple[fx.Node, torch.Tensor, InputMoments]]:
         """Yield the layers that saw a sample, each with its weight and the sums of its inputs, which are forgotten."""
-        for layer in list(self._moments):
-            if (seen := self._moments.pop(layer)).count:
-                yield layer, self._weights[layer], seen
+        for layer, weight in self._weights.items():
+            if (seen := self._seen(layer)).count:
+                yield layer, weight, seen
+
+    def _seen(self, layer: fx.Node) -> InputMoments:
+        return self._moments.pop(layer, None) or InputMoments.of(layer, self._weights[layer])
 
     def rounded(self, layer: fx.Node, form: Grid) -> Rounded | None:
         """Return what one layer's weight would become; nothing where it is left or saw no sample."""
@@ -98,12 +119,23 @@ class WeightRounding:
         """
         done: dict[fx.Node, Rounded] = {}
         chosen = [layer for layer in self._weights if layer.name in forms]
-        for layer in chosen:
-            done[layer] = round_weights(self._weights[layer], self._moments.pop(layer), forms[layer.name])
-            write_rounded(self._module, layer, done[layer])
+        tasks = ((self._weights[layer], self._seen(layer), forms[layer.name]) for layer in chosen)
+        for layer, rounded in zip(chosen, map_tasks(_rounding, (), tasks), strict=True):
+            done[layer] = rounded
+            write_rounded(self._module, layer, rounded)
             if progress is not None:
                 progress(len(done) / len(chosen))
         return done
+
+
+def _of_names(program: Program, names: Collection[str], samples: int, numbers: int) -> WeightRounding:
+    layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in names]
+    return WeightRounding(program, layers, samples, numbers)
+
+
+def _rounding() -> Callable[[tuple[torch.Tensor, InputMoments, Grid]], Rounded]:
+    """Return what rounds a weight, given the sums of its inputs and where it is to lie."""
+    return lambda task: round_weights(*task)
 
 
 def read_parameters(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+#: What tells numeric libraries how many threads to use, from their start.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: What a confined process sees of the user's environment: what programs and numeric libraries go by, no tokens.
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES")
 _KEPT_PREFIXES = (

@@ -13,6 +13,7 @@ from models import REFERENCES
 from models.repvgg import fashion_repvgg
 from optimize import graph, ops
 from optimize.plan import Range
+from optimize.progress import heard_by
 from optimize.quantization.auto import JUDGED, VALUES, choose_ranges
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
@@ -73,13 +74,14 @@ def test_auto_keeps_everything_where_clipping_is_coherent() -> None:
 
 
 def test_auto_is_told_of_and_looks_at_a_few_samples_only() -> None:
-    reference, shares = REFERENCES["resnet"], []
+    reference, told = REFERENCES["resnet"], []
     program = references.captured("resnet", None)
     batches = FlatBatches(program, [reference.inputs(40)])
     layers = {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
     watched = watch(program, batches, halves=True)
-    chosen = choose_ranges(program, layers, watched, batches, USUAL.activation, shares.append)
-    assert len(shares) == sum(map(len, batches.halves(VALUES, *JUDGED))) and shares[-1] == 1.0
+    with heard_by(lambda *entry: told.append(entry)):
+        chosen = choose_ranges(program, layers, watched, batches, USUAL.activation)
+    assert len(told) == sum(map(len, batches.halves(VALUES, *JUDGED))) and told[-1] == ("choose ranges", 1.0)
     rules = [watched.ranges(rule, USUAL.activation) for rule in ("mse", "percentile", "minmax")]
     assert chosen.keys() == watched.values.keys()
     for name, interval in chosen.items():
