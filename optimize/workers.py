@@ -43,6 +43,7 @@ _URL = re.compile(r"(local|ray)(?::([0-9]{1,4}))?|(ray://[A-Za-z0-9_.\-\[\]:]+)"
 _TRIES = 3
 #: Tasks under way a worker: one that it does, one that waits.
 _AHEAD = 2
+_OVER = f"A worker was lost {_TRIES} times over one task"
 _LOST = "Give workers more memory, or fewer of them: the system ends processes when it runs out."
 
 
@@ -56,7 +57,14 @@ class Crew(Protocol):
     count: int
 
     def submit(self, job: Job, task: bytes) -> Future[bytes]:
-        """Let one of them do a task; the answer is for ``_read``."""
+        """Let one of them do a task."""
+
+    def take(self, answer: Future[bytes]) -> bytes:
+        """Return what one has answered, when it has.
+
+        Raises:
+            Refused: Each that began the task was lost.
+        """
 
 
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
@@ -87,9 +95,9 @@ def map_tasks(
                 wait(running, return_when=FIRST_COMPLETED)
             waiting.append(crew.submit(job, dumps(task)))
             while waiting and waiting[0].done():
-                yield _read(waiting.popleft().result())
+                yield _read(crew.take(waiting.popleft()))
         while waiting:
-            yield _read(waiting.popleft().result())
+            yield _read(crew.take(waiting.popleft()))
     except KeyboardInterrupt:
         waiting.clear()  # who is interrupted waits for nobody
         raise
@@ -191,6 +199,10 @@ class Local:
         """Let the next one who is free do a task."""
         return self._pool.submit(self._do, job, task)
 
+    def take(self, answer: Future[bytes]) -> bytes:
+        """Return an answer."""
+        return answer.result()
+
     def _do(self, job: Job, task: bytes) -> bytes:
         child = self._idle.get()
         try:
@@ -200,7 +212,7 @@ class Local:
                 how = child.end()
                 if self._closed:
                     break
-            raise Refused(f"A worker was lost {_TRIES} times over one task ({how}).", hint=_LOST)
+            raise Refused(f"{_OVER} ({how}).", hint=_LOST)
         finally:
             self._idle.put(child)
 
@@ -281,16 +293,21 @@ class Cluster:
         self._perform = remote(_perform_in_ray)
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
-        if isinstance(error, self._ray.exceptions.RayError):
-            raise Refused(f"A worker was lost {_TRIES} times over one task ({first_line(error)}).", hint=_LOST)
 
     def submit(self, job: Job, task: bytes) -> Future[bytes]:
         """Let Ray choose who does a task."""
         job.sent = job.sent or self._ray.put(job.content)
-        found: Future[bytes] = self._perform.remote(job.key, [job.sent], self._threads, task).future()
+        found: Future[bytes] = self._perform.remote(job.key, [job.sent], self._threads, self._ray.put(task)).future()
         return found
+
+    def take(self, answer: Future[bytes]) -> bytes:
+        """Return an answer; a task whose worker is lost is begun anew by Ray."""
+        try:
+            return answer.result()
+        except self._ray.exceptions.RayError as error:
+            raise Refused(f"{_OVER} ({first_line(error)}).", hint=_LOST) from error
 
 
 def _perform_in_ray(key: str, sent: list[Any], threads: int, task: bytes) -> bytes:

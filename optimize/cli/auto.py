@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Options of a run that a search has as well.
 _SHARED = (
     "targets", "target_options", "factory", "trust", "input_shape", "calib", "evaluate", "preprocess", "mean", "std",
-    "tokenizer", "keep", "cpu", "threads", "static_batch", "dynamic_size", "dynamic", "metric", "outputs", "max_drop",
-    "min_accuracy", "min_sqnr",
+    "tokenizer", "keep", "cpu", "threads", "on", "static_batch", "dynamic_size", "dynamic", "metric", "outputs",
+    "max_drop", "min_accuracy", "min_sqnr",
 )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def auto(model: str, **given: Any) -> None:
     from optimize.auto.searching import Goal, find_front, with_fusing
     from optimize.job import Job
     from optimize.report.run import tell_run
+    from optimize.workers import working
 
     targets = given["targets"] if given["targets"] not in ((), ("any",)) else tuple(every_target())
     goal = Goal(given.pop("budget"), given.pop("latency"), given.pop("size"))
@@ -87,7 +88,7 @@ def auto(model: str, **given: Any) -> None:
         trust=given["trust"],
         command=options.command_line(),
     )
-    with options.phases() as phases:
+    with options.phases() as phases, working(given["on"], threads=recipe.threads, trust=given["trust"]):
         report = find_front(job, goal, progress=phases.update)
     options.tell(tell_run(report), lambda: report)
     options.told("Report", given["out"] / "report.html")

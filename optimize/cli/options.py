@@ -251,6 +251,12 @@ on = targets(
     metavar="ssh://HOST",
     help="Run files on another machine, ssh://[user@]host[:port][/path/of/python]; needs --trust.  [default: here]",
 )
+workers = timing(
+    "--on",
+    metavar="WORKERS",
+    help="Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of "
+    "Ray, ray:4 or ray://HOST:10001. Nothing is timed there.  [default: this process]",
+)
 metric = judgement(
     "--metric",
     metavar="NAME",

@@ -139,6 +139,7 @@ _MOST_CUT = 0.95
 @options.timing(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
 )
+@options.workers
 @options.model(
     "--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
 )
@@ -172,9 +173,10 @@ def run(model: str, **given: Any) -> None:
     recipe = recipe_of(given)
     from optimize.job import Job
     from optimize.report.run import tell_run
+    from optimize.workers import working
     from optimize.workflow import run_job
 
-    with options.phases() as phases:
+    with options.phases() as phases, working(given["on"], threads=recipe.threads, trust=given["trust"]):
         report = run_job(
             Job(
                 source=model,

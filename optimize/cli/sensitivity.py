@@ -41,12 +41,14 @@ from optimize.report import SENSITIVITY
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
 @options.passes("--prune", is_flag=True, help="What cutting channels of each group costs, in place of INT8; no times.")
 @options.threads
+@options.workers
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
     from optimize.job import Job
     from optimize.recipe import parse
     from optimize.report.sensitivity import PruningSensitivity, tell_pruning, tell_sensitivity
     from optimize.sensitivity import analyse, analyse_pruning
+    from optimize.workers import working
 
     fusing = presets.fusing(fuse=given["fuse"], reparameterize=given["fuse"])
     data = {"calib": given["calib"], "eval": given["evaluate"], "input_shape": given["input_shape"]}
@@ -64,7 +66,7 @@ def sensitivity(model: str, **given: Any) -> None:
         trust=given["trust"],
         command=options.command_line(),
     )
-    with options.phases() as phases:
+    with options.phases() as phases, working(given["on"], threads=job.recipe.threads, trust=job.trust):
         found = (analyse_pruning if given["prune"] else analyse)(job, phases.update)
     document = tell_pruning(found) if isinstance(found, PruningSensitivity) else tell_sensitivity(found)
     options.tell(document, lambda: found, "Sensitivity")

@@ -1,0 +1,184 @@
+"""Tasks done by several processes: the same bits, whoever is lost meanwhile."""
+
+import importlib.util
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import optimize
+from models import REFERENCES
+from optimize import workers
+from optimize.errors import Refused, UsageError
+from optimize.program import Program
+from optimize.quantization.calibrate import HALVED
+from optimize.quantization.sensitivity import LayerError, layer_errors
+from optimize.transport import dumps
+from optimize.workers import Cluster, Local, map_tasks, working
+from tests import references, tasks
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+CREWS = ("local", pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    with Local(2, threads=1) as crew:
+        yield crew
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Cluster]:
+    with Cluster(None, 2, threads=1) as crew:
+        yield crew
+
+
+@pytest.fixture
+def crew(request: pytest.FixtureRequest) -> Iterator[workers.Crew | None]:
+    """Let the workers of that name do the tasks of a test; started once for all of them."""
+    opened = request.getfixturevalue(request.param) if request.param else None
+    token = workers._crew.set(opened)
+    yield opened
+    workers._crew.reset(token)
+
+
+BY_ALL = pytest.mark.parametrize("crew", CREWS, indirect=True)
+BY_LOCAL = pytest.mark.parametrize("crew", ["local"], indirect=True)
+
+
+#: A plan, weights, errors.
+Found = tuple[str, dict[str, bytes], tuple[LayerError, ...]]
+
+
+def found(name: str) -> Found:
+    """Return what static INT8 makes of a network: the plan, its weights, the error of each layer."""
+    reference = REFERENCES[name]
+    given = reference.inputs(HALVED + 70)  # so that samples are watched by several tasks
+    program = optimize.Pipeline([optimize.FuseConvBN()]).run(references.captured(name, None)).program
+    quantized, _ = optimize.QuantizeStatic(calibration=[given]).apply(program)
+    batch = given if isinstance(given, tuple) else (given,)
+    return repr(sorted(quantized.plan.ranges.items())), weights(quantized), layer_errors(quantized, [batch])
+
+
+def weights(program: Program) -> dict[str, bytes]:
+    return {name: value.detach().numpy().tobytes() for name, value in program.graph_module.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def by_one() -> dict[str, Found]:
+    return {net: found(net) for net in ("resnet", "vit")}
+
+
+@BY_ALL
+def test_all_of_static_int8_has_the_same_bits_whoever_does_it(by_one: dict[str, Found], crew: workers.Crew) -> None:
+    assert {net: found(net) for net in by_one} == by_one
+    assert by_one["resnet"][2]
+
+
+@BY_LOCAL
+def test_a_worker_that_is_killed_in_the_middle_changes_nothing(crew: Local) -> None:
+    reference = REFERENCES["resnet"]
+    program, given = references.captured("resnet", None), reference.inputs(16)
+    quantized, _ = optimize.QuantizeStatic(calibration=[given]).apply(program)
+    wanted, killed = layer_errors(quantized, [(given,)]), list[int]()
+
+    def kill(share: float) -> None:
+        if not killed:
+            process = crew._children[0]._process
+            assert process is not None
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    assert layer_errors(quantized, [(given,)], progress=kill) == wanted
+    assert killed
+
+
+@BY_ALL
+def test_a_task_whose_worker_is_lost_is_done_again(crew: workers.Crew, tmp_path: Path) -> None:
+    assert list(map_tasks(tasks.killed_once, (tmp_path,), range(8))) == list(range(8))
+    assert (tmp_path / "killed").exists()
+
+
+@BY_ALL
+def test_a_task_that_ends_every_worker_is_refused(crew: workers.Crew) -> None:
+    with pytest.raises(Refused, match="A worker was lost 3 times over one task"):
+        list(map_tasks(tasks.killed_always, (), [0]))
+
+
+@pytest.mark.parametrize("crew", [None, *CREWS], indirect=True)
+def test_what_a_task_raises_is_raised_after_the_answers_before_it(crew: workers.Crew | None) -> None:
+    answers = []
+    with pytest.raises(Refused) as raised:
+        for answer in map_tasks(tasks.refusing, (), range(5)):
+            answers.append(answer)
+    assert answers == [0, 1] and (raised.value.what, raised.value.hint) == ("The second cannot be.", "Leave it out.")
+
+
+@BY_LOCAL
+def test_answers_come_in_order_and_tasks_are_read_when_somebody_is_free(crew: Local) -> None:
+    read = list[int]()
+
+    def numbers() -> Iterator[int]:
+        for number in range(40):
+            read.append(number)
+            yield number
+
+    answers = map_tasks(tasks.squaring, (1,), numbers())
+    assert next(answers) == 1 and len(read) < 40
+    assert [number**2 + 1 for number in range(1, 40)] == list(answers)
+    assert read == list(range(40))
+
+
+@BY_ALL
+def test_no_task_runs_any_more_when_the_answers_are_let_go_of(crew: workers.Crew, tmp_path: Path) -> None:
+    answers = map_tasks(tasks.waiting, (tmp_path,), range(20))
+    assert next(answers) == 0
+    answers.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_have_as_many_threads_as_this_process() -> None:
+    with working("local:1", threads=1):
+        assert torch.get_num_threads() == 1 == workers.count_workers()
+        assert list(map_tasks(tasks.counting_threads, (), [0])) == [1]
+
+
+@pytest.mark.parametrize("on", ["processes", "local:0", "local:x", "ray://", "ssh://host", "ray:2:3"])
+def test_a_word_for_no_workers_is_told(on: str) -> None:
+    with pytest.raises(UsageError, match="names no workers"), working(on, trust=True):
+        pass
+
+
+def test_ray_needs_trust() -> None:
+    with pytest.raises(Refused, match="needs --trust"), working("ray:2"):
+        pass
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_program_is_the_same_in_another_process(name: str) -> None:
+    program = references.captured(name, None)
+    carried: Program = pickle.loads(dumps(program))
+    assert carried.text() == program.text()
+    for one, two in zip(carried.run(program.sample(3)), program.run(program.sample(3)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_tensor_goes_alone_and_keeps_its_order_in_memory() -> None:
+    many = torch.randn(1000, 3, 8, 8).to(memory_format=torch.channels_last)
+    for value in (many[:2], torch.tensor(3), torch.arange(4, dtype=torch.bfloat16), torch.empty(0, 3)):
+        content = dumps(value)
+        back = pickle.loads(content)
+        assert torch.equal(back, value) and back.dtype == value.dtype and len(content) < 4000
+        assert back.stride() == value.stride()
