@@ -111,7 +111,8 @@ def main() -> int:
     torch.set_num_threads(1)
     print(f"| network | of {options.samples} samples | one, s | longest, s | gain | wall: one, s | workers, s | bits |")
     print(f"|---|---|{'---:|' * 5}---|", flush=True)
-    return int(not all([compare(model, options.samples, options.on) for model in options.models]))
+    held = [compare(model, options.samples, options.on) for model in options.models]
+    return int(not all(held))
 
 
 if __name__ == "__main__":

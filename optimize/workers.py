@@ -33,6 +33,7 @@ import torch
 
 from optimize.bounds import THREADS
 from optimize.errors import Refused, TargetUnavailable, UsageError, first_line
+from optimize.processor import host
 from optimize.sandbox.process import THREAD_VARIABLES, describe_end, end, start
 from optimize.transport import dumps
 
@@ -44,6 +45,7 @@ _TRIES = 3
 #: Tasks under way a worker: one that it does, one that waits.
 _AHEAD = 2
 _OVER = f"A worker was lost {_TRIES} times over one task"
+_ALIKE = "Let workers be machines of one kind, with one torch."
 _LOST = "Give workers more memory, or fewer of them: the system ends processes when it runs out."
 
 
@@ -82,13 +84,13 @@ def map_tasks(
 
     Raises:
         Exception: What a task has raised.
-        Refused: A task was begun three times, and each time its worker was lost.
+        Refused: A task was begun three times, and each time its worker was lost; or a worker computes otherwise.
     """
     crew = _crew.get()
     if crew is None:
         yield from map(prepare(*shared), tasks)
         return
-    job, waiting = Job(dumps((prepare, shared))), deque[Future[bytes]]()
+    job, waiting = Job(dumps((_kind(), prepare, shared))), deque[Future[bytes]]()
     try:
         for task in tasks:
             while len(running := [each for each in waiting if not each.done()]) >= _AHEAD * crew.count:
@@ -159,7 +161,7 @@ class Job:
 
     Attributes:
         key: Tells it from others.
-        content: ``prepare`` and its arguments, for ``pickle``.
+        content: The kind of this process, ``prepare`` and its arguments, for ``pickle``.
         sent: Where Ray holds that; None before it does.
     """
 
@@ -326,12 +328,19 @@ def _perform(key: str, content: Callable[[], bytes], task: bytes) -> bytes:
     try:
         if key not in _prepared:
             _prepared.clear()
-            prepare, shared = pickle.loads(content())  # noqa: S301 - from the process that this one works for
+            kind, prepare, shared = pickle.loads(content())  # noqa: S301 - from the process that this one works for
+            if kind != _kind():
+                raise Refused(f"A worker has {_kind()}, and this process {kind}: sums would differ.", hint=_ALIKE)
             _prepared[key] = prepare(*shared)
         return dumps((True, _prepared[key](pickle.loads(task))))  # noqa: S301 - likewise
     except Exception as error:
         error.add_note(f"In a worker:\n{traceback.format_exc()}")
         return _raised(error)
+
+
+def _kind() -> str:
+    """Return by what the last bits of sums differ between machines."""
+    return f"torch {torch.__version__} on {host().name}"
 
 
 def _raised(error: Exception) -> bytes:

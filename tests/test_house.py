@@ -15,6 +15,7 @@ ROOMS = {
         "processor", "progress", "distances", "records", "wording", "keeping"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
+    "workers": ("transport", "workers"),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
         "plan", "scripting", "recurrent", "composites", "bindings", "merged",
@@ -54,9 +55,10 @@ ARROWS = {
     "sandbox": ("ground",),
     "transaction": ("ground",),
     "graph": ("ground",),
+    "workers": _PROGRAM,  # they compute what the graph is, and are processes
     "load": (*_PROGRAM, "registry"),  # a target reads its own files
     "data": _SAFE,  # texts are encoded by somebody else's rules
-    "mathematics": ("ground", "graph", "data"),
+    "mathematics": ("ground", "graph", "data", "workers"),
     "training": ("ground",),
     "passes": ("ground", "graph", "data", "mathematics", "registry"),
     "registry": ("ground", "passes", "base"),  # the types of what it holds; it imports none before it is asked

@@ -1,12 +1,16 @@
 """Tasks done by several processes: the same bits, whoever is lost meanwhile."""
 
 import importlib.util
+import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,6 +151,24 @@ def test_no_task_runs_any_more_when_the_answers_are_let_go_of(crew: workers.Crew
     assert next(answers) == 0
     answers.close()
     assert not list(tmp_path.iterdir())
+
+
+@BY_LOCAL
+def test_a_worker_of_another_kind_is_refused(crew: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_kind", lambda: "torch 1.0 on a board")
+    with pytest.raises(Refused, match=r"A worker has torch 2.* on .*, and this process torch 1.0 on a board"):
+        list(map_tasks(tasks.squaring, (1,), [1]))
+
+
+def test_a_confined_command_has_workers(tmp_path: Path) -> None:
+    given = REFERENCES["repvgg"].inputs(8)
+    torch.export.save(torch.export.export(REFERENCES["repvgg"].build(), (given[:2],)), tmp_path / "net.pt2")
+    np.savez(tmp_path / "calib.npz", x=given.numpy())
+    words = ["sensitivity", "net.pt2", "--calib", "calib.npz", "--to", "torchscript", "--on", "local:2", "--json", "-"]
+    command = [sys.executable, "-m", "optimize", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert not done.returncode, done.stderr
+    assert len(json.loads(done.stdout)["layers"]) > 3
 
 
 def test_workers_have_as_many_threads_as_this_process() -> None:
