@@ -44,11 +44,12 @@ def folded(name: str) -> optimize.Program:
     return optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
 
 
-def children_s() -> list[float]:
-    """Return the processor time of each child of this process."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    found = (Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children)
-    return [(int(fields[11]) + int(fields[12])) * _TICK_S for fields in found]
+def children_s() -> dict[str, float]:
+    """Return the processor time of each child of this process, by its number."""
+    lists = Path("/proc/self/task").glob("*/children")
+    children = [child for each in lists for child in each.read_text().split()]
+    found = {child: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children}
+    return {child: (int(fields[11]) + int(fields[12])) * _TICK_S for child, fields in found.items()}
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
@@ -56,7 +57,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     before, own_s, wall_s = children_s(), time.process_time(), time.perf_counter()
     found = work()
     own_s, wall_s = time.process_time() - own_s, time.perf_counter() - wall_s
-    spent = [now - then for now, then in zip(children_s(), before, strict=True)]
+    spent = [now_s - before[child] for child, now_s in children_s().items()]
     return found, own_s + max(spent, default=0.0), wall_s
 
 
@@ -116,4 +117,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks.workers import main as found  # a module that workers find
+
+    sys.exit(found())

@@ -63,7 +63,7 @@ def _operator(namespace: str, name: str, overload: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _ValueName:
     """Stands for another node among the arguments of one."""
 
     name: str
@@ -88,7 +88,7 @@ def _parts(program: Program) -> dict[str, Any]:
 
 def _named(arguments: Any) -> Any:
     def name(value: Any) -> Any:
-        return _Value(value.name) if isinstance(value, fx.Node) else value
+        return _ValueName(value.name) if isinstance(value, fx.Node) else value
 
     return map_aggregate(arguments, name)
 
@@ -104,7 +104,9 @@ def _program(parts: Mapping[str, Any]) -> Program:
     for path, tensor in parts["weights"].items():
         graph.own(root, path, tensor)
     for op, name, target, args, kwargs, stack in parts["nodes"]:
-        found = map_aggregate((args, kwargs), lambda value: values[value.name] if isinstance(value, _Value) else value)
+        found = map_aggregate(
+            (args, kwargs), lambda value: values[value.name] if isinstance(value, _ValueName) else value
+        )
         values[name] = built.create_node(op, target, *found, name=name)
         values[name].meta["nn_module_stack"] = stack
     program = Program(

@@ -58,7 +58,7 @@ class Crew(Protocol):
 
     count: int
 
-    def submit(self, job: Job, task: bytes) -> Future[bytes]:
+    def submit(self, job: Assignment, task: bytes) -> Future[bytes]:
         """Let one of them do a task."""
 
     def take(self, answer: Future[bytes]) -> bytes:
@@ -90,7 +90,7 @@ def map_tasks(
     if crew is None:
         yield from map(prepare(*shared), tasks)
         return
-    job, waiting = Job(dumps((_kind(), prepare, shared))), deque[Future[bytes]]()
+    job, waiting = Assignment(dumps((_kind(), prepare, shared))), deque[Future[bytes]]()
     try:
         for task in tasks:
             while len(running := [each for each in waiting if not each.done()]) >= _AHEAD * crew.count:
@@ -156,7 +156,7 @@ def _fitting(threads: int) -> int:
     return max(1, processors // threads)
 
 
-class Job:
+class Assignment:
     """What is done with the tasks of one call.
 
     Attributes:
@@ -197,7 +197,7 @@ class Local:
         for child in self._children:  # one that was just being started
             child.end()
 
-    def submit(self, job: Job, task: bytes) -> Future[bytes]:
+    def submit(self, job: Assignment, task: bytes) -> Future[bytes]:
         """Let the next one who is free do a task."""
         return self._pool.submit(self._do, job, task)
 
@@ -205,7 +205,7 @@ class Local:
         """Return an answer."""
         return answer.result()
 
-    def _do(self, job: Job, task: bytes) -> bytes:
+    def _do(self, job: Assignment, task: bytes) -> bytes:
         child = self._idle.get()
         try:
             for _ in range(_TRIES):
@@ -227,7 +227,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._key = ""
 
-    def do(self, job: Job, task: bytes) -> bytes:
+    def do(self, job: Assignment, task: bytes) -> bytes:
         """Return the answer to a task.
 
         Raises:
@@ -274,7 +274,7 @@ class Cluster:
         try:
             import ray
         except ImportError as error:
-            hint = "pip install 'optimize[ray]', or take --on local"
+            hint = "pip install 'ray[client]', or take --on local"
             raise TargetUnavailable("Ray is not installed.", hint=hint) from error
         self._ray: Any = ray
         self._address, self.count, self._threads = address, count, threads
@@ -288,7 +288,7 @@ class Cluster:
             options |= {"address": "local", "num_cpus": processors, "include_dashboard": False}
         try:
             self._ray.init(**options)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise TargetUnavailable(f"Ray is not reached: {first_line(error)}") from error
         self.count = self.count or max(1, int(self._ray.cluster_resources().get("CPU", 1)) // self._threads)
         remote = self._ray.remote(num_cpus=self._threads, max_retries=_TRIES - 1)
@@ -298,7 +298,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def submit(self, job: Job, task: bytes) -> Future[bytes]:
+    def submit(self, job: Assignment, task: bytes) -> Future[bytes]:
         """Let Ray choose who does a task."""
         job.sent = job.sent or self._ray.put(job.content)
         found: Future[bytes] = self._perform.remote(job.key, [job.sent], self._threads, self._ray.put(task)).future()
