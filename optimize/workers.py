@@ -27,7 +27,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -49,27 +49,7 @@ _ALIKE = "Let workers be machines of one kind, with one torch."
 _LOST = "Give workers more memory, or fewer of them: the system ends processes when it runs out."
 
 
-class Crew(Protocol):
-    """Those who do tasks.
-
-    Attributes:
-        count: How many they are.
-    """
-
-    count: int
-
-    def submit(self, job: Assignment, task: bytes) -> Future[bytes]:
-        """Let one of them do a task."""
-
-    def take(self, answer: Future[bytes]) -> bytes:
-        """Return what one has answered, when it has.
-
-        Raises:
-            Refused: Each that began the task was lost.
-        """
-
-
-_crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
+_crew: ContextVar[Local | Cluster | None] = ContextVar("crew", default=None)
 
 
 def map_tasks(
@@ -135,7 +115,7 @@ def working(on: str | None, *, threads: int = 1, trust: bool = False) -> Iterato
         raise UsageError(f"--on '{on}' names no workers.", hint="Write local, local:4, ray, ray:4 or ray://HOST:10001.")
     count, before = int(found[2] or 0), torch.get_num_threads()
     if found[1] == "local":
-        opened: contextlib.AbstractContextManager[Crew] = Local(count or _fitting(threads), threads)
+        opened: contextlib.AbstractContextManager[Local | Cluster] = Local(count or _fitting(threads), threads)
     elif not trust:
         raise Refused("--on ray needs --trust: nothing that Ray runs is confined.", hint="Or take --on local.")
     else:

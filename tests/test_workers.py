@@ -50,7 +50,7 @@ def ray() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def crew(request: pytest.FixtureRequest) -> Iterator[workers.Crew | None]:
+def crew(request: pytest.FixtureRequest) -> Iterator[Local | Cluster | None]:
     """Let the workers of that name do the tasks of a test; started once for all of them."""
     opened = request.getfixturevalue(request.param) if request.param else None
     token = workers._crew.set(opened)
@@ -86,7 +86,7 @@ def by_one() -> dict[str, Found]:
 
 
 @BY_ALL
-def test_all_of_static_int8_has_the_same_bits_whoever_does_it(by_one: dict[str, Found], crew: workers.Crew) -> None:
+def test_all_of_static_int8_has_the_same_bits_whoever_does_it(by_one: dict[str, Found], crew: Local | Cluster) -> None:
     assert {net: found(net) for net in by_one} == by_one
     assert by_one["resnet"][2]
 
@@ -110,19 +110,19 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(crew: Local) -> N
 
 
 @BY_ALL
-def test_a_task_whose_worker_is_lost_is_done_again(crew: workers.Crew, tmp_path: Path) -> None:
+def test_a_task_whose_worker_is_lost_is_done_again(crew: Local | Cluster, tmp_path: Path) -> None:
     assert list(map_tasks(tasks.killed_once, (tmp_path,), range(8))) == list(range(8))
     assert (tmp_path / "killed").exists()
 
 
 @BY_ALL
-def test_a_task_that_ends_every_worker_is_refused(crew: workers.Crew) -> None:
+def test_a_task_that_ends_every_worker_is_refused(crew: Local | Cluster) -> None:
     with pytest.raises(Refused, match="A worker was lost 3 times over one task"):
         list(map_tasks(tasks.killed_always, (), [0]))
 
 
 @pytest.mark.parametrize("crew", [None, *CREWS], indirect=True)
-def test_what_a_task_raises_is_raised_after_the_answers_before_it(crew: workers.Crew | None) -> None:
+def test_what_a_task_raises_is_raised_after_the_answers_before_it(crew: Local | Cluster | None) -> None:
     answers = []
     with pytest.raises(Refused) as raised:
         for answer in map_tasks(tasks.refusing, (), range(5)):
@@ -146,7 +146,7 @@ def test_answers_come_in_order_and_tasks_are_read_when_somebody_is_free(crew: Lo
 
 
 @BY_ALL
-def test_no_task_runs_any_more_when_the_answers_are_let_go_of(crew: workers.Crew, tmp_path: Path) -> None:
+def test_no_task_runs_any_more_when_the_answers_are_let_go_of(crew: Local | Cluster, tmp_path: Path) -> None:
     answers = map_tasks(tasks.waiting, (tmp_path,), range(20))
     assert next(answers) == 0
     answers.close()
