@@ -8,7 +8,8 @@ Networks of timm with random weights, BatchNorm folded, on noise. ``calibration`
 does, ``sensitivity`` the error of each layer alone on 16 samples. One process with one thread is set beside workers
 with one thread each, which have started. ``longest`` is the processor time of this process and of the worker that
 computed most: what the wall shows where as many processors are free, whoever else computes here. ``gain`` is the
-processor time of one process over that: the least that is gained, for both compute at the same time. The exit code is 1 where it is less than 1.7, or a bit differs.
+processor time of one process over that: the least that is gained, for both compute at the same time. The exit code is 1
+where it is less than 1.7, or a bit differs.
 """
 
 from __future__ import annotations
