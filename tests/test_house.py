@@ -74,7 +74,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 64_921, 407, 472
+MOST_LINES, MOST_FILES, MOST_CLASSES = 66_565, 412, 483
 
 
 def _modules() -> dict[str, ast.Module]:
