@@ -145,11 +145,7 @@ class QuantizeStatic(IntegerPass):
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )
         rewrites += tuple(Rewrite(graph.origin(node), "rows of an embedding to int8") for node in tables)
-        if weights.crowded:
-            named = ", ".join(graph.origin(node) for node in weights.crowded[:3])
-            many = f"{len(weights.crowded)} layers have weights rounded to the nearest, without the data in view"
-            notes += (f"{many}: covariances of their inputs would take too much memory ({named}).",)
-        return Outcome(rewrites, tuple(skips), notes)
+        return Outcome(rewrites, tuple(skips), (*notes, *weights.notes))
 
     def _spared(self, program: Program, batches: FlatBatches) -> Quantization:
         """Return the program's plan without the layers that stay in float."""

@@ -29,6 +29,8 @@ from optimize.wording import plural
 
 #: Samples that weights are rounded for, and those of them that say what a weight is worth.
 _SAMPLES, _TRIED_ON = 256, 32
+#: Weights of a row, at most: where few bits are all there is, a long row is worth its covariance.
+_LONGEST_ROW = 4096
 _COVERED = (aten.linear.default, aten.embedding.default)
 _WITHOUT_KERNEL: dict[Any, str] = {
     **dict.fromkeys(ops.RECURRENT, "a recurrent layer has no kernel for it; use dynamic INT8 (--int8=dynamic)"),
@@ -37,6 +39,15 @@ _WITHOUT_KERNEL: dict[Any, str] = {
         "a convolution has no kernel for it; use static INT8 (--int8)",
     ),
 }
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """What became of weights: the bits of each layer's, the data that they were rounded for, what else to say."""
+
+    bits: Mapping[fx.Node, int]
+    calibration: Calibration | None
+    notes: tuple[str, ...]
 
 
 @register_pass
@@ -108,13 +119,14 @@ class QuantizeWeights(PrecisionPass):
         kept, candidates = self.kept(program), _candidates(program, self.smallest)
         left = {node: reason for node in candidates if (reason := kept.get(node) or self._reason(program, node))}
         layers = [node for node in graph.calls(program.graph, *_COVERED) if node not in left]
-        bits, calibration = self._round(program, layers)
+        done = self._round(program, layers)
+        bits = done.bits
         if layers:
             reasons, grids = {node.name: left[node] for node in left}, {node.name: bits[node] for node in layers}
             program.quantization = Quantization(
                 "weights",
                 frozenset(grids),
-                calibration=calibration,
+                calibration=done.calibration,
                 left_float=reasons,
                 bits=self.bits,
                 grids={name: of for name, of in grids.items() if of != self.bits},
@@ -123,15 +135,15 @@ class QuantizeWeights(PrecisionPass):
         return Outcome(
             tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to int{bits[node]} weights") for node in layers),
             tuple(Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in left.items()),
-            (_told(bits),) if len(set(bits.values())) > 1 else (),
+            (*done.notes, *((_told(bits),) if len(set(bits.values())) > 1 else ())),
         )
 
     @property
     def _group(self) -> int:
         return self.group if self.group is not None else (0 if self.bits == 8 else 32)
 
-    def _round(self, program: Program, layers: Collection[fx.Node]) -> tuple[Mapping[fx.Node, int], Calibration | None]:
-        """Round the weights of layers, with the data in view where there is some; return the bits of each."""
+    def _round(self, program: Program, layers: Collection[fx.Node]) -> _Rounding:
+        """Round the weights of layers, with the data in view where there is some."""
         shared: dict[fx.Node, list[fx.Node]] = {}
         for node in layers:
             shared.setdefault(graph.argument(node, "weight"), []).append(node)
@@ -139,7 +151,7 @@ class QuantizeWeights(PrecisionPass):
         if self.calibration is not None and layers:
             data = FlatBatches(program, self.calibration)
             linear = [node for node in layers if graph.is_call(node, aten.linear.default)]
-            rounding = WeightRounding(program, linear, _SAMPLES)
+            rounding = WeightRounding(program, linear, _SAMPLES, longest=_LONGEST_ROW)
             seen = observe(program, data.first(_SAMPLES), rounding.see)
             calibration = Calibration(data.samples.name, seen, "compensated", data.samples.synthetic)
             if self.bits < CHOICES[-1]:
@@ -149,7 +161,7 @@ class QuantizeWeights(PrecisionPass):
         done = rounding.apply(within, lambda share: tell("round weights", share))
         for node in (node for node in layers if node not in done):
             _round_alone(program, node, forms[node])
-        return bits, calibration
+        return _Rounding(bits, calibration, rounding.notes)
 
     def _share_out(
         self, program: Program, weights: Collection[list[fx.Node]], rounding: WeightRounding, data: FlatBatches

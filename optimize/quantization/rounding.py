@@ -177,10 +177,10 @@ class Rounded:
     nearest: float
 
 
-def can_round(layer: fx.Node, weight: torch.Tensor) -> bool:
+def can_round(layer: fx.Node, weight: torch.Tensor, longest: int = LONGEST_ROW) -> bool:
     """Say whether a layer's rows are of a kind and length that :func:`round_weights` is for."""
     is_covered = graph.is_call(layer, *ops.CONVOLUTIONS[:2], aten.linear.default)
-    return is_covered and weight.dim() > 1 and weight[0].numel() <= LONGEST_ROW
+    return is_covered and weight.dim() > 1 and weight[0].numel() <= longest
 
 
 def columns(layer: fx.Node, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

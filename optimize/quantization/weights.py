@@ -13,7 +13,15 @@ from optimize.errors import Refused
 from optimize.program import Program
 from optimize.quantization.calibrate import sample_axis
 from optimize.quantization.links import is_own
-from optimize.quantization.rounding import Grid, InputMoments, Rounded, can_round, columns, round_weights
+from optimize.quantization.rounding import (
+    LONGEST_ROW,
+    Grid,
+    InputMoments,
+    Rounded,
+    can_round,
+    columns,
+    round_weights,
+)
 from optimize.workers import map_tasks
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
@@ -32,21 +40,28 @@ class WeightRounding:
             whose covariance those before them leave no room.
         samples: How many are looked at.
         numbers: How many all covariances may have.
+        longest: Weights of a row, at most.
 
     Attributes:
         crowded: Layers that are left because their covariances found no room.
     """
 
     def __init__(
-        self, program: Program, layers: Iterable[fx.Node], samples: int = SAMPLES, numbers: int = MOST_NUMBERS
+        self,
+        program: Program,
+        layers: Iterable[fx.Node],
+        samples: int = SAMPLES,
+        numbers: int = MOST_NUMBERS,
+        longest: int = LONGEST_ROW,
     ) -> None:
-        self._program, self._module, self._most, self._numbers = program, program.graph_module, samples, numbers
+        self._program, self._module, self._most = program, program.graph_module, samples
+        self._bounds = (numbers, longest)
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}
         self.crowded: list[fx.Node] = []
         for layer in layers:
             weight = graph.constant(self._module, graph.argument(layer, "weight"))
-            if weight is None or not can_round(layer, weight) or not is_own(layer):
+            if weight is None or not can_round(layer, weight, longest) or not is_own(layer):
                 continue
             asked = ops.groups(layer) * weight[0].numel() ** 2
             if asked > numbers:
@@ -60,7 +75,7 @@ class WeightRounding:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what another process makes one of that has seen nothing."""
-        return _of_names, (self._program, [layer.name for layer in self._weights], self._most, self._numbers)
+        return _of_names, (self._program, [layer.name for layer in self._weights], self._most, *self._bounds)
 
     def see(self, node: fx.Node, value: torch.Tensor) -> None:
         """Take in a value of the float program, until it was seen on enough samples."""
@@ -84,6 +99,15 @@ class WeightRounding:
     def take_over(self, moments: Mapping[str, InputMoments]) -> None:
         """Take in sums that another one has handed over."""
         self._moments |= {layer: moments[layer.name] for layer in self._weights if layer.name in moments}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report should say of the layers that are left because their covariances found no room."""
+        if not self.crowded:
+            return ()
+        named = ", ".join(graph.origin(node) for node in self.crowded[:3])
+        many = f"{len(self.crowded)} layers have weights rounded to the nearest, without the data in view"
+        return (f"{many}: covariances of their inputs would take too much memory ({named}).",)
 
     @property
     def layers(self) -> Collection[fx.Node]:
@@ -128,9 +152,9 @@ class WeightRounding:
         return done
 
 
-def _of_names(program: Program, names: Collection[str], samples: int, numbers: int) -> WeightRounding:
+def _of_names(program: Program, names: Collection[str], *limits: int) -> WeightRounding:
     layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in names]
-    return WeightRounding(program, layers, samples, numbers)
+    return WeightRounding(program, layers, *limits)
 
 
 def _rounding() -> Callable[[tuple[torch.Tensor, InputMoments, Grid]], Rounded]:
