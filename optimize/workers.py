@@ -84,7 +84,7 @@ def map_tasks(
         waiting.clear()  # who is interrupted waits for nobody
         raise
     finally:
-        wait([each for each in waiting if not each.cancel()])
+        crew.finish(waiting)
 
 
 def count_workers() -> int:
@@ -184,6 +184,10 @@ class Local:
     def take(self, answer: Future[bytes]) -> bytes:
         """Return an answer."""
         return answer.result()
+
+    def finish(self, answers: Iterable[Future[bytes]]) -> None:
+        """Give up what has not begun, and wait for what has."""
+        wait([each for each in answers if not each.cancel()])
 
     def _do(self, job: Assignment, task: bytes) -> bytes:
         child = self._idle.get()
@@ -290,6 +294,10 @@ class Cluster:
             return answer.result()
         except self._ray.exceptions.RayError as error:
             raise Refused(f"{_OVER} ({first_line(error)}).", hint=_LOST) from error
+
+    def finish(self, answers: Iterable[Future[bytes]]) -> None:
+        """Wait for all of them: to cancel such an answer ends no task."""
+        wait(list(answers))
 
 
 def _perform_in_ray(key: str, sent: list[Any], threads: int, task: bytes) -> bytes:
