@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from optimize.program import Program, tensor_value
 from optimize.progress import tell
 from optimize.quantization.allocation import CHOICES, MEASURED_AT, allocate_bits
 from optimize.quantization.batches import FlatBatches, require_batches
-from optimize.quantization.blocks import BlockForm, round_to_blocks
+from optimize.quantization.blocks import BlockForm, round_to_blocks, saves_bytes
 from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded
@@ -195,6 +196,8 @@ class QuantizeWeights(PrecisionPass):
             return f"its weight is {weight.dtype}, not float32"
         if weight.numel() < max(self.smallest, 1):
             return f"its weight has {weight.numel()} elements, fewer than {self.smallest}: little to save"
+        if not saves_bytes(weight.shape[1], math.ceil(self.bits), self._group):
+            return f"its rows have {weight.shape[1]} weights each, which blocks take no fewer bytes for"
         return "" if weight.isfinite().all() else "its weight is not finite"
 
 

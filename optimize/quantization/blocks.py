@@ -15,6 +15,7 @@ scales are numbers of bfloat16, so that a file holds them in 2 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ from torch.nn import functional
 _SHARES = tuple(1 - 0.04 * step for step in range(14))
 #: Weights rounded at a time, which bounds the memory of the search.
 _CHUNK = 2**22
+#: Numbers beyond this are infinite in bfloat16.
+_LARGEST = torch.finfo(torch.bfloat16).max
 #: Levels of the bits that do not take all that lie between their ends.
 _LEVELS = {2: (-8, -3, 0, 4), 3: (-8, -5, -3, -1, 0, 2, 4, 7)}
 #: Block sizes that the kernels of ONNX Runtime and of torch both have.
@@ -71,7 +74,7 @@ class Blocks:
     @property
     def kernel_bits(self) -> int:
         """Bits of the integers that a kernel multiplies: 4 or 8."""
-        return 4 if self.bits <= 4 else 8
+        return kernel_bits(self.bits)
 
     def stored(self) -> torch.Tensor:
         """Return the integers plus half of a kernel's levels as bytes, two of 4 bits in one, the first in its low half.
@@ -105,10 +108,10 @@ class BlockForm:
         size = self.group or weight.shape[1]
         columns = None if importance is None else _blocked(importance[None], size)
         parts = [
-            _best_scales(blocks := _blocked(part, size), self.bits, columns).expand_as(blocks).flatten(1)
-            for part in weight.split(max(_CHUNK // weight.shape[1], 1))
+            _best_scales(blocks, self.bits, columns).expand_as(blocks).flatten(1)[:, : weight.shape[1]]
+            for blocks in _in_parts(weight, size)
         ]
-        return torch.cat(parts)[:, : weight.shape[1]]
+        return torch.cat(parts)
 
     def ends(self, weight: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the lowest level where a block has its largest weight, and zero elsewhere, ``[rows, columns]``.
@@ -123,6 +126,21 @@ class BlockForm:
     def nearest(self, weight: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the grid that are nearest to weights, of any shape with their steps."""
         return _integers(weight, steps, self.bits) * steps + 0.0  # which makes -0 a 0
+
+
+def kernel_bits(bits: int) -> int:
+    """Return the bits of the integers that a kernel multiplies where weights have so many: 4 or 8."""
+    return 4 if bits <= 4 else 8
+
+
+def saves_bytes(columns: int, bits: int, group: int) -> bool:
+    """Say whether rows take fewer bytes in the blocks of kernels than in float32: short ones are mostly filling.
+
+    >>> saves_bytes(5, 4, 32), saves_bytes(6, 4, 32), saves_bytes(6, 8, 0)
+    (False, True, False)
+    """
+    size = group or min(KERNEL_SIZES)
+    return -(-columns // size) * (size * kernel_bits(bits) // 8 + 4) < 4 * columns
 
 
 def round_to_blocks(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
@@ -148,9 +166,12 @@ def read_blocks(weight: torch.Tensor, bits: int, group: int) -> Blocks:
         bits: 2 to 8.
         group: Weights a block, 0 for one block a row.
     """
-    blocks = _blocked(weight, group or weight.shape[1])
-    scales = _scales(_ends(blocks), bits)
-    return Blocks(_integers(blocks, scales, bits).to(torch.int8), scales[..., 0], weight.shape[1], bits)
+    integers, steps = [], []
+    for blocks in _in_parts(weight, group or weight.shape[1]):
+        scales = _scales(_ends(blocks), bits)
+        integers.append(_integers(blocks, scales, bits).to(torch.int8))
+        steps.append(scales[..., 0])
+    return Blocks(torch.cat(integers), torch.cat(steps), weight.shape[1], bits)
 
 
 def _best_scales(blocks: torch.Tensor, bits: int, importance: torch.Tensor | None) -> torch.Tensor:
@@ -163,6 +184,12 @@ def _best_scales(blocks: torch.Tensor, bits: int, importance: torch.Tensor | Non
         error = (errors if importance is None else errors * importance).sum(2, keepdim=True)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
     return best
+
+
+def _in_parts(weight: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    """Yield blocks of a few rows after another: what fills short rows up is many times their own numbers."""
+    for rows in weight.split(max(_CHUNK // (-(-weight.shape[1] // size) * size), 1)):
+        yield _blocked(rows, size)
 
 
 def _blocked(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -181,6 +208,8 @@ def _lowest(bits: int) -> int:
 
 def _scales(ends: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the scales that put the ends at the lowest level, or next to it; 0 where a block is all zeros."""
+    if bits < 8:  # what rounds up to more than float32 holds would be infinite
+        ends = ends.clamp(-_LARGEST, _LARGEST)
     scales = ends / _lowest(bits)
     return scales if bits == 8 else scales.bfloat16().float()
 

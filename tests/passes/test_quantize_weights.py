@@ -142,7 +142,7 @@ class Others(nn.Module):
 
 
 def test_every_other_weight_is_reported_with_a_reason() -> None:
-    quantized, outcome = rounded(capture(Others(), torch.randn(2, 8, 20)))
+    quantized, outcome = rounded(capture(Others(), torch.randn(2, 8, 20)), bits=4)
     assert [rewrite.where for rewrite in outcome.rewrites] == ["head"]
     found = {skip.op: skip.reason for skip in outcome.skips}
     assert "static INT8" in found["conv1d"] and "dynamic INT8" in found["gru"]
@@ -165,7 +165,7 @@ class Awkward(nn.Module):
 
 def test_weights_that_are_not_finite_or_not_there_are_left() -> None:
     program = optimize.capture(Awkward().eval(), (torch.randn(8, 8),), dynamic_batch=False)
-    _, outcome = rounded(program)
+    _, outcome = rounded(program, bits=4)
     assert [rewrite.where for rewrite in outcome.rewrites] == ["good"]
     assert {skip.reason for skip in outcome.skips} == {"its weight is not finite", "its weight is computed at run time"}
 
@@ -203,3 +203,11 @@ def test_references_without_a_threshold(name: str, bits: int) -> None:
         assert sqnr_db(program.run(inputs)[0], quantized.run(inputs)[0]) > (30 if bits == 8 else 10)
     again, second = rounded(quantized, bits=bits)
     assert again is quantized and not second.rewrites
+
+
+def test_short_rows_that_would_be_filled_up_to_blocks_are_left() -> None:
+    """A weight [70000, 1] became 33 times its bytes in blocks of 128, and took as much memory on the way."""
+    net = nn.Sequential(nn.Linear(40, 5), nn.Linear(5, 40))
+    _, outcome = rounded(capture(net, torch.rand(2, 40)), bits=4)
+    assert [rewrite.where for rewrite in outcome.rewrites] == ["0"]
+    assert reasons(outcome) == {"1": "its rows have 5 weights each, which blocks take no fewer bytes for"}

@@ -67,11 +67,20 @@ def test_zeros_single_values_and_large_blocks_are_exact() -> None:
         assert torch.equal(round_to_blocks(weight, bits, 64), weight)
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_the_largest_floats_stay_finite(bits: int) -> None:
+    """Scales of bfloat16 round up, and eight times the next one was infinite."""
+    weight = torch.full((2, 40), torch.finfo(torch.float32).max)
+    weight[1] *= -1
+    rounded = round_to_blocks(weight, bits, 32)
+    assert rounded.isfinite().all() and torch.equal(read_blocks(rounded, bits, 32).weight, rounded)
+
+
 def test_rows_are_rounded_alike_whatever_the_size_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = draw(10, 96)
     whole = round_to_blocks(weight, 4, 32)
     monkeypatch.setattr("optimize.quantization.blocks._CHUNK", 200)
-    assert torch.equal(round_to_blocks(weight, 4, 32), whole)
+    assert torch.equal(round_to_blocks(weight, 4, 32), whole) and torch.equal(read_blocks(whole, 4, 32).weight, whole)
 
 
 def test_two_levels_share_a_byte_the_first_in_its_low_half() -> None:
