@@ -42,6 +42,10 @@ _Answer = TypeVar("_Answer")
 _URL = re.compile(r"(local|ray)(?::([0-9]{1,4}))?|(ray://[A-Za-z0-9_.\-\[\]:]+)")
 #: How often a task is given to a worker before it is taken to be what ends them.
 _TRIES = 3
+#: Seconds in which tasks may end that nobody wants any more.
+_PATIENCE_S = 1.0
+#: Of what a worker has said, the end is read: its last line.
+_WORDS_BYTES = 4096
 #: Tasks under way a worker: one that it does, one that waits.
 _AHEAD = 2
 _OVER = f"A worker was lost {_TRIES} times over one task"
@@ -84,7 +88,7 @@ def map_tasks(
         waiting.clear()  # who is interrupted waits for nobody
         raise
     finally:
-        crew.finish(waiting)
+        crew.let_go(job, waiting)
 
 
 def count_workers() -> int:
@@ -143,11 +147,13 @@ class Assignment:
         key: Tells it from others.
         content: The kind of this process, ``prepare`` and its arguments, for ``pickle``.
         sent: Where Ray holds that; None before it does.
+        is_over: Whether nobody wants its answers any more.
     """
 
     def __init__(self, content: bytes) -> None:
         self.key, self.content = secrets.token_hex(8), content
         self.sent: Any = None
+        self.is_over = False
 
 
 class Local:
@@ -185,19 +191,27 @@ class Local:
         """Return an answer."""
         return answer.result()
 
-    def finish(self, answers: Iterable[Future[bytes]]) -> None:
-        """Give up what has not begun, and wait for what has."""
-        wait([each for each in answers if not each.cancel()])
+    def let_go(self, job: Assignment, answers: Iterable[Future[bytes]]) -> None:
+        """Return when none of a job's tasks runs any more; workers that take long over one are ended.
+
+        Who is interrupted between two answers lets go of them, and does not wait for tasks of minutes.
+        """
+        job.is_over = True
+        begun = [each for each in answers if not each.cancel()]
+        while wait(begun, _PATIENCE_S).not_done:
+            for child in self._children:
+                child.end()
 
     def _do(self, job: Assignment, task: bytes) -> bytes:
-        child = self._idle.get()
+        child, how = self._idle.get(), "nobody waits for it"
         try:
             for _ in range(_TRIES):
-                with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-                    return child.do(job, task)
-                how = child.end()
-                if self._closed:
+                if self._closed or job.is_over:
                     break
+                try:
+                    return child.do(job, task)
+                except (OSError, EOFError, pickle.UnpicklingError) as error:
+                    how = child.end() or first_line(error)
             raise Refused(f"{_OVER} ({how}).", hint=_LOST)
         finally:
             self._idle.put(child)
@@ -238,7 +252,7 @@ class _Child:
         if process is None:
             return ""
         end(process)
-        self._words.seek(0)
+        self._words.seek(max(self._words.seek(0, os.SEEK_END) - _WORDS_BYTES, 0))
         with self._words:
             return describe_end(process.returncode, self._words.read())
 
@@ -295,8 +309,8 @@ class Cluster:
         except self._ray.exceptions.RayError as error:
             raise Refused(f"{_OVER} ({first_line(error)}).", hint=_LOST) from error
 
-    def finish(self, answers: Iterable[Future[bytes]]) -> None:
-        """Wait for all of them: to cancel such an answer ends no task."""
+    def let_go(self, job: Assignment, answers: Iterable[Future[bytes]]) -> None:
+        """Return when none of a job's tasks runs any more: to cancel such an answer ends no task."""
         wait(list(answers))
 
 

@@ -58,6 +58,14 @@ def waiting(folder: Path) -> Callable[[int], int]:
     return perform
 
 
+def sleeping() -> Callable[[float], float]:
+    def perform(seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    return perform
+
+
 def counting_threads() -> Callable[[int], int]:
     import torch
 

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +152,16 @@ def test_no_task_runs_any_more_when_the_answers_are_let_go_of(crew: Local | Clus
     assert next(answers) == 0
     answers.close()
     assert not list(tmp_path.iterdir())
+
+
+@BY_LOCAL
+def test_who_lets_go_of_answers_does_not_wait_for_long_tasks(crew: Local) -> None:
+    """Ctrl-C between two answers closed the generator, which waited for the tasks under way, however long."""
+    answers, began_s = map_tasks(tasks.sleeping, (), [0, 600, 600, 600]), time.monotonic()
+    assert next(answers) == 0
+    answers.close()
+    assert time.monotonic() - began_s < 300
+    assert list(map_tasks(tasks.squaring, (1,), range(3))) == [1, 2, 5]
 
 
 @BY_LOCAL
