@@ -32,6 +32,7 @@ def allocate_bits(noises: Sequence[float], sizes: Sequence[int], average: float)
     [6, 2]
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import eye_array, kron
 
     bits, count = np.array(CHOICES), len(sizes)
     growth = 4.0 ** (MEASURED_AT - bits)
@@ -40,7 +41,7 @@ def allocate_bits(noises: Sequence[float], sizes: Sequence[int], average: float)
     single = (known / unit).clip(*_BOUNDS)
     # In thousandths of about what is found: the solver's own tolerances are absolute.
     noise = np.outer(single / single.sum(), growth) * 1e3 / 4.0 ** (MEASURED_AT - average)
-    one_each = LinearConstraint(np.kron(np.eye(count), np.ones(len(bits))), 1, 1)
+    one_each = LinearConstraint(kron(eye_array(count), np.ones((1, len(bits)))), 1, 1)
     shares = np.array(sizes) / sum(sizes)
     within = LinearConstraint(np.kron(shares, bits)[None], ub=average * (1 + 1e-9))
     found = milp(
