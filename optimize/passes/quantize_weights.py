@@ -43,7 +43,7 @@ _WITHOUT_KERNEL: dict[Any, str] = {
 
 
 @dataclass(frozen=True)
-class _Rounding:
+class _RoundedWeights:
     """What became of weights: the bits of each layer's, the data that they were rounded for, what else to say."""
 
     bits: Mapping[fx.Node, int]
@@ -143,7 +143,7 @@ class QuantizeWeights(PrecisionPass):
     def _group(self) -> int:
         return self.group if self.group is not None else (0 if self.bits == 8 else 32)
 
-    def _round(self, program: Program, layers: Collection[fx.Node]) -> _Rounding:
+    def _round(self, program: Program, layers: Collection[fx.Node]) -> _RoundedWeights:
         """Round the weights of layers, with the data in view where there is some."""
         shared: dict[fx.Node, list[fx.Node]] = {}
         for node in layers:
@@ -162,7 +162,7 @@ class QuantizeWeights(PrecisionPass):
         done = rounding.apply(within, lambda share: tell("round weights", share))
         for node in (node for node in layers if node not in done):
             _round_alone(program, node, forms[node])
-        return _Rounding(bits, calibration, rounding.notes)
+        return _RoundedWeights(bits, calibration, rounding.notes)
 
     def _share_out(
         self, program: Program, weights: Collection[list[fx.Node]], rounding: WeightRounding, data: FlatBatches
