@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize.data import Batch, Given, InputSpec, Samples
 from optimize.dimensions import BATCH
 from optimize.errors import Refused, UsageError
 from optimize.graph import dtype_name
-from optimize.program import Program
+from optimize.program import Program, tensor_value
 from optimize.progress import tell
 
 Flat = tuple[torch.Tensor, ...]
@@ -225,6 +226,18 @@ def samples_of(program: Program, flat: Sequence[torch.Tensor]) -> int:
         if axis is not None:
             return int(value.shape[axis])
     return next((int(value.shape[0]) for value in flat if value.dim()), 1)
+
+
+def sample_axis(node: fx.Node) -> int | None:
+    """Return the axis of a value that counts samples, the first free one; 0 where none is free."""
+    value, free = tensor_value(node), free_axis(node)
+    return 0 if free is None and value is not None and value.dim() else free
+
+
+def free_axis(node: fx.Node) -> int | None:
+    """Return the first free axis of a value, None where none is."""
+    sizes = () if (value := tensor_value(node)) is None else value.shape
+    return next((axis for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)), None)
 
 
 def apart(flat: Flat) -> Flat:

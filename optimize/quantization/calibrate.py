@@ -14,8 +14,8 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.plan import Range
-from optimize.program import Program, tensor_value
-from optimize.quantization.batches import Flat, apart, check, samples_of
+from optimize.program import Program
+from optimize.quantization.batches import Flat, apart, check, free_axis, sample_axis, samples_of
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import Statistics
@@ -238,7 +238,7 @@ class _Watcher:
         self._halved, self._counts = halved, dict.fromkeys(program.graph.nodes, 0)
         self._infinite: set[str] = set()
         nodes = program.graph.nodes
-        self._axes = {node: (sample_axis(node), _free_axis(node)) for node in nodes}
+        self._axes = {node: (sample_axis(node), free_axis(node)) for node in nodes}
         self._limits = {node: limit for node in nodes if (limit := _read_limits(node)) is not None}
 
     def see(self, node: fx.Node, value: torch.Tensor) -> None:
@@ -302,18 +302,6 @@ def observe(program: Program, batches: Batches, see: See) -> int:
             observation.run(*flat, enable_io_processing=False)
             samples += samples_of(program, flat)
     return samples
-
-
-def sample_axis(node: fx.Node) -> int | None:
-    """Return the first free axis of a value, the one that counts samples; 0 where none is free."""
-    value, free = tensor_value(node), _free_axis(node)
-    return 0 if free is None and value is not None and value.dim() else free
-
-
-def _free_axis(node: fx.Node) -> int | None:
-    value = tensor_value(node)
-    sizes = () if value is None else value.shape
-    return next((axis for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)), None)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.program import Program
-from optimize.quantization.calibrate import sample_axis
+from optimize.quantization.batches import sample_axis
 from optimize.quantization.links import is_own
 from optimize.quantization.rounding import (
     LONGEST_ROW,
