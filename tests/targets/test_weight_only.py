@@ -117,7 +117,7 @@ class Linears(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in ((1, 1), (5, 3), (33, 17), (100, 40), (256, 64)))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in ((10, 1), (13, 3), (33, 17), (100, 40), (256, 64)))
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [layer(x[..., : layer.in_features]) for layer in self.layers]
@@ -190,7 +190,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_coverage_names_everything_left_in_float(target: str, tmp_path: Path) -> None:
-    program, _ = rounded(capture(Mixed(), draw(2, 8, 12)), smallest=500)
+    program, _ = rounded(capture(Mixed(), draw(2, 8, 12)), smallest=500, bits=4)
     coverage = exported(program, target, tmp_path).coverage
     assert coverage is not None and coverage.quantized == ("large",)
     reasons = {layer.name: layer.reason for layer in coverage.left_float}
