@@ -71,6 +71,7 @@ def test_a_file_is_sent_once_and_its_processes_end_with_the_fleet(make: Make, re
             (there,) = board.scratch.iterdir()
             processes = [int(path.read_text()) for path in there.glob("*/pid")]
             assert len(processes) == 2
+        _wait(lambda ids=tuple(processes): not any(map(_runs, ids)))  # type: ignore[misc]
         assert not any(map(_runs, processes))
     assert len([path for path in there.rglob("*.json") if "7.0" in path.read_text()]) == 1
 
