@@ -21,7 +21,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 
 import optimize
-from benchmarks.encoders import TEXT, Answer, Case, case, model_folder, opened, texts
+from benchmarks.encoders import TEXT, Answer, Case, case, lock_step, model_folder, opened, texts
 
 RESULTS = Path(__file__).parent / "results" / "encoder_weights.md"
 #: Bits, the least mean cosine, and the largest share of the float file's bytes.
@@ -84,17 +83,10 @@ def rows(
     entry: Case, answers: dict[str, Answer], sizes: dict[str, int]
 ) -> list[tuple[str, float, float, float, float]]:
     """Run all in lock-step; return name, mean and least cosine, share of the float file's bytes, times as fast."""
-    times: dict[str, list[float]] = {name: [] for name in answers}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in answers}
-    for given in entry.judged:
-        for name in random.sample(list(answers), len(answers)):
-            answers[name](given)
-            start = time.process_time()
-            found[name].append(answers[name](given))
-            times[name].append(time.process_time() - start)
+    times, found = lock_step(entry, answers)
     plain, table = statistics.median(times["float32"]), []
-    for name, parts in found.items():
-        cosines = (np.concatenate(parts) * entry.wanted).sum(1)
+    for name, got in found.items():
+        cosines = (got * entry.wanted).sum(1)
         share = sizes.get(name, 0) / sizes["float32"]
         table.append((name, float(cosines.mean()), float(cosines.min()), share, plain / statistics.median(times[name])))
     return table

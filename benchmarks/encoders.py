@@ -226,18 +226,23 @@ def opened(path: Path) -> Answer:
     return lambda given: session.run(None, {name: one.numpy() for name, one in zip(names, given, strict=True)})[0]
 
 
-def rows(entry: Case, files: dict[str, Path]) -> list[list[str]]:
-    """Run all files in lock-step; return a row each: milliseconds, decibels, cosine, megabytes."""
-    answers = {name: opened(path) for name, path in files.items()}
-    times: dict[str, list[float]] = {name: [] for name in files}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in files}
+def lock_step(entry: Case, answers: dict[str, Answer]) -> tuple[dict[str, list[float]], dict[str, np.ndarray]]:
+    """Run all in lock-step; return the processor times and the answers of each."""
+    times: dict[str, list[float]] = {name: [] for name in answers}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in answers}
     for given in entry.judged:
-        for name in random.sample(list(files), len(files)):
+        for name in random.sample(list(answers), len(answers)):
             answers[name](given)
             start = time.process_time()
             found[name].append(answers[name](given))
             times[name].append(time.process_time() - start)
-    return [_row(name, files[name], times[name], np.concatenate(found[name]), entry.wanted) for name in files]
+    return times, {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def rows(entry: Case, files: dict[str, Path]) -> list[list[str]]:
+    """Run all files in lock-step; return a row each: milliseconds, decibels, cosine, megabytes."""
+    times, found = lock_step(entry, {name: opened(path) for name, path in files.items()})
+    return [_row(name, path, times[name], found[name], entry.wanted) for name, path in files.items()]
 
 
 def _row(name: str, path: Path, seconds: list[float], got: np.ndarray, want: np.ndarray) -> list[str]:

@@ -230,6 +230,17 @@ def check_pace(text: str) -> str:
     return text
 
 
+def read_finite(digits: str) -> float:
+    """Return a number of JSON; ``1e999`` is no name, and infinite all the same.
+
+    Raises:
+        ValueError: No float holds it.
+    """
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"it says {digits}, which no float holds")
+    return number
+
+
 def read_bits(text: str) -> float:
     """Return the bits that ``4bits``, ``2.5bits`` or ``4`` says.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from optimize.bounds import read_finite
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.regular import read_bytes, shown
 
@@ -152,7 +152,7 @@ def _load_json(text: str) -> Any:
         if sum(map(text.count, marks)) > most:
             raise ValueError(f"it holds more than {most} {noun}")
     found = json.loads(
-        text, parse_constant=_no_constant, parse_float=_fraction, parse_int=_whole, object_pairs_hook=_no_repeats
+        text, parse_constant=_no_constant, parse_float=read_finite, parse_int=_whole, object_pairs_hook=_no_repeats
     )
     return _encodable(found) if _HALF.search(text) else found
 
@@ -166,17 +166,6 @@ def _whole(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
-
-
-def _fraction(digits: str) -> float:
-    """Return a number; ``1e999`` is no name, and infinite all the same.
-
-    Raises:
-        ValueError: No float holds it.
-    """
-    if not math.isfinite(number := float(digits)):
-        raise ValueError(f"it says {digits}, which no float holds")
-    return number
 
 
 def _no_constant(name: str) -> NoReturn:

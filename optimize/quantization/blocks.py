@@ -15,7 +15,6 @@ scales are numbers of bfloat16, so that a file holds them in 2 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -109,7 +108,7 @@ class BlockForm:
         columns = None if importance is None else _blocked(importance[None], size)
         parts = [
             _best_scales(blocks, self.bits, columns).expand_as(blocks).flatten(1)[:, : weight.shape[1]]
-            for blocks in _in_parts(weight, size)
+            for blocks in (_blocked(rows, size) for rows in _in_parts(weight, size))
         ]
         return torch.cat(parts)
 
@@ -155,7 +154,7 @@ def round_to_blocks(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor
         float32 ``[rows, columns]``; :func:`read_blocks` finds the integers.
     """
     form = BlockForm(bits, group)
-    return form.nearest(weight, form.steps(weight))
+    return torch.cat([form.nearest(rows, form.steps(rows)) for rows in _in_parts(weight, group or weight.shape[1])])
 
 
 def read_blocks(weight: torch.Tensor, bits: int, group: int) -> Blocks:
@@ -167,7 +166,8 @@ def read_blocks(weight: torch.Tensor, bits: int, group: int) -> Blocks:
         group: Weights a block, 0 for one block a row.
     """
     integers, steps = [], []
-    for blocks in _in_parts(weight, group or weight.shape[1]):
+    size = group or weight.shape[1]
+    for blocks in (_blocked(rows, size) for rows in _in_parts(weight, size)):
         scales = _scales(_ends(blocks), bits)
         integers.append(_integers(blocks, scales, bits).to(torch.int8))
         steps.append(scales[..., 0])
@@ -186,10 +186,9 @@ def _best_scales(blocks: torch.Tensor, bits: int, importance: torch.Tensor | Non
     return best
 
 
-def _in_parts(weight: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    """Yield blocks of a few rows after another: what fills short rows up is many times their own numbers."""
-    for rows in weight.split(max(_CHUNK // (-(-weight.shape[1] // size) * size), 1)):
-        yield _blocked(rows, size)
+def _in_parts(weight: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+    """Return a few rows after another, by what they take in blocks, which fill short rows up."""
+    return weight.split(max(_CHUNK // (-(-weight.shape[1] // size) * size), 1))
 
 
 def _blocked(rows: torch.Tensor, size: int) -> torch.Tensor:

@@ -26,7 +26,7 @@ from torch.nn import functional
 from optimize import graph, ops
 from optimize.errors import Refused, UsageError
 from optimize.graph import aten
-from optimize.quantization.blocks import BlockForm
+from optimize.quantization.blocks import BlockForm, round_to_blocks
 from optimize.quantization.grid import anchors, partners, quantize_weight, within_sum
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.observers import spacing
@@ -266,7 +266,7 @@ def _nearest_steps(weight: torch.Tensor, form: Grid) -> tuple[torch.Tensor, torc
     if isinstance(form, torch.dtype):
         return torch.ones(len(weight)), weight.to(form)
     if isinstance(form, BlockForm):
-        return torch.ones(len(weight)), form.nearest(weight, form.steps(weight))
+        return torch.ones(len(weight)), round_to_blocks(weight, form.bits, form.group)
     integers, scales = quantize_weight(weight, form)
     return scales, integers
 

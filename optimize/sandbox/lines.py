@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import queue
 import threading
 from typing import IO, Any
+
+from optimize.bounds import read_finite
 
 
 class Lines:
@@ -51,18 +52,7 @@ def read_object(line: bytes) -> dict[str, Any] | None:
     True
     """
     try:
-        found = json.loads(line, parse_constant=_finite, parse_float=_finite)
+        found = json.loads(line, parse_constant=read_finite, parse_float=read_finite)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _finite(digits: str) -> float:
-    """Return a number; ``1e999`` is no name, and infinite all the same.
-
-    Raises:
-        ValueError: It is not finite.
-    """
-    if not math.isfinite(number := float(digits)):
-        raise ValueError(f"{digits} is not finite")
-    return number
