@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from math import prod
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.data.examples import draw_inputs
+from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError
 from optimize.measure import quality
 from optimize.measure.accuracy import AccuracyMeter
@@ -95,6 +98,20 @@ class Datasets:
                 progress("judge", min(1.0, seen / limit))
             if not self.evaluation and seen >= UNLABELLED_SAMPLES:
                 return
+
+    def usual(self, program: Program) -> Program:
+        """Return the program with example inputs as large as the data's sample in the middle.
+
+        Times, and whatever else is told of one size, are then told of what the user has. A program of which nothing
+        is free but the batch stays as it is.
+        """
+        data = self.calibration or self.evaluation
+        if data is None or not set(program.free) - {BATCH}:
+            return program
+        read = (program.sizes_of(chunk.inputs) for chunk in islice(data.batches(1), UNLABELLED_SAMPLES))
+        free = [{name: size for name, size in sizes.items() if name != BATCH} for sizes in read]
+        several = sorted((sizes for sizes in free if min(sizes.values()) > 1), key=lambda sizes: prod(sizes.values()))
+        return program.at(several[(len(several) - 1) // 2]) if several else program
 
     def require_fit(self, program: Program) -> None:
         """Check on a few samples that outputs and labels fit the metric, before anything is made.

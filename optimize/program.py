@@ -116,9 +116,13 @@ class Program:
 
     def example_sizes(self) -> dict[str, int]:
         """Return the size of each free dimension in the example inputs, by name."""
+        return self.sizes_of(self.inputs)
+
+    def sizes_of(self, flat: Sequence[torch.Tensor]) -> dict[str, int]:
+        """Return the size of each free dimension in flat inputs, by name."""
         return {
             name: int(tensor.shape[dim])
-            for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
+            for tensor, dims in zip(flat, self.dynamic, strict=True)
             for dim, name in dims.items()
         }
 
@@ -178,6 +182,13 @@ class Program:
             _cycled(tensor, {dim: sizes[name] for dim, name in dims.items() if name in sizes})
             for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
         )
+
+    def at(self, sizes: Mapping[str, int]) -> Program:
+        """Return the program with example inputs of other sizes of free dimensions, by name."""
+        found = dataclasses.replace(self.clone(), inputs=self.resized(sizes))
+        found.give_shapes()
+        found.refresh()
+        return found
 
     def other_sizes(self) -> list[dict[str, int]]:
         """Return other sizes than the examples', of free dimensions by name, at which it has answered as its module."""

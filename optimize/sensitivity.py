@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from optimize.costs import program_costs
-from optimize.datasets import Datasets, open_datasets
+from optimize.datasets import Datasets
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
 from optimize.measure import environment
 from optimize.measure.layer_times import LayerTime, layer_times, require_layer_times
-from optimize.opening import open_program
 from optimize.pipeline import Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -23,7 +22,7 @@ from optimize.ranking import rank, shares
 from optimize.registry import find_target
 from optimize.report.sensitivity import LayerSensitivity, PruningSensitivity, Sensitivity
 from optimize.search import calibration, one_sample
-from optimize.workflow import calibration_data
+from optimize.workflow import open_all
 
 
 def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
@@ -41,10 +40,9 @@ def analyse(job: Job, progress: Progress = silent) -> Sensitivity:
     """
     (target,) = job.recipe.targets
     require_layer_times(target)
-    model = open_program(job, progress)
-    datasets = open_datasets(job.recipe, model.program)
-    passes = job.passes(calibration_data(job, model.program, datasets, progress))
-    plain, *quantized = transform(model.program, passes, (target,), progress)
+    opened = open_all(job, progress)
+    model, datasets = opened.model, opened.datasets
+    plain, *quantized = transform(model.program, opened.passes(job), (target,), progress)
     if not quantized:
         raise Refused("The model has no layer that static INT8 is for.")
     errors, source = _errors(quantized[-1], datasets, progress)
@@ -75,9 +73,9 @@ def analyse_pruning(job: Job, progress: Progress = silent) -> PruningSensitivity
     """
     if job.recipe.calib is None:
         raise UsageError("What channels are worth is asked of data.", hint="Give --calib, some hundred samples.")
-    model = open_program(job, progress)
-    datasets = open_datasets(job.recipe, model.program)
-    (variant,) = transform(model.program, job.passes(), (), progress)
+    opened = open_all(job, progress)
+    model, datasets = opened.model, opened.datasets
+    (variant,) = transform(model.program, opened.passes(job), (), progress)
     program, data, evaluation = variant.program, datasets.calibration, datasets.evaluation
     assert data is not None
     judged = () if evaluation is None else tuple(FlatBatches(program, evaluation).first(TRIED_ON))

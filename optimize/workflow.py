@@ -230,6 +230,7 @@ def open_all(job: Job, tell: Progress) -> Opened:
         metric=job.metric,
     )
     datasets.require_fit(model.program)
+    model = replace(model, program=datasets.usual(model.program))
     return Opened(model, entered.steps, datasets, calibration_data(job, captured.program, datasets, tell))
 
 

@@ -241,7 +241,7 @@ def test_multiples_alone_are_tried_where_the_model_takes_no_others() -> None:
 
 def test_int8_keeps_lengths_free_and_is_judged_at_others(tmp_path: Path) -> None:
     net = Encoder().eval()
-    batches = [draw_text(8, length) for length in (16, 23)]
+    batches = [draw_text(8, length) for length in (31, 16, 23)]
     report = optimize.optimize(
         net, draw_text(2, 16), passes=[optimize.QuantizeStatic(calibration=batches)], targets="onnx", dynamic=SEQUENCE,
         out=tmp_path / "out", layer_timing=False,
@@ -249,7 +249,8 @@ def test_int8_keeps_lengths_free_and_is_judged_at_others(tmp_path: Path) -> None
     row = next(row for row in report.rows if row.precision == "int8")
     assert row.status == "measured" and row.agreement is not None and row.agreement.sqnr_db > 20
     assert report.model.inputs[0] == "input_ids int64[batch, sequence]"
-    assert "Times are those at sequence 16: at other sizes another file may be the fastest." in report.warnings
+    # As long as the samples are, not as the example.
+    assert "Times are those at sequence 23: at other sizes another file may be the fastest." in report.warnings
 
 
 NET = ("tests.test_free_lengths:Shallow", "--input-shape", "16:int64;16:int64", "--to", "onnx", "--quiet")
