@@ -27,6 +27,7 @@ _DIGITS = 20
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_RATES = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def scaled(text: str, units: Mapping[str, float]) -> float:
     >>> scaled("5 ms", SECONDS)
     0.005
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", text.lower())
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ/]+)\s*", text.lower())
     if found is None or found[2] not in units:
         raise ValueError(f"'{shortened(text)}' needs a unit: {', '.join(units)}")
     return finite(float(found[1]) * units[found[2]])
@@ -184,6 +185,30 @@ def read_span(text: str) -> float:
     1200.0
     """
     return _positive(text, _SPANS, "20min")
+
+
+def read_time(text: str) -> float:
+    """Return how long an answer may take, in seconds.
+
+    Raises:
+        ValueError: It is no such time, or none at all.
+
+    >>> read_time("20ms")
+    0.02
+    """
+    return _positive(text, SECONDS, "20ms")
+
+
+def read_rate(text: str) -> float:
+    """Return how many there are a second.
+
+    Raises:
+        ValueError: It is no such number, or none at all.
+
+    >>> read_rate("500/s"), read_rate("30/min")
+    (500.0, 0.5)
+    """
+    return _positive(text, _RATES, "500/s")
 
 
 def read_size(text: str) -> float:

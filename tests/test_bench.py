@@ -75,6 +75,26 @@ def test_two_runtimes_in_a_sweep(folder: Path, tmp_path: Path, typed: Typed) -> 
     assert len(json.loads((tmp_path / "same.json").read_text())["pairs"]) == 6
 
 
+def test_advice_how_to_serve_sweeps_threads_callers_and_batches(folder: Path, tmp_path: Path, typed: Typed) -> None:
+    words = ("--rate", "2000/s", "--p99", "100ms", "--batch", "1,4", "--streams", "1,2", "--threads", "1,2")
+    done = typed("bench", folder / "net.onnx", *words, "--cpus", "0", *QUICK, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "To serve 2.00 k samples a second, 99 of 100 answered within 100 ms" in done.stdout
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert report["demand"] == {"rate": 2000.0, "p99_s": 0.1} and report["plan"]["threads"] == 2
+    assert [(row["name"], row["threads"]) for row in report["rows"]] == [
+        ("net.onnx, 1 thread", 1),
+        ("net.onnx, 2 threads", 2),
+    ]
+    for row in report["rows"]:
+        serving, scenarios = row["serving"], row["scenarios"]
+        assert [(entry["batch"], entry["streams"]) for entry in scenarios] == [(1, 1), (4, 1), (1, 2), (4, 2)]
+        assert [entry["runs"] > 0 for entry in scenarios] == [True, True, False, False]  # one processor
+        assert "2 callers with" in scenarios[2]["reason"] and serving["callers"] == 1 and serving["p99_s"] <= 0.1
+        assert serving["machines"] * serving["most"] >= 2000 and serving["runs"] >= 12
+    assert "net.onnx, 1 thread, batch 1, 2 streams and 1 other scenario – not run: 2 callers" in done.stdout
+
+
 def test_a_crash_at_run_50_ends_in_1_and_the_other_finishes(tmp_path: Path) -> None:
     sources = ("tests.test_bench:Doubling", "tests.test_bench:DyingAtRun50")
     words = ("--input-shape", "8", "--runs", 100, "--restarts", 1, "--quiet", "--out", tmp_path)
@@ -102,6 +122,8 @@ def test_bad_words_end_in_one_paragraph(folder: Path, tmp_path: Path, typed: Typ
         ((net, "--batch", "0"), 2, "0 is out of range"),
         ((net, "--affinity", "999"), 2, "There is no processor 999 here"),
         ((net, "--seconds", "0"), 2, "--seconds"),
+        ((net, "--rate", "500"), 2, "needs a unit: /s"),
+        ((net, "--p99", "0ms"), 2, "is nothing; write 20ms"),
         ((tmp_path / "none.onnx",), 1, "There is no file"),
         (("tests.test_bench:Doubling",), 2, "No file says what it takes"),
         ((net, "tests.test_bench:Doubling", "--input-shape", "3,4"), 2, "does not fit"),

@@ -19,6 +19,7 @@ from optimize.measure.quality import judge
 from optimize.measure.runs import Runs, Scenario, Track
 from optimize.measure.subjects import Subject
 from optimize.progress import Progress, silent
+from optimize.wording import plural
 
 #: Seconds where nobody asks for a time: this, and so many for every file in every scenario.
 BASE_S, CELL_S = 10.0, 4.0
@@ -28,12 +29,19 @@ PATIENCE_S = 600.0
 JUDGED_SHARE, JUDGED_S = 0.1, 10.0
 
 
-def sweep(batches: Sequence[int], streams: Sequence[int]) -> tuple[Scenario, ...]:
+def sweep(batches: Sequence[int], streams: Sequence[int], *, whole: bool = False) -> tuple[Scenario, ...]:
     """Return the scenarios of a sweep: every batch with one caller, then the first batch with several.
+
+    Args:
+        batches: Samples in one run.
+        streams: Callers at the same time.
+        whole: Every batch with every number of callers.
 
     >>> [entry.name for entry in sweep([1, 8], [1, 4])]
     ['batch 1', 'batch 8', 'batch 1, 4 streams']
     """
+    if whole:
+        return tuple(Scenario(batch, count) for count in streams for batch in batches)
     one = [Scenario(batch) for batch in batches] if 1 in streams else []
     return (*one, *(Scenario(batches[0], count) for count in streams if count > 1))
 
@@ -62,6 +70,7 @@ def run(
     asked: Asked,
     *,
     meter: EnergyMeter | None = None,
+    processors: int | None = None,
     progress: Progress = silent,
 ) -> Runs[Subject]:
     """Time every subject in every scenario.
@@ -71,6 +80,7 @@ def run(
         plan: How; warm-up takes half of the time at most.
         asked: What is put through them, the same for all.
         meter: What counts energy.
+        processors: What callers with their threads may take; where more would, they are left out.
         progress: Told how much of the runs or of the time is used.
 
     Raises:
@@ -90,6 +100,7 @@ def run(
             affinity=plan.affinity,
             order=order,
             remote=remote,
+            own_threads=[entry.threads for entry in found],
         )
 
     @functools.cache
@@ -99,7 +110,7 @@ def run(
     if not asked.noise:  # too few samples are told before anything is started
         timed(max(plan.scenarios, key=lambda scenario: scenario.batch))
     return engine.lockstep(
-        [_track(subject, plan.scenarios) for subject in subjects],
+        [_track(subject, plan, processors) for subject in subjects],
         dataclasses.replace(plan, warm_up=floor, groups=True),
         start=start,
         feed=lambda subject, scenario: subject.arranged(timed(scenario)),
@@ -149,13 +160,18 @@ def _settings(subject: Subject) -> dict[str, str | bool]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _track(subject: Subject, scenarios: Sequence[Scenario]) -> Track[Subject]:
-    fixed = subject.fixed_batch
-    other = [entry for entry in scenarios if fixed is not None and entry.batch != fixed]
-    refusals = dict.fromkeys(other, f"not run: the file takes a batch of {fixed} only")
+def _track(subject: Subject, plan: Plan, processors: int | None) -> Track[Subject]:
+    fixed, threads, most = subject.fixed_batch, subject.threads or plan.threads, processors or math.inf
+    refusals = {
+        entry: f"not run: {entry.streams} callers with {plural(threads, 'thread')} each, for {processors} processors"
+        for entry in plan.scenarios
+        if entry.streams > 1 and entry.streams * threads > most
+    }
+    other = [entry for entry in plan.scenarios if fixed is not None and entry.batch != fixed]
+    refusals |= dict.fromkeys(other, f"not run: the file takes a batch of {fixed} only")
     failure = f"not run: {subject.missing}" if subject.missing else None
     return Track(
         subject,
         refusals=refusals,
-        failure=failure or (refusals[scenarios[0]] if len(other) == len(scenarios) else None),
+        failure=failure or (refusals[plan.scenarios[0]] if len(refusals) == len(plan.scenarios) else None),
     )

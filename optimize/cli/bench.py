@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,15 @@ from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.regular import require_data
 from optimize.report import BENCH
+from optimize.wording import plural
 
 if TYPE_CHECKING:
+    from optimize.measure.lockstep import Plan
+    from optimize.measure.subjects import Subject
     from optimize.report.bench import BenchReport
+
+#: Samples of a run that are tried where advice is asked how to serve.
+_SERVED_BATCHES = (1, 2, 4, 8, 16)
 
 
 @options.command(short_help="Time files and runtimes against each other.")
@@ -26,12 +34,27 @@ if TYPE_CHECKING:
 @options.timing(
     "--streams",
     type=options.Counts(bounds.STREAMS),
-    default="1",
-    show_default=True,
-    help="Callers at the same time; several sweep.",
+    help="Callers at the same time; several sweep.  [default: 1]",
 )
-@options.threads
+@options.timing(
+    "--threads",
+    type=options.Counts(bounds.THREADS),
+    help="Compute threads of the runtime; several sweep.  [default: 1]",
+)
 @options.cpus
+@options.timing(
+    "--rate",
+    metavar="N/s",
+    type=options.Quantity(bounds.read_rate),
+    help="Samples a second that shall be served: with how many callers, threads and machines, and in what batches.",
+)
+@options.timing(
+    "--p99",
+    "p99_s",
+    metavar="TIME",
+    type=options.Quantity(bounds.read_time),
+    help="Within which 99 of 100 of them shall be answered, waiting included: 20ms.",
+)
 @options.timing("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @options.timing(
     "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
@@ -94,6 +117,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.bench.doubts import doubts
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
+    from optimize.bench.serving import Demand
     from optimize.measure.energy import find_meter
     from optimize.measure.feed import NOISE
     from optimize.measure.openers import Opening
@@ -112,27 +136,62 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         machine = opening.machine
         _check_cpus(given["cpus"], machine.affinity)
         subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
-        plan = _plan(given, subjects)
+        processors = len(given["cpus"]) or len(machine.affinity) or machine.cores
+        demand = Demand(given["rate"], given["p99_s"]) if given["rate"] or given["p99_s"] else None
+        subjects = _each_with(subjects, given["threads"] or (_doubled(processors) if demand else ()))
+        plan = _plan(given, subjects, processors if demand else None)
         asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
         meter, energy = (None, "not offered: of another machine") if remote else find_meter(device)
-        outcome = run(subjects, plan, asked, meter=meter, progress=progress)
+        most = processors if demand else None
+        outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)
     judged = figures(outcome, plan)
     found = doubts(outcome, judged, plan, machine, device)
     command = options.command_line()
     data = given["data"] or NOISE
-    return BenchReport.of(outcome, judged, found, plan, machine, command, data=data, device=device, energy=energy)
+    return BenchReport.of(
+        outcome, judged, found, plan, machine, command, data=data, device=device, energy=energy, demand=demand
+    )
 
 
-def _plan(given: dict[str, Any], subjects: list[Any]) -> Any:
-    """Return what is asked; without --batch, a batch that is fixed in every file is taken."""
+def _doubled(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 and on, and the most.
+
+    >>> _doubled(6), _doubled(1)
+    ((1, 2, 4, 6), (1,))
+    """
+    return (*(1 << place for place in range(most.bit_length()) if 1 << place < most), most)
+
+
+def _each_with(subjects: Sequence[Subject], threads: Sequence[int]) -> list[Subject]:
+    """Return every subject with each number of threads, named by it where there are several."""
+    if len(threads) < 2:
+        return [replace(subject, threads=count) for subject in subjects for count in threads or (None,)]
+    return [
+        replace(subject, name=f"{subject.name}, {plural(count, 'thread')}", threads=count)
+        for subject in subjects
+        for count in threads
+    ]
+
+
+def _plan(given: dict[str, Any], subjects: list[Subject], served_by: int | None) -> Plan:
+    """Return what is asked; without --batch, a batch that is fixed in every file is taken.
+
+    Args:
+        given: The options.
+        subjects: What is run.
+        served_by: Processors that serve, where advice is asked how; None where it is not.
+    """
     from optimize.bench.rounds import limits, sweep
     from optimize.measure.lockstep import Plan
 
     fixed = {subject.fixed_batch for subject in subjects if not subject.missing}
     only = fixed.pop() if len(fixed) == 1 else None
-    scenarios = sweep(given["batches"] or (only or 1,), given["streams"])
+    batches = (only,) if only else _SERVED_BATCHES if served_by else (1,)
+    streams = given["streams"] or (_doubled(served_by) if served_by else (1,))
+    scenarios = sweep(given["batches"] or batches, streams, whole=served_by is not None)
     runs, budget_s = limits(given["runs"], given["seconds"], len(subjects) * len(scenarios))
-    return Plan(scenarios, given["threads"], given["cpus"], given["restarts"], runs, budget_s, given["seed"])
+    threads = max(subject.threads or 1 for subject in subjects)
+    return Plan(scenarios, threads, given["cpus"], given["restarts"], runs, budget_s, given["seed"])
 
 
 def _check_cpus(wanted: tuple[int, ...], there: tuple[int, ...]) -> None:

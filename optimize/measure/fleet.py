@@ -358,6 +358,7 @@ class Fleet:
         order: Places of the artifacts in the order their processes start; that of the artifacts where empty.
         emulated: The processor that each artifact runs on; this machine's where empty.
         remote: The machine that all run on; None for this one.
+        own_threads: Compute threads of each artifact's worker, None for ``threads``; empty means those for all.
     """
 
     def __init__(
@@ -372,8 +373,10 @@ class Fleet:
         order: Sequence[int] = (),
         emulated: Sequence[str] = (),
         remote: Remote | None = None,
+        own_threads: Sequence[int | None] = (),
     ) -> None:
         self.threads = threads
+        self._threads = [own or threads for own in own_threads] or [threads] * len(artifacts)
         self.sessions: tuple[Session, ...] = ()
         self._artifacts = artifacts
         self._patience_s = patience_s
@@ -423,7 +426,7 @@ class Fleet:
         return self._session(
             self._artifacts[place],
             Path(self._folder.name) / str(place),
-            threads=self.threads,
+            threads=self._threads[place],
             patience_s=self._patience_s,
             interpreter=self._interpreters[place],
             affinity=self._affinity,

@@ -37,6 +37,7 @@ class Subject:
         interpreter: Python of its own environment; None for this one.
         remote: The machine that it runs on; None for this one.
         outside: Words of ``--preprocess`` by which the pictures that the others take become its input.
+        threads: Compute threads, where those of the plan are not meant.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Subject:
     interpreter: Path | None = None
     remote: Remote | None = None
     outside: str = ""
+    threads: int | None = None
 
     @property
     def missing(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from optimize import wording as form
 from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
+from optimize.bench.serving import Demand, Serving, advise
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
 from optimize.measure.feed import NOISE
@@ -30,6 +32,11 @@ _NOTE = (
     "processes. "
 )
 _PERCENTILES = (90, 95, 99)
+_SERVING = ("Callers", "Batch", "A machine answers", "p99 then", "Machines")
+_SERVED = (
+    "Requests that come at random wait for a caller, who takes all that wait, a batch at most: simulated with the runs "
+    "that were timed, of as many callers at once. What receives requests and sends the answers comes on top. "
+)
 #: Names that a title holds.
 _NAMED = 3
 
@@ -51,6 +58,8 @@ class BenchRow(StrictRecord):
         first_call_s: The first run of a process, median over processes.
         peak_memory_bytes: Largest resident memory of a process, runtime included.
         agreement: With the first file's outputs; None for that one.
+        threads: Compute threads of its processes; None for the plan's.
+        serving: How it is served best; None where nobody asked.
         scenarios: The figures and every sample.
         starts: Every process: its load time and warm-up runs.
     """
@@ -68,11 +77,13 @@ class BenchRow(StrictRecord):
     first_call_s: float | None
     peak_memory_bytes: int | None
     agreement: Agreement | None
+    threads: int | None = None
+    serving: Serving | None = None
     scenarios: tuple[Figures, ...]
     starts: tuple[Start, ...]
 
     @classmethod
-    def of(cls, track: Track[Subject], judged: Judged) -> BenchRow:
+    def of(cls, track: Track[Subject], judged: Judged, demand: Demand | None, seed: int) -> BenchRow:
         """Return the row of a subject."""
         artifact, starts = track.subject.artifact, track.starts
         peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
@@ -89,6 +100,7 @@ class BenchRow(StrictRecord):
             first_call_s=median(next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups),
             peak_memory_bytes=max(peaks, default=None),
             starts=tuple(starts),
+            serving=advise(judged.scenarios, demand, seed=seed) if demand else None,
         )
 
 
@@ -107,6 +119,7 @@ class BenchReport(SavedRecord):
         energy: What counted energy, or why nothing did.
         frequencies_mhz: Of the processor, between restarts; empty where not readable.
         rows: One a file, the one that ratios are quoted against first.
+        demand: What is to be served; None where nobody says.
         warnings: What makes a figure doubtful, and what to do about it.
     """
 
@@ -121,6 +134,7 @@ class BenchReport(SavedRecord):
     energy: str
     frequencies_mhz: tuple[float, ...]
     rows: tuple[BenchRow, ...]
+    demand: Demand | None = None
     warnings: tuple[Doubt, ...]
 
     @classmethod
@@ -136,6 +150,7 @@ class BenchReport(SavedRecord):
         data: str = NOISE,
         device: str,
         energy: str,
+        demand: Demand | None = None,
     ) -> BenchReport:
         """Return the record of a finished benchmark."""
         specs = next((track.subject.artifact.inputs for track in outcome.tracks if track.subject.places), ())
@@ -154,7 +169,11 @@ class BenchReport(SavedRecord):
             device_timing=_device_timing(judged, device),
             energy=energy,
             frequencies_mhz=tuple(outcome.frequencies_mhz),
-            rows=tuple(map(BenchRow.of, outcome.tracks, judged)),
+            rows=tuple(
+                BenchRow.of(track, found, demand, plan.seed or 0)
+                for track, found in zip(outcome.tracks, judged, strict=True)
+            ),
+            demand=demand,
             warnings=tuple(doubts),
         )
 
@@ -174,6 +193,7 @@ def tell_bench(report: BenchReport) -> doc.Document:
     sections = (
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
+        *_serving(report),
         *_scenarios(report),
         doc.Text(note, "dim", on=doc.PAGES),
         doc.Charts(tuple(_sweeps(report)), tuple(names), title="Throughput"),
@@ -208,9 +228,41 @@ def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
     return next(entry for entry in row.scenarios if entry.scenario == scenario)
 
 
+def _serving(report: BenchReport) -> Iterator[doc.Section]:
+    """Yield how each file is served best, where that is asked."""
+    demand = report.demand
+    if demand is None:
+        return
+    asked = f"{form.rate(demand.rate)} samples a second" if demand.rate else "as many samples a second as there may be"
+    within = f", 99 of 100 answered within {form.seconds(demand.p99_s)}" if demand.p99_s else ""
+    least = min((row.serving.machines or math.inf, -row.serving.most) for row in report.rows if row.serving)
+    lines = []
+    for row in report.rows:
+        found = row.serving or Serving()
+        best = bool(found.callers) and (found.machines or math.inf, -found.most) == least
+        lines.append(_line(report, row, _serving_cells(found), "best" if best else ""))
+    columns = ("File", *_serving_cells(Serving()))
+    yield doc.Grid(columns, tuple(lines), title=f"To serve {asked}{within}", is_hued=True).without_empty("Machines")
+    yield doc.Text(_SERVED, "dim")
+
+
+def _serving_cells(found: Serving) -> dict[str, doc.Cell]:
+    if not found.callers:
+        return dict.fromkeys(_SERVING, doc.Cell()) | {"A machine answers": doc.Cell(form.MISSING, found.reason)}
+    texts = (
+        str(found.callers),
+        str(found.batch),
+        f"{form.rate(found.most)}/s",
+        form.seconds(found.p99_s),
+        str(found.machines or ""),
+    )
+    return dict(zip(_SERVING, map(doc.Cell, texts), strict=True))
+
+
 def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
-        yield scenario_grid(report, scenario)
+        grid = scenario_grid(report, scenario)
+        yield doc.only(grid, *doc.PAGES) if report.demand else grid
         found = [(hue, row, figures_of(row, scenario)) for hue, row in enumerate(report.rows)]
         if plot := distributions([entry for entry in found if entry[2].blocks]):
             yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))
@@ -320,16 +372,24 @@ def facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
         ("Energy", report.energy),
         ("Clock step", form.seconds(max(steps)) if steps else ""),
     )
-    machine = machine_facts(report.environment, threads=plan.threads)
+    threads = {row.threads or plan.threads for row in report.rows}
+    machine = machine_facts(report.environment, threads=plan.threads if len(threads) == 1 else None)
     return tuple((name, text) for name, text in (*own, *machine) if text)
 
 
 def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
     """Yield what was not measured and why, as (what, why)."""
     for row in report.rows:
-        for entry in row.scenarios[:1] if row.reason else row.scenarios:
-            if row.reason or entry.reason:
-                yield row.name if row.reason else f"{row.name}, {entry.scenario.name}", status_text(row) or entry.reason
+        if row.reason:
+            yield row.name, status_text(row)
+            continue
+        reasons: dict[str, list[str]] = {}
+        for entry in row.scenarios:
+            reasons.setdefault(entry.reason, []).append(entry.scenario.name)
+        for reason, (first, *others) in reasons.items():
+            more = f" and {form.plural(len(others), 'other scenario')}" if others else ""
+            if reason:
+                yield f"{row.name}, {first}{more}", reason
 
 
 def _cells(found: Figures) -> dict[str, doc.Cell]:
