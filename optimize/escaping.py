@@ -8,6 +8,7 @@ they stand: a terminal may break the line there.
 
 from __future__ import annotations
 
+import json
 import re
 
 #: What GitHub takes for a command at the start of a line, and Azure, TeamCity and old runners (``##[``) within one.
@@ -20,6 +21,8 @@ _COMMANDS = re.compile(
 _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
+#: What may be unseen in JSON: its own writers leave no control characters of ASCII but one.
+_UNUSUAL = re.compile(r"[^\n\x20-\x7e]")
 _LONGEST_WORD, _LONGEST_TEXT = 300, 3000
 
 
@@ -44,6 +47,17 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
+def plain_json(text: str) -> str:
+    r"""Return JSON of the same meaning in which everything that is not seen is written out, in JSON's own escapes.
+
+    >>> print(plain_json('{\n"a\u202eb": "##[error]µ"}'))
+    {
+    "a\u202eb": "\u0023#[error]µ"}
+    """
+    seen = _UNUSUAL.sub(lambda found: found[0] if _is_seen(found[0]) else json.dumps(found[0])[1:-1], text)
+    return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", seen)
+
+
 def shortened(text: str) -> str:
     """Return text whose endless words (a number of 5,000 digits) are left out in the middle, as is an endless text's.
 
@@ -60,4 +74,8 @@ def _without_middle(text: str, length: int) -> str:
 
 def _written(char: str) -> str:
     """Return a character as it is where it is seen, else its escape."""
-    return char if char.isprintable() and not _BLANK.match(char) else char.encode("unicode_escape").decode("ascii")
+    return char if _is_seen(char) else char.encode("unicode_escape").decode("ascii")
+
+
+def _is_seen(char: str) -> bool:
+    return char.isprintable() and not _BLANK.match(char)

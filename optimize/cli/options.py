@@ -394,15 +394,15 @@ def tell(document: Document, record: Callable[[], BaseModel], what: str = "") ->
         what: What ``--out`` holds, in a word; empty where it is written already.
     """
     from optimize.report.console import show
-    from optimize.report.files import save
+    from optimize.report.files import json_of, save
 
     places, found = destinations(click.get_current_context()), functools.cache(record)
     if is_printed():
-        click.echo(found().model_dump_json(indent=1))
+        click.echo(json_of(found()), nl=False)
     else:
         show(document)
     if "json_file" in places:
-        files.write_text(places["json_file"][1], found().model_dump_json(indent=1) + "\n")
+        files.write_text(places["json_file"][1], json_of(found()))
     if what and "out" in places:
         names, path = places["out"]
         told(what, save(path, document, found(), names))

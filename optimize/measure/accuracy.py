@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from optimize import bounds
 from optimize.errors import Refused
 from optimize.measure import paired
 from optimize.measure.metrics import METRICS, Metric, Unit
-from optimize.measure.scores import Outputs, first
+from optimize.measure.scores import Misfit, Outputs, first
+
+#: What samples come to may take this part of the free memory: it is held three times when all are there.
+_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class AccuracyMeter:
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
     _beside_original: bool = False
+    _room: int | None = None
 
     def update(self, expected: Outputs, found: Outputs, labels: np.ndarray | None) -> None:
         """Add one batch: the original's outputs by name, the artifact's, and the labels.
@@ -131,15 +136,22 @@ class AccuracyMeter:
         Without labels nothing is judged, unless the metric takes the original's first output for them.
 
         Raises:
-            Refused: The labels do not fit the outputs, or the user's function misbehaves.
+            Refused: The labels do not fit the outputs, their rows outgrow the memory, or the user's function misbehaves.
         """
         if labels is None:
             if self.metric is None or not self.metric.beside_original:
                 return
-            labels, self._beside_original = first(expected), True
+            labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or _usual(expected)
-        self._expected.append(self.metric.rows_of(expected, labels))
-        self._found.append(self.metric.rows_of(found, labels))
+        for rows, outputs in ((self._expected, expected), (self._found, found)):
+            rows.append(self.metric.rows_of(outputs, labels))
+            self._room = (bounds.free_bytes() // _ROWS if self._room is None else self._room) - rows[-1].nbytes
+        if self._room is not None and self._room < 0:
+            samples = sum(map(len, self._found))
+            raise Refused(
+                f"The metric '{self.metric.name}' keeps more of {samples} samples than fits into the memory.",
+                hint="Give fewer samples, or a model with a smaller output.",
+            )
 
     def result(self) -> Accuracy | None:
         """Return the metric over all batches; None where nothing was judged.
@@ -166,7 +178,19 @@ class AccuracyMeter:
 
 def _usual(outputs: Outputs) -> Metric:
     """Return the metric where none is said: top-1 of vectors, else the accuracy of pixels."""
-    return METRICS["top1" if first(outputs).ndim != 4 else "pixel_accuracy"]
+    return METRICS["top1" if _judged(outputs).ndim != 4 else "pixel_accuracy"]
+
+
+def _judged(outputs: Outputs) -> np.ndarray:
+    """Return the output of the original that is judged.
+
+    Raises:
+        Refused: Nothing can be told from it.
+    """
+    try:
+        return first(outputs)
+    except Misfit as error:
+        raise Refused(f"No metric judges what the model answers: {error}.") from error
 
 
 def _figures(metric: Metric, expected: np.ndarray, found: np.ndarray) -> dict[str, Any]:

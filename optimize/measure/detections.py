@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from optimize.measure.paired import Drawn
-from optimize.measure.scores import Misfit, Outputs
+from optimize.measure.scores import Misfit, Outputs, require_bounded
 from optimize.targets.arrays import as_reals
 
 #: Sizes of a box, of a label (corners, class) and of a detection (corners, score, class).
@@ -46,11 +46,13 @@ def matched(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
     """
     if labels.ndim != 3 or labels.shape[2] != _LABEL or labels.dtype.kind not in "iuf":
         raise Misfit("")
-    found = _detections(outputs)
+    found, asked = _detections(outputs), as_reals(labels)
     if len(found) != len(labels):
         raise Misfit("")
+    require_bounded(found, "of the detections")
+    require_bounded(asked, "of the boxes that are wanted")
     rows = np.empty(len(labels), object)
-    for place, (answer, wanted) in enumerate(zip(found, as_reals(labels), strict=True)):
+    for place, (answer, wanted) in enumerate(zip(found, asked, strict=True)):
         rows[place] = dict(_matches(answer[answer[:, 5] >= 0], wanted[wanted[:, 4] >= 0]))
     return rows
 

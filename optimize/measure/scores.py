@@ -15,8 +15,10 @@ from optimize.measure.paired import Drawn
 from optimize.targets.arrays import as_reals
 
 Outputs = Mapping[str, np.ndarray]
-#: Samples whose neighbours are looked for at once.
-_BLOCK = 1024
+#: Cosines that are held at once.
+_COSINES = 1 << 24
+#: Tokens of a sample: to lay two of them side by side takes time by the product.
+_LONGEST_SENTENCE = 1 << 14
 #: Class maps hold numbers below this.
 _MAP_CLASSES = 255
 #: Numbers beyond this have products of sums of squares that float64 does not hold.
@@ -33,11 +35,13 @@ def first(outputs: Outputs) -> np.ndarray:
     """Return the output that is judged.
 
     Raises:
-        Misfit: There is none of real numbers.
+        Misfit: There is none of real numbers, or something in it is no number: any class is the largest of those.
     """
     output = next(iter(outputs.values()), None)
-    if output is None or not output.ndim or output.dtype.kind == "c":
+    if output is None or not output.ndim or output.dtype.kind == "c" or not math.prod(output.shape[1:]):
         raise Misfit("the first output is no batch of real numbers")
+    if np.isnan(as_reals(output)).any():
+        raise Misfit("the first output holds NaN")
     return output
 
 
@@ -177,6 +181,7 @@ def embedded(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
     output = first(outputs)
     _require(_are_integers(labels) and output.ndim == 2 and labels.shape == output.shape[:1])
     vectors = as_reals(output)
+    require_bounded(vectors, "of the output")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.concatenate([vectors / np.where(lengths > 0, lengths, 1.0), labels[:, None]], 1)
 
@@ -192,10 +197,10 @@ def near_ones(k: int, rows: np.ndarray) -> np.ndarray:
     """
     vectors, labels = rows[:, :-1], rows[:, -1]
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    near = min(k, len(rows) - 1)
+    near, size = min(k, len(rows) - 1), max(1, _COSINES // max(len(rows), 1))
     found = np.zeros(len(rows), bool)
-    for start in range(0, len(rows) if near else 0, _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for start in range(0, len(rows) if near else 0, size):
+        block = slice(start, start + size)
         cosine = vectors[block] @ vectors.T
         cosine[np.arange(len(cosine)), start + np.arange(len(cosine))] = -np.inf
         nearest = np.argpartition(-cosine, near - 1, axis=1)[:, :near]
@@ -218,6 +223,8 @@ def word_errors(blank: int, outputs: Outputs, labels: np.ndarray) -> np.ndarray:
     _require(_are_integers(labels) and labels.ndim == 2 and len(labels) == len(output))
     scored = output.ndim == 3
     _require(scored or (output.ndim == 2 and _are_integers(output)))
+    if max(output.shape[1], labels.shape[1]) > _LONGEST_SENTENCE:
+        raise Misfit(f"a sample has more than {_LONGEST_SENTENCE} tokens")
     wanted = np.where(labels == blank, -1, labels) if scored else labels
     found = _collapsed(output.argmax(2), blank) if scored else output
     rows = []
@@ -250,12 +257,12 @@ def _alike(outputs: Outputs, wanted: np.ndarray, *, void: bool = False) -> tuple
     if _without_ones(wanted.shape) != _without_ones(output.shape):
         raise Misfit("the shapes differ")
     found, asked = _flat(as_reals(output)), _flat(as_reals(wanted))
-    _require_bounded(found, "of the output")
-    _require_bounded(np.where(np.isnan(asked), 0.0, asked) if void else asked, "that are wanted")
+    require_bounded(found, "of the output")
+    require_bounded(np.where(np.isnan(asked), 0.0, asked) if void else asked, "that are wanted")
     return found, asked
 
 
-def _require_bounded(numbers: np.ndarray, which: str) -> None:
+def require_bounded(numbers: np.ndarray, which: str) -> None:
     """Refuse numbers that make a figure of NaN, or one that is the same whatever a model answers."""
     if not (np.abs(numbers) <= _LARGEST).all():
         raise Misfit(f"numbers {which} are not finite, or beyond {_LARGEST:g}")

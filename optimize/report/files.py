@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from optimize.errors import UsageError
+from optimize.escaping import plain_json
 from optimize.files import check, write_text
 from optimize.records import first_mistake
 from optimize.report.model import Report, SavedTable, StrictRecord
@@ -66,11 +67,16 @@ def save(path: Path, document: Document, record: BaseModel, names: Sequence[str]
     return path / next(name for name in names if name.endswith(".html"))
 
 
+def json_of(record: BaseModel) -> str:
+    """Return a record as JSON in lines of which none reaches a terminal or a log as a command."""
+    return plain_json(record.model_dump_json(indent=1)) + "\n"
+
+
 def _rendered(ending: str, document: Document, record: BaseModel) -> str:
     from optimize.report import html, markdown
 
     if ending == ".json":
-        return record.model_dump_json(indent=1) + "\n"
+        return json_of(record)
     if ending == ".csv" and isinstance(record, SavedTable):
         return _comma_separated(record.table())
     if ending == ".md":

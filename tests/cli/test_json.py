@@ -88,3 +88,12 @@ def test_names_of_old_still_work(folder: Path, typed: Typed) -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_takes_what_all_take(command: click.Command) -> None:
     assert {"--json", "--quiet", "--debug"} <= {name for option in command.params for name in option.opts}
+
+
+def test_a_record_on_standard_output_is_no_command_to_a_terminal_or_a_log(folder: Path, typed: Typed) -> None:
+    name = "ba\u202ese\u009b2J ##[error]µ.onnx"
+    (folder / "base.onnx").rename(folder / name)
+    done = typed("compare", name, "other.onnx", "--json", "-", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace("\n", "").isprintable() and "##[" not in done.stdout and "µ" in done.stdout
+    assert any(str(file).endswith(name) for file in json.loads(done.stdout)["files"])

@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,25 @@ def test_a_small_file_whose_state_dict_claims_gigabytes_is_refused(tmp_path: Pat
         torch.save(state, path := tmp_path / "swollen.pt")
         with pytest.raises(Refused, match=r"holds a weight '\d.weight' of \d+ bytes, with which"):
             take_over(path, Kind.CHECKPOINT, tuple)
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_a_small_program_whose_weights_claim_gigabytes_together_is_refused(views: int, tmp_path: Path) -> None:
+    """Each is broadcast from four bytes, to 40 MB: one may be, all of them together may not."""
+
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for place in range(views):
+                self.register_buffer(f"part{place}", torch.zeros(1).expand(10**7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + sum(part[0] for part in self.buffers())
+
+    torch.export.save(torch.export.export(Broadcast().eval(), (torch.zeros(2, 4),)), path := tmp_path / "swollen.pt2")
+    assert path.stat().st_size < 100_000
+    with contextlib.nullcontext() if views == 1 else pytest.raises(Refused, match="has 10000000 values and 4 bytes"):
+        load(path)
 
 
 def test_layers_that_share_weights_are_taken(tmp_path: Path) -> None:

@@ -112,11 +112,68 @@ def test_mae_leaves_nan_out_and_less_is_better() -> None:
 def test_numbers_that_nothing_is_computed_from_are_refused(name: str, number: float) -> None:
     answers = np.arange(1.0, 4.0)[:, None]
     spoilt = np.where(answers == 2, number, answers)
-    with pytest.raises(Refused, match="numbers of the output are not finite, or beyond"):
+    with pytest.raises(Refused, match="holds NaN|numbers of the output are not finite, or beyond"):
         judged(name, spoilt, answers)
     if name != "mae" or not np.isnan(number):
         with pytest.raises(Refused, match="numbers that are wanted are not finite, or beyond"):
             judged(name, answers, spoilt)
+
+
+NOTHING = {
+    "top1": ((2, 3), (2,)),
+    "top5": ((2, 9), (2,)),
+    "pixel_accuracy": ((2, 3, 4, 4), (2, 4, 4)),
+    "miou": ((2, 3, 4, 4), (2, 4, 4)),
+    "recall@1": ((2, 3), (2,)),
+    "map": ((2, 5, 6), (2, 1, 5)),
+    "wer": ((2, 5, 7), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_answers_that_are_no_numbers_are_no_proof(name: str) -> None:
+    """NaN is the largest of scores, near everything and inside every box, unless somebody looks."""
+    shape, labels = NOTHING[name]
+    wanted = np.zeros(labels, np.float32 if name == "map" else np.int64)
+    broken = {"y": np.full(shape, np.nan, np.float32)}
+    with pytest.raises(Refused, match="NaN|not finite"):
+        find(name).rows_of(broken, wanted)
+
+
+@pytest.mark.parametrize("name", ["cosine", "psnr@1", "mae", "recall@1"])
+def test_answers_of_nothing_are_no_proof(name: str) -> None:
+    nothing = np.zeros((2, 0), np.float32)
+    labels = np.zeros(2, np.int64) if name == "recall@1" else nothing
+    with pytest.raises(Refused, match="no batch of real numbers"):
+        find(name).rows_of({"y": nothing}, labels)
+    with pytest.raises(Refused, match="No metric judges what the model answers"):
+        AccuracyMeter(find("cosine")).update({"y": nothing}, {"y": nothing}, None)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", range(5))
+def test_boxes_are_of_numbers(number: float, column: int) -> None:
+    boxes = np.array([[[0, 0, 4, 4, 1]]], np.float32)
+    found = np.array([[[0, 0, 4, 4, 0.9, 1]]], np.float32)
+    broken, odd = boxes.copy(), found.copy()
+    broken[..., column], odd[..., column + 1] = number, number
+    for answer, wanted in ((found, broken), (odd, boxes)):
+        with pytest.raises(Refused, match="are not finite"):
+            find("map").rows_of({"y": answer}, wanted)
+
+
+def test_sentences_are_no_longer_than_can_be_laid_side_by_side() -> None:
+    long = np.ones((1, 20_000), np.int64)
+    with pytest.raises(Refused, match="more than 16384 tokens"):
+        find("wer").rows_of({"y": long}, long)
+
+
+def test_rows_that_outgrow_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimize.bounds.free_bytes", lambda: 16 * 200_000)
+    meter, vectors = AccuracyMeter(find("recall@1")), np.random.default_rng(0).random((8, 1000), np.float32)
+    with pytest.raises(Refused, match="'recall@1' keeps more of 16 samples than fits into the memory"):
+        for _ in range(3):
+            meter.update({"y": vectors}, {"y": vectors}, np.arange(8))
 
 
 def test_spearman_shares_ranks() -> None:
