@@ -19,8 +19,12 @@ from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
 from optimize.pipeline import Variant
 from optimize.recipe import PassEntry, Recipe
+from optimize.regular import find, read_bytes
 from optimize.report import RECIPE
 from optimize.targets.packaging import describe_file
+
+#: How a recipe that a run has written begins.
+_AGAIN, _DECIDED = "The same files again:", "What was decided for a module that Python code gave."
 
 
 def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) -> Recipe:
@@ -45,6 +49,12 @@ def written(job: Job, recipe: Recipe, name: str = RECIPE) -> str:
     A name of a file may hold what ends a line of YAML: whatever follows would be a key of the recipe.
     """
     return "".join(f"# {plain(line)}\n" for line in _about(job, recipe, name)) + recipe.yaml()
+
+
+def is_written(path: Path) -> bool:
+    """Say whether a recipe is one that `written` has made, or is not there."""
+    begins = tuple(f"# {line}\n".encode() for line in (_AGAIN, _DECIDED))
+    return find(path) is None or read_bytes(path, first=max(map(len, begins))).startswith(begins)
 
 
 def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:
@@ -78,13 +88,13 @@ def labelled(export: Export, said: Mapping[str, str]) -> Export:
 
 def _about(job: Job, recipe: Recipe, name: str) -> list[str]:
     if isinstance(job.source, torch.nn.Module):
-        replayed = ["What was decided for a module that Python code gave."]
+        replayed = [_DECIDED]
     else:
         words = ["optimize", str(job.source), *(["--model", job.factory] if job.factory else [])]
         out = job.out if name == RECIPE else f"{job.out}-{Path(name).stem}"
         words += ["--recipe", str(Path(job.out) / name), "--out", str(out)]
         asks = next(named.named_in(recipe.model_dump()), None) or next(recipe.places, None)
-        replayed = ["The same files again:", shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
+        replayed = [_AGAIN, shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
     if job.given_calibration is not None and recipe.calib is None:
         replayed.append("Its calibration data came from Python code: name the same with --calib.")
     if job.given_metric is not None:

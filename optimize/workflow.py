@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import configured, parse
+from optimize.regular import shown
 from optimize.report import FILES, RECIPE
 from optimize.report.assemble import assemble, rows_of
 from optimize.report.files import save
@@ -157,7 +160,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         registry.find_target(target)
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
-    check(job.out, (*FILES, RECIPE))
+    made = (f"{_stem(job.source)}.*{target.suffix}" for target in map(registry.find_target, job.recipe.targets))
+    check_out(job, (*FILES, RECIPE), made)
     opened = open_all(job, tell)
     model, datasets = opened.model, opened.datasets
     passes = opened.passes(job)
@@ -190,6 +194,26 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
             save(folder / name, document, report)
         write_text(folder / RECIPE, replay.written(job, recipe))
     return report
+
+
+def check_out(job: Job, names: Sequence[str], made: Iterable[str]) -> None:
+    """Check that results can be written, and over nothing that is read or that somebody wrote himself.
+
+    Args:
+        job: What is done.
+        names: Of files beside those that are made of the model, or patterns of them.
+        made: Patterns of the names of those.
+
+    Raises:
+        Refused: They cannot.
+    """
+    check(job.out, names)
+    source, hint = Path("" if isinstance(job.source, torch.nn.Module) else job.source), "Choose another --out."
+    is_named_so = any(fnmatch.fnmatchcase(source.name, pattern) for pattern in made)
+    if is_named_so and os.path.realpath(source.parent) == os.path.realpath(job.out):
+        raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
+    if not replay.is_written(recipe := job.out / RECIPE):
+        raise Refused(f"'{shown(recipe)}' is of no run, and would be written over.", hint=hint)
 
 
 @dataclass(frozen=True)

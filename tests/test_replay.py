@@ -98,6 +98,23 @@ def test_a_layer_that_is_not_there_is_refused(first: Path, tmp_path: Path, typed
         as_decided(optimize.capture(fragile(), (images(2),)), {"fragile": "a float file has none"})
 
 
+def test_nothing_that_is_read_or_somebody_elses_is_written_over(tmp_path: Path, typed: Typed) -> None:
+    model = tmp_path / "net.float32.onnx"
+    optimize.export(optimize.capture(fragile(), (images(2),)), "onnx", model)
+    (tmp_path / "mine").mkdir()
+    own = tmp_path / "mine" / "recipe.yaml"
+    own.write_text("# of my own\npasses: [FuseConvBN]\ntargets: [onnx]\n")
+    held = model.read_bytes(), own.read_bytes()
+    for words, told in (
+        ((model, "--fuse", "--to", "onnx", "--out", tmp_path), "lies in --out, where a file may get its name"),
+        ((model, "--recipe", own, "--out", own.parent), "is of no run, and would be written over"),
+    ):
+        done = typed(*words, "-q")
+        assert done.returncode == 1 and told in done.stderr and "Choose another --out" in done.stderr, done.stderr
+    assert (model.read_bytes(), own.read_bytes()) == held and len(list(tmp_path.iterdir())) == 2
+    assert typed(model, "--recipe", own, "--out", tmp_path, "--to", "torchscript", "-q").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -51,8 +51,8 @@ from optimize.report.model import Report, Row, SearchRecord, TrialFigures
 from optimize.report.run import tell_run
 from optimize.search import one_sample
 from optimize.targets.base import Artifact, file_digest
-from optimize.transaction import check, staging
-from optimize.workflow import measure_files, open_all, write_baseline
+from optimize.transaction import staging
+from optimize.workflow import check_out, measure_files, open_all, write_baseline
 
 #: What a search writes, by names and patterns of names: what is not on the front any more goes.
 WRITTEN = (*FILES, RECIPE, JOURNAL, *POINTS)
@@ -139,7 +139,7 @@ def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Rep
     Raises:
         OptimizeError: The model or the data cannot be opened, or no file could be made.
     """
-    check(job.out, WRITTEN)
+    check_out(job, WRITTEN, POINTS)
     with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
         return _Searching(job, goal, Path(folder), progress or silent).run()
 

@@ -136,7 +136,8 @@ class AccuracyMeter:
         Without labels nothing is judged, unless the metric takes the original's first output for them.
 
         Raises:
-            Refused: The labels do not fit the outputs, their rows outgrow the memory, or the user's function misbehaves.
+            Refused: The labels do not fit the outputs, what is kept outgrows the memory, or the user's function
+                misbehaves.
         """
         if labels is None:
             if self.metric is None or not self.metric.beside_original:

@@ -348,3 +348,22 @@ def test_what_cannot_be_searched_for_is_a_sentence(
     monkeypatch.chdir(model.parent)
     found = CliRunner().invoke(cli, ["auto", "net.pt", *words])
     assert found.exit_code != 0 and told in f"{found.output}{found.exception}"
+
+
+def test_a_search_of_one_of_its_own_files_takes_another_folder(model: Path) -> None:
+    point = model.with_name("out") / "point-01.float32.onnx"
+    point.parent.mkdir()
+    point.write_bytes(b"whatever")
+    words = [
+        "auto",
+        str(point),
+        "--calib",
+        str(model.with_name("data.npz")),
+        "--to",
+        "onnx",
+        "--out",
+        str(point.parent),
+    ]
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, Refused) and "lies in --out" in str(found.exception)
+    assert point.read_bytes() == b"whatever"

@@ -112,7 +112,7 @@ def test_mae_leaves_nan_out_and_less_is_better() -> None:
 def test_numbers_that_nothing_is_computed_from_are_refused(name: str, number: float) -> None:
     answers = np.arange(1.0, 4.0)[:, None]
     spoilt = np.where(answers == 2, number, answers)
-    with pytest.raises(Refused, match="holds NaN|numbers of the output are not finite, or beyond"):
+    with pytest.raises(Refused, match=r"holds NaN|numbers of the output are not finite, or beyond"):
         judged(name, spoilt, answers)
     if name != "mae" or not np.isnan(number):
         with pytest.raises(Refused, match="numbers that are wanted are not finite, or beyond"):
@@ -136,7 +136,7 @@ def test_answers_that_are_no_numbers_are_no_proof(name: str) -> None:
     shape, labels = NOTHING[name]
     wanted = np.zeros(labels, np.float32 if name == "map" else np.int64)
     broken = {"y": np.full(shape, np.nan, np.float32)}
-    with pytest.raises(Refused, match="NaN|not finite"):
+    with pytest.raises(Refused, match=r"NaN|not finite"):
         find(name).rows_of(broken, wanted)
 
 
