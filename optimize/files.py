@@ -92,7 +92,7 @@ def copy(source: IO[bytes], path: Path, *, append: bool, most_bytes: int) -> Non
         Refused: The file cannot be written.
     """
     if append:
-        with refusing(path), path.open("ab") as end:
+        with refusing(path), _end_of(path) as end:
             copy_bytes(source, end, most_bytes)
     else:
         with whole(path) as temporary, temporary.open("wb") as file:
@@ -119,8 +119,23 @@ def append_text(path: Path, text: str) -> None:
             file.flush()
             keeper.write(Path(file.name), path, append=True)
         return
-    with refusing(path), path.open("a", encoding="utf-8") as end:
-        end.write(text)
+    with refusing(path), _end_of(path) as end:
+        end.write(text.encode())
+
+
+def _end_of(path: Path) -> IO[bytes]:
+    """Open a file to add to it; nobody waits for the other end of a fifo.
+
+    Raises:
+        Refused: It is no regular file.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    end = os.fdopen(os.open(path, flags, 0o666), "ab")
+    if not stat.S_ISREG(os.fstat(end.fileno()).st_mode):
+        end.close()
+        raise Refused(f"'{path}' is no regular file, and a file is to be added to.", hint="Choose another name.")
+    return end
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,6 +17,8 @@ from optimize.named import is_named
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 #: Longer names are cut in messages.
 _SHOWN = 160
+#: What the system counts a file's space in; a file so many times as large as its space is hollow, but for small ones.
+_BLOCK_BYTES, _HOLLOW_TIMES, _SMALL_BYTES = 512, 8, 64 << 20
 
 
 def shown(path: str | Path) -> str:
@@ -79,7 +81,8 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
         failure: What to raise.
 
     Raises:
-        OptimizeError: It is missing, a directory, a fifo or a device, or too large; of the class ``failure``.
+        OptimizeError: It is missing, a directory, a fifo or a device, too large, or large by nothing; of the class
+            ``failure``.
     """
     found = find(path, failure)
     if found is None:
@@ -93,7 +96,18 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
             f"'{shown(path)}' has {found.st_size} bytes; a file of its kind has {most_bytes} at most.",
             hint="Check that it is the file you mean.",
         )
+    if _is_hollow(found):
+        raise failure(
+            f"'{shown(path)}' says it has {found.st_size} bytes, and nearly all of them are holes.",
+            hint="Make or download it again; cp --sparse=never fills the holes.",
+        )
     return found.st_size
+
+
+def _is_hollow(found: os.stat_result) -> bool:
+    """Say whether a file is large by what was never written: what may be used for it grows with its size."""
+    held = getattr(found, "st_blocks", 0) * _BLOCK_BYTES  # zero where the file system does not say
+    return 0 < _HOLLOW_TIMES * held < found.st_size - _SMALL_BYTES
 
 
 def require_beside(path: Path, owner: Path) -> int:

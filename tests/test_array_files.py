@@ -14,6 +14,7 @@ from PIL import Image
 from optimize.data import InputSpec, open_data
 from optimize.data.array_files import Members
 from optimize.errors import OptimizeError, Refused
+from optimize.regular import require_file
 
 ONE = [InputSpec("x", (3,))]
 IMAGE = [InputSpec("x", (3, 8, 8))]
@@ -192,3 +193,14 @@ def test_images_that_are_refused(tmp_path: Path) -> None:
         animated(tmp_path / name)
         refused(tmp_path, "several pictures", IMAGE)
         (tmp_path / name).unlink()
+
+
+def test_a_file_that_is_large_by_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Memory and time are granted by size: a hole would buy them."""
+    hollow, small = tmp_path / "hollow.npy", tmp_path / "small.npy"
+    for path, size in ((hollow, 1 << 40), (small, 1 << 20)):
+        np.save(path, np.zeros(4, np.float32))
+        os.truncate(path, size)
+    with pytest.raises(Refused, match="nearly all of them are holes"):
+        require_file(hollow)
+    assert require_file(small) == 1 << 20

@@ -81,7 +81,7 @@ def test_advice_how_to_serve_sweeps_threads_callers_and_batches(folder: Path, tm
     assert done.returncode == 0, done.stderr
     assert "To serve 2.00 k samples a second, 99 of 100 answered within 100 ms" in done.stdout
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert report["demand"] == {"rate": 2000.0, "p99_s": 0.1} and report["plan"]["threads"] == 2
+    assert report["traffic"] == {"rate": 2000.0, "p99_s": 0.1} and report["plan"]["threads"] == 2
     assert [(row["name"], row["threads"]) for row in report["rows"]] == [
         ("net.onnx, 1 thread", 1),
         ("net.onnx, 2 threads", 2),

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 import optimize
+from optimize.gate import suite
 from optimize.gate.record import Record
 from optimize.gate.verdict import Verdict
 from optimize.measure.lockstep import MAX_RUNS_PER_BLOCK
 from optimize.registry import find_target
+from optimize.sandbox.call import Died
 from tests.test_cli import ROOT, Typed, command
 
 
@@ -131,3 +133,19 @@ def test_ctrl_c_leaves_nothing(files: tuple[Path, Path, Path], tmp_path: Path) -
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 130 and "Interrupted" in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_verdict_does_not_end_as_one(
+    files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 is a candidate that is worse: a link in the place of a result, or a killed process, says nothing of it."""
+    (tmp_path / "junit.xml").symlink_to(tmp_path / "elsewhere")
+    done = typed("check", *files[:2], "--junit", tmp_path / "junit.xml")
+    assert done.returncode == 4 and "is a link to" in done.stderr
+
+    def killed(*_: object, **given: object) -> None:
+        raise Died("'base.onnx'", -signal.SIGKILL, b"")
+
+    monkeypatch.setattr(suite, "check", killed)
+    done = typed("check", *files[:2])
+    assert done.returncode == 4 and "was killed" in done.stderr and "ulimit -t" in done.stderr

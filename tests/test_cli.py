@@ -189,12 +189,17 @@ def test_a_full_disk_is_said_and_nothing_is_left(small: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupt_waits_until_an_import_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("library", "told"), [(True, ["imported", "interrupted"]), (False, ["interrupted"])])
+def test_an_interrupt_waits_until_the_import_of_a_library_is_over(
+    library: bool, told: list[str], tmp_path: Path
+) -> None:
+    """A module of the user's own may work as long as it likes, and is Python."""
     (tmp_path / "native.py").write_text("import signal; signal.raise_signal(signal.SIGINT); print('imported')")
-    code = """
+    code = f"""
 import signal, time
 from optimize.cli import interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupt._LIBRARIES += ({str(tmp_path)!r},) * {library}
 interrupt.install()
 try:
     import native
@@ -204,7 +209,27 @@ except KeyboardInterrupt:
 """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["imported", "interrupted"]
+    assert found.stdout.split() == told
+
+
+def test_an_import_without_end_is_interrupted_in_the_end(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("while True: pass")
+    code = f"""
+import os, signal, threading, time
+from optimize.cli import interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupt._LIBRARIES += ({str(tmp_path)!r},)
+interrupt._PATIENCE_S = 0.5
+interrupt.install()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    import endless
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert found.stdout.split() == ["interrupted"], found.stderr
 
 
 def test_an_interrupt_while_an_object_dies_is_not_lost() -> None:

@@ -21,7 +21,7 @@ _IDLE = 1e-3
 
 
 @dataclass(frozen=True)
-class Demand:
+class Traffic:
     """What is to be served.
 
     Attributes:
@@ -41,7 +41,7 @@ class Serving:
         callers: At the same time, each with the row's threads.
         batch: Requests that a caller takes at once where so many wait.
         most: Samples a second that one machine answers within the time asked for; where none is, that it computes.
-        rate: Samples a second that one machine gets where the demand is shared out.
+        rate: Samples a second that one machine gets where the traffic is shared out.
         p99_s: Within which it answers 99 of 100 of those.
         machines: How many it takes; None where no rate is asked for.
         runs: Timed runs that are the least of what this was drawn from.
@@ -58,7 +58,7 @@ class Serving:
     reason: str = ""
 
 
-def advise(scenarios: Sequence[Figures], demand: Demand, *, seed: int = 0) -> Serving:
+def advise(scenarios: Sequence[Figures], traffic: Traffic, *, seed: int = 0) -> Serving:
     """Return how one file is served best: the callers and the batch with which a machine answers the most in time.
 
     Requests come independently of each other (a Poisson process). A caller that is free takes what waits, as many as
@@ -67,7 +67,7 @@ def advise(scenarios: Sequence[Figures], demand: Demand, *, seed: int = 0) -> Se
 
     Args:
         scenarios: What was measured of the file.
-        demand: What is to be served.
+        traffic: What is to be served.
         seed: Of the requests and of the runs that are drawn.
     """
     best, least_s = Serving(), math.inf
@@ -75,13 +75,13 @@ def advise(scenarios: Sequence[Figures], demand: Demand, *, seed: int = 0) -> Se
         largest = max(times)
         queue = Queue(times, callers, seed)
         most = queue.most
-        if demand.p99_s is not None:
+        if traffic.p99_s is not None:
             least_s = min(least_s, queue.p99_s(_IDLE * most))
-            if most <= best.most or queue.p99_s(max(best.most, _IDLE * most)) > demand.p99_s:
+            if most <= best.most or queue.p99_s(max(best.most, _IDLE * most)) > traffic.p99_s:
                 continue
-            most = _largest(queue, demand.p99_s)
+            most = _largest(queue, traffic.p99_s)
         if most > best.most:
-            best = _shared_out(Serving(callers, largest, most, runs=runs), demand, queue)
+            best = _shared_out(Serving(callers, largest, most, runs=runs), traffic, queue)
     if not best.callers:
         asked = math.isfinite(least_s)
         return Serving(reason=f"99 of 100 take {1e3 * least_s:.3g} ms at least" if asked else "nothing was measured")
@@ -98,9 +98,9 @@ def _ways(scenarios: Sequence[Figures]) -> Iterator[tuple[int, dict[int, np.ndar
                 yield callers, dict(times), min(map(len, times.values()))
 
 
-def _shared_out(found: Serving, demand: Demand, queue: Queue) -> Serving:
-    machines = None if demand.rate is None else math.ceil(demand.rate / found.most)
-    rate = found.most if machines is None or demand.rate is None else demand.rate / machines
+def _shared_out(found: Serving, traffic: Traffic, queue: Queue) -> Serving:
+    machines = None if traffic.rate is None else math.ceil(traffic.rate / found.most)
+    rate = found.most if machines is None or traffic.rate is None else traffic.rate / machines
     return replace(found, machines=machines, rate=rate, p99_s=queue.p99_s(rate))
 
 

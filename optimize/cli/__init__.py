@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import tempfile
 from collections.abc import Collection
 
 import click
@@ -88,7 +89,7 @@ def _check_word(word: str) -> None:
         word.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"'{word}' is not UTF-8, and reports could not name it.", hint="Rename the file, or link to it."
+            f"'{word}' is not UTF-8, and reports could not name it.", hint="Rename it, or make a link of another name."
         ) from error
 
 
@@ -119,6 +120,7 @@ def main() -> None:
     """Run the command; every failure is one paragraph on standard error and an exit code."""
     interrupt.install()
     outlets.install()
+    os.environ.pop("TORCH_LOGS", None)  # torch stops at a word of it that it does not know
     debug = failures.DEBUG in sys.argv[1:]
     with failures.quiet(debug=debug):
         code = _ended(debug)
@@ -129,6 +131,7 @@ def _ended(debug: bool) -> int | str | None:
     """Run the command and return its exit code."""
     try:
         try:
+            _check_word(tempfile.gettempdir())
             cli.main(prog_name="optimize", standalone_mode=False, obj=keeper.confine)
             code: int | str | None = 0
         except SystemExit as stop:

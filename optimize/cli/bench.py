@@ -117,7 +117,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     from optimize.bench.doubts import doubts
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
-    from optimize.bench.serving import Demand
+    from optimize.bench.serving import Traffic
     from optimize.measure.energy import find_meter
     from optimize.measure.feed import NOISE
     from optimize.measure.openers import Opening
@@ -137,19 +137,19 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         _check_cpus(given["cpus"], machine.affinity)
         subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
         processors = len(given["cpus"]) or len(machine.affinity) or machine.cores
-        demand = Demand(given["rate"], given["p99_s"]) if given["rate"] or given["p99_s"] else None
-        subjects = _each_with(subjects, given["threads"] or (_doubled(processors) if demand else ()))
-        plan = _plan(given, subjects, processors if demand else None)
+        traffic = Traffic(given["rate"], given["p99_s"]) if given["rate"] or given["p99_s"] else None
+        subjects = _each_with(subjects, given["threads"] or (_doubled(processors) if traffic else ()))
+        plan = _plan(given, subjects, processors if traffic else None)
         asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
         meter, energy = (None, "not offered: of another machine") if remote else find_meter(device)
-        most = processors if demand else None
+        most = processors if traffic else None
         outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)
     judged = figures(outcome, plan)
     found = doubts(outcome, judged, plan, machine, device)
     command = options.command_line()
     data = given["data"] or NOISE
     return BenchReport.of(
-        outcome, judged, found, plan, machine, command, data=data, device=device, energy=energy, demand=demand
+        outcome, judged, found, plan, machine, command, data=data, device=device, energy=energy, traffic=traffic
     )
 
 

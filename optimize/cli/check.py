@@ -11,19 +11,17 @@ import click
 
 from optimize import bounds
 from optimize.cli import failures, options
-from optimize.errors import Defect, OptimizeError, UsageError
+from optimize.errors import OptimizeError, UsageError
 from optimize.report import STEP_SUMMARY
 
 if TYPE_CHECKING:
     from optimize.gate.limits import Settings
     from optimize.gate.record import Record
 
-#: Codes of failures that end a check as they end anything else: wrong usage, and a defect of this package.
-_OWN = (UsageError.exit_code, Defect.exit_code)
 _file = click.Path(path_type=Path, dir_okay=False)
 
 
-@options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.")
+@options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.", failing=4)
 @click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
 @options.judgement(
     "--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]"
@@ -78,14 +76,8 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     Exit codes: 0 pass, 1 fail (slower, larger, or wrong), 2 usage, 3 inconclusive, 4 not comparable.
     """
     settings = _settings(models, given)
-    try:
-        record = _check(settings, given)
-        _report(record, given)
-    except Exception as error:
-        if failures.explained(error).exit_code in _OWN:
-            raise
-        failures.tell(error, debug=failures.DEBUG in sys.argv)
-        sys.exit(4)
+    record = _check(settings, given)
+    _report(record, given)
     sys.exit(record.exit_code)
 
 

@@ -3,16 +3,24 @@
 An extension written in C++ that meets a Python exception while it is initialised ends the process with
 ``std::terminate``: nothing would be tidied up, and a traceback would be all that the user sees. And Python ignores what
 is raised while an object dies (``__del__``, callbacks of weak references): the run would go on as if nothing was said.
+A module of the user's own that works while it is imported is Python, and is interrupted as any other code.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import sysconfig
 import threading
+import time
 from types import FrameType
 
-_AGAIN_S = 0.05
+#: When an interrupt that cannot be heard comes again, and how long after the first one it is raised all the same.
+_AGAIN_S, _PATIENCE_S = 0.05, 20.0
+_LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
+#: When interrupts came that have not been raised yet.
+_first_s: list[float] = []
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
@@ -24,6 +32,7 @@ def install() -> None:
     for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a process ended
     sys.unraisablehook = _take_up
 
 
@@ -34,7 +43,10 @@ def ignore() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not _is_importing(frame):
+    now_s = time.monotonic()
+    _first_s.append(now_s)
+    if not _is_loading(frame) or now_s > _first_s[0] + _PATIENCE_S:
+        _first_s.clear()
         raise KeyboardInterrupt
     _send_again(number)
 
@@ -54,10 +66,11 @@ def _send_again(number: int) -> None:
     again.start()
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Say whether an import is under way anywhere up the stack."""
+def _is_loading(frame: FrameType | None) -> bool:
+    """Say whether a library is being imported: the innermost import under way is of none of the user's modules."""
+    inside = None
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
+            return inside is None or inside.f_code.co_filename.startswith(_LIBRARIES)
+        inside, frame = frame, frame.f_back
     return False

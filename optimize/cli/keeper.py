@@ -28,6 +28,7 @@ from typing import IO, Any
 import click
 
 from optimize import files, keeping
+from optimize.cli import interrupt
 from optimize.cli.options import arguments, destinations
 from optimize.errors import OptimizeError, Refused, as_fields
 from optimize.named import named_in
@@ -35,7 +36,7 @@ from optimize.report import STEP_SUMMARY
 from optimize.sandbox.call import Died, left_in
 from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
 from optimize.sandbox.lines import read_object
-from optimize.sandbox.process import confined_variables
+from optimize.sandbox.process import confined_variables, own_cache
 from optimize.texts import read_toml
 from optimize.transaction.commit import Transaction, begin, check
 
@@ -59,10 +60,12 @@ def confine(context: click.Context) -> None:
         SystemExit: The command has ended.
     """
     strangers = _strangers(context)
-    if not strangers or not can_confine():
-        return
-    if _has_threads():
+    threaded = _has_threads()
+    if strangers and threaded:
         click.echo("optimize: this process has threads already, so that it cannot be confined.", err=True)
+    if not strangers or not can_confine() or threaded:
+        folder = context.with_resource(tempfile.TemporaryDirectory(prefix="optimize-"))
+        os.environ.update({name: place for name, place in own_cache(folder).items() if name not in os.environ})
         return
     work = Path(tempfile.mkdtemp(prefix="optimize-"))
     with contextlib.ExitStack() as closing:
@@ -250,6 +253,9 @@ class _Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.until_s is not None:  # what is left is to tidy up
+            interrupt.ignore()
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -276,15 +282,26 @@ def _children() -> set[int]:
     return set()
 
 
+def _gains_nothing(number: int | str) -> bool:
+    """Say whether a process can gain no rights any more: nothing that the confined one has started can."""
+    with contextlib.suppress(OSError):
+        return "\nNoNewPrivs:\t1\n" in Path(f"/proc/{number}/status").read_text(encoding="utf-8", errors="replace")
+    return True
+
+
 def _end_orphans(others: set[int]) -> None:
     """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`).
+
+    So have those that were left behind by children which this process had before: what may still gain rights is theirs,
+    where this process may.
 
     One that forks and ends again and again is gone before a signal reaches its number. So the kernel forgets those that
     have ended by itself, which keeps the list short, and nobody is waited for: between list and signal is no time.
     """
     before, until_s = signal.signal(signal.SIGCHLD, signal.SIG_IGN), time.monotonic() + _ENDING_S
     try:
-        while left := _children() - others:
+        mixed = bool(others) and not _gains_nothing("self")
+        while left := {each for each in _children() - others if not mixed or _gains_nothing(each)}:
             for number in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)

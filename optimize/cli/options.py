@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from optimize import bounds, files, transaction
 from optimize.cli import failures
-from optimize.errors import Refused, UsageError
+from optimize.errors import Defect, Refused, UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, numbers_of
 from optimize.regular import shown
@@ -36,7 +36,7 @@ Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Ou
 #: What says which channels go: the criteria of ``PruneChannels`` that need no training.
 CRITERIA = ("l1", "l2", "fpgm", "bn", "apoz", "activation", "taylor", "hessian", "snip", "random", "zeros")
 #: Options that name what a command reads; a baseline may be replaced by the next one.
-_READ = ("config", "data", "evaluate")
+_READ = ("config", "data", "evaluate", "calib", "tokenizer", "recipe_file")
 
 
 class Option(click.Option):
@@ -54,10 +54,18 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists its options in sections, with those that every command has."""
+    """A command whose help lists its options in sections, with those that every command has.
 
-    def __init__(self, *named: Any, **attributes: Any) -> None:
+    Args:
+        named: As for ``click.Command``.
+        failing: What it ends as when something stops it, but for wrong words and defects; the failure's own code where
+            None.
+        attributes: As for ``click.Command``.
+    """
+
+    def __init__(self, *named: Any, failing: int | None = None, **attributes: Any) -> None:
         super().__init__(*named, **attributes)
+        self._failing = failing
         for add in (json_file, quiet, debug):
             add(self)
 
@@ -67,6 +75,16 @@ class Command(click.Command):
         A link that lies where nobody named a place came with somebody else's files, and leads where they say.
         In a process of its own (`main`) the command is confined first, by what its context holds as ``obj``.
         """
+        try:
+            self._prepare(ctx)
+            return super().invoke(ctx)
+        except Exception as error:
+            if self._failing is None or failures.explained(error).exit_code in (UsageError.exit_code, Defect.exit_code):
+                raise
+            failures.tell(error, debug=failures.DEBUG in sys.argv)
+            sys.exit(self._failing)
+
+    def _prepare(self, ctx: click.Context) -> None:
         apart: list[str | Path] = list(sources(ctx))
         for name, (names, path) in destinations(ctx).items():
             if path.is_symlink() and ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
@@ -82,7 +100,6 @@ class Command(click.Command):
                 transaction.check(path, names)
         if ctx.obj is not None:
             ctx.obj(ctx)
-        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a section a group."""

@@ -29,8 +29,8 @@ LABELS = (
 )
 #: Recalls that precision is read at.
 _RECALLS = np.linspace(0.0, 1.0, 101)
-#: Detections of a class and sample that count.
-_MOST = 100
+#: Detections of a class and sample that count, and classes of a sample: each is matched by itself.
+_MOST, _MOST_CLASSES = 100, 5000
 
 
 def matched(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
@@ -120,6 +120,8 @@ def _matches(found: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[int, Found
     from pycocotools.cocoeval import COCOeval
 
     names = sorted({*map(int, found[:, 5]), *map(int, wanted[:, 4])})
+    if len(names) > _MOST_CLASSES:
+        raise Misfit(f"a sample has boxes of {len(names)} classes")
     if not names:
         return
     with contextlib.redirect_stdout(io.StringIO()):  # it reports on each step

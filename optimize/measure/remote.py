@@ -427,9 +427,11 @@ def _leave(keeper: subprocess.Popen[bytes]) -> None:
     assert keeper.stdin is not None
     with contextlib.suppress(OSError):
         keeper.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        keeper.wait(_LEAVING_S)
-    end(keeper)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            keeper.wait(_LEAVING_S)
+    finally:  # whoever is interrupted again waits no longer, and leaves no connection
+        end(keeper)
 
 
 def _shell(script: str) -> str:

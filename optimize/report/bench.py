@@ -9,7 +9,7 @@ from typing import Literal
 from optimize import wording as form
 from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
-from optimize.bench.serving import Demand, Serving, advise
+from optimize.bench.serving import Serving, Traffic, advise
 from optimize.measure.agreement import Agreement
 from optimize.measure.environment import Environment
 from optimize.measure.feed import NOISE
@@ -83,7 +83,7 @@ class BenchRow(StrictRecord):
     starts: tuple[Start, ...]
 
     @classmethod
-    def of(cls, track: Track[Subject], judged: Judged, demand: Demand | None, seed: int) -> BenchRow:
+    def of(cls, track: Track[Subject], judged: Judged, traffic: Traffic | None, seed: int) -> BenchRow:
         """Return the row of a subject."""
         artifact, starts = track.subject.artifact, track.starts
         peaks = [start.peak_memory_bytes for start in starts if start.peak_memory_bytes]
@@ -100,7 +100,7 @@ class BenchRow(StrictRecord):
             first_call_s=median(next(iter(start.warm_ups.values())).first_s[0] for start in starts if start.warm_ups),
             peak_memory_bytes=max(peaks, default=None),
             starts=tuple(starts),
-            serving=advise(judged.scenarios, demand, seed=seed) if demand else None,
+            serving=advise(judged.scenarios, traffic, seed=seed) if traffic else None,
         )
 
 
@@ -119,7 +119,7 @@ class BenchReport(SavedRecord):
         energy: What counted energy, or why nothing did.
         frequencies_mhz: Of the processor, between restarts; empty where not readable.
         rows: One a file, the one that ratios are quoted against first.
-        demand: What is to be served; None where nobody says.
+        traffic: What is to be served; None where nobody says.
         warnings: What makes a figure doubtful, and what to do about it.
     """
 
@@ -134,7 +134,7 @@ class BenchReport(SavedRecord):
     energy: str
     frequencies_mhz: tuple[float, ...]
     rows: tuple[BenchRow, ...]
-    demand: Demand | None = None
+    traffic: Traffic | None = None
     warnings: tuple[Doubt, ...]
 
     @classmethod
@@ -150,7 +150,7 @@ class BenchReport(SavedRecord):
         data: str = NOISE,
         device: str,
         energy: str,
-        demand: Demand | None = None,
+        traffic: Traffic | None = None,
     ) -> BenchReport:
         """Return the record of a finished benchmark."""
         specs = next((track.subject.artifact.inputs for track in outcome.tracks if track.subject.places), ())
@@ -170,10 +170,10 @@ class BenchReport(SavedRecord):
             energy=energy,
             frequencies_mhz=tuple(outcome.frequencies_mhz),
             rows=tuple(
-                BenchRow.of(track, found, demand, plan.seed or 0)
+                BenchRow.of(track, found, traffic, plan.seed or 0)
                 for track, found in zip(outcome.tracks, judged, strict=True)
             ),
-            demand=demand,
+            traffic=traffic,
             warnings=tuple(doubts),
         )
 
@@ -230,11 +230,13 @@ def figures_of(row: BenchRow, scenario: Scenario) -> Figures:
 
 def _serving(report: BenchReport) -> Iterator[doc.Section]:
     """Yield how each file is served best, where that is asked."""
-    demand = report.demand
-    if demand is None:
+    traffic = report.traffic
+    if traffic is None:
         return
-    asked = f"{form.rate(demand.rate)} samples a second" if demand.rate else "as many samples a second as there may be"
-    within = f", 99 of 100 answered within {form.seconds(demand.p99_s)}" if demand.p99_s else ""
+    asked = (
+        f"{form.rate(traffic.rate)} samples a second" if traffic.rate else "as many samples a second as there may be"
+    )
+    within = f", 99 of 100 answered within {form.seconds(traffic.p99_s)}" if traffic.p99_s else ""
     least = min((row.serving.machines or math.inf, -row.serving.most) for row in report.rows if row.serving)
     lines = []
     for row in report.rows:
@@ -262,7 +264,7 @@ def _serving_cells(found: Serving) -> dict[str, doc.Cell]:
 def _scenarios(report: BenchReport) -> Iterator[doc.Section]:
     for scenario in report.plan.scenarios:
         grid = scenario_grid(report, scenario)
-        yield doc.only(grid, *doc.PAGES) if report.demand else grid
+        yield doc.only(grid, *doc.PAGES) if report.traffic else grid
         found = [(hue, row, figures_of(row, scenario)) for hue, row in enumerate(report.rows)]
         if plot := distributions([entry for entry in found if entry[2].blocks]):
             yield doc.Charts((doc.Chart(plot, "Every run", LOOK_HINT),))

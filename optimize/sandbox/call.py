@@ -29,7 +29,10 @@ _LAST = 3
 #: A child that closed its pipe and does not end by itself within this time is ended.
 _ENDING_S = 10.0
 _HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
-_KILLED = "The system ends processes so when it runs out of memory: free some, or open the file on a larger machine."
+_KILLED = (
+    "The system ends processes so when it runs out of memory, or they of their time (ulimit -t): free some, or open "
+    "the file on a larger machine."
+)
 
 
 @dataclass(frozen=True)

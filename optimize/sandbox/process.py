@@ -62,11 +62,15 @@ def _is_kept(name: str) -> bool:
     return name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
 
 
+def own_cache(folder: str | Path) -> dict[str, str]:
+    """Return the variables of a process that caches in one folder: where torch does by itself, others may write."""
+    return dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), str(folder))
+
+
 def confined_variables(folder: Path) -> dict[str, str]:
     """Return the variables of a process that may write plain files in one folder, and make no folders in it."""
     home = str(folder.resolve())
-    caches = dict.fromkeys(("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), home)
-    return {**caches, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**own_cache(home), "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def module_path() -> list[str]:

@@ -58,7 +58,7 @@ def staging(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
     known = tuple(names)
     keeper = keeping.current()
     if keeper is not None:
-        place = Path(os.path.realpath(out))
+        place = _kept_place(out, keeper)
         yield keeper.outputs[place]
         keeper.commit(place)
         return
@@ -82,10 +82,10 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
             impossible.
     """
     with refusing(out):
-        place = Path(os.path.realpath(out))
         keeper = keeping.current()
-        if keeper is not None and place in keeper.outputs:  # who writes there has checked it
-            return place
+        if keeper is not None:  # who writes there has checked it
+            return _kept_place(out, keeper)
+        place = Path(os.path.realpath(out))
         ground = next((folder for folder in (place, *place.parents) if os.path.lexists(folder)), place)
         if not stat.S_ISDIR(os.stat(ground).st_mode):
             raise Refused(f"'{out}' cannot be written: '{ground}' is a file, not a folder.", hint=_HINT)
@@ -97,6 +97,18 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
                 os.lstat(ground / part)  # a name may be too long
     known = tuple(names)
     _check_names(place, {*known, *_found(place, known)})
+    return place
+
+
+def _kept_place(out: Path, keeper: keeping.Keeper) -> Path:
+    """Return the folder that a keeper writes to for this process, links followed.
+
+    Raises:
+        Refused: The name leads to another one than when the keeper looked.
+    """
+    place = Path(os.path.realpath(out))
+    if place not in keeper.outputs:
+        raise Refused(f"'{out}' leads to another folder than when the command began.", hint=_HINT)
     return place
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optimize.bench.figures import Figures
-from optimize.bench.serving import FILLING, REQUESTS, Demand, Queue, advise
+from optimize.bench.serving import FILLING, REQUESTS, Queue, Traffic, advise
 from optimize.measure.runs import Block
 
 SETTLED = int(FILLING * REQUESTS)
@@ -43,15 +43,15 @@ def test_a_caller_takes_all_that_wait() -> None:
     times = {size: np.array([0.010]) for size in (1, 4)}
     assert Queue(times, callers=1).most == pytest.approx(400)
     assert Queue(times, callers=1).p99_s(200) < 0.030
-    one = advise([measured(1, 1, 0.010)], Demand(p99_s=0.030))
-    four = advise([measured(1, 1, 0.010), measured(4, 1, 0.010)], Demand(p99_s=0.030))
+    one = advise([measured(1, 1, 0.010)], Traffic(p99_s=0.030))
+    four = advise([measured(1, 1, 0.010), measured(4, 1, 0.010)], Traffic(p99_s=0.030))
     assert (one.batch, four.batch) == (1, 4) and four.most > 3.5 * one.most
     assert one.p99_s <= 0.030 and four.p99_s <= 0.030 and four.machines is None
 
 
 def test_batches_that_gain_nothing_are_not_chosen() -> None:
     scenarios = [measured(batch, 1, 0.010 * batch) for batch in (1, 2, 4, 8)]
-    found = advise(scenarios, Demand(rate=1000, p99_s=0.050))
+    found = advise(scenarios, Traffic(rate=1000, p99_s=0.050))
     assert found.batch == 1 and found.runs == 1
     assert found.machines == math.ceil(1000 / found.most) and found.rate == pytest.approx(1000 / found.machines)
     assert found.most < 100 and found.p99_s <= 0.050
@@ -59,23 +59,23 @@ def test_batches_that_gain_nothing_are_not_chosen() -> None:
 
 def test_callers_are_chosen_by_what_is_answered_in_time() -> None:
     together = [measured(1, 1, 0.010), measured(1, 2, 0.012)]
-    found = advise(together, Demand(p99_s=0.040))
-    assert found.callers == 2 and found.most > advise(together[:1], Demand(p99_s=0.040)).most
-    assert advise(together, Demand(p99_s=0.0119)).callers == 1  # two callers answer nothing within that
+    found = advise(together, Traffic(p99_s=0.040))
+    assert found.callers == 2 and found.most > advise(together[:1], Traffic(p99_s=0.040)).most
+    assert advise(together, Traffic(p99_s=0.0119)).callers == 1  # two callers answer nothing within that
 
 
 def test_without_a_bound_a_machine_computes_all_the_time() -> None:
-    found = advise([measured(1, 1, 0.010), measured(8, 1, 0.040)], Demand(rate=500))
+    found = advise([measured(1, 1, 0.010), measured(8, 1, 0.040)], Traffic(rate=500))
     assert (found.batch, found.most, found.machines, found.rate) == (8, pytest.approx(200), 3, pytest.approx(500 / 3))
-    assert advise([measured(1, 1, 0.010)], Demand(rate=100)).machines == 1
+    assert advise([measured(1, 1, 0.010)], Traffic(rate=100)).machines == 1
 
 
 def test_what_cannot_be_is_said() -> None:
-    found = advise([measured(1, 1, 0.010), measured(4, 1, 0.020)], Demand(p99_s=0.001))
+    found = advise([measured(1, 1, 0.010), measured(4, 1, 0.020)], Traffic(p99_s=0.001))
     assert found.callers == 0 and found.reason == "99 of 100 take 10 ms at least"
-    assert advise([Figures(1, 1, "no round was finished")], Demand(rate=5)).reason == "nothing was measured"
+    assert advise([Figures(1, 1, "no round was finished")], Traffic(rate=5)).reason == "nothing was measured"
 
 
 def test_requests_and_answers_are_the_same_again() -> None:
     scenarios = [measured(1, 1, *np.linspace(0.008, 0.012, 40)), measured(4, 1, *np.linspace(0.02, 0.03, 40))]
-    assert advise(scenarios, Demand(p99_s=0.050)) == advise(scenarios, Demand(p99_s=0.050))
+    assert advise(scenarios, Traffic(p99_s=0.050)) == advise(scenarios, Traffic(p99_s=0.050))

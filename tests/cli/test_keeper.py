@@ -1,5 +1,7 @@
 """A command on somebody else's file: what a model that has broken into the process that runs it can do from there."""
 
+import contextlib
+import getpass
 import json
 import os
 import shlex
@@ -15,9 +17,11 @@ from typing import IO
 
 import click
 import pytest
+import torch
 
 from optimize.cli import cli, keeper
 from optimize.sandbox.confine import can_confine
+from tests.test_cli import command
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 #: The command, in which the model breaks in as soon as rights are given up, and does what is written on standard input.
@@ -482,6 +486,87 @@ def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
     number = int(done.stdout)
     assert Path("/proc", str(number), "comm").read_text().strip() == "sleep"
     os.kill(number, signal.SIGKILL)
+
+
+def test_what_they_leave_behind_meanwhile_goes_on_too(tmp_path: Path) -> None:
+    """It becomes a child of the keeper's, as what the command leaves behind does, which is ended."""
+    (tmp_path / "net.pt").touch()
+    service = "import os, time\nprint(os.getpid(), flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(100)"
+    (tmp_path / "service.py").write_text(service)
+    words = ["sh", "-c", '(sleep 2; setsid "$1" service.py & ) & shift; exec "$@"', "sh", sys.executable]
+    left = "subprocess.Popen(['sleep', '100'], start_new_session=True, stdout=2); time.sleep(4); print('did')"
+    words += [sys.executable, "-c", COMMAND, "show", "net.pt"]
+    done = subprocess.run(words, input=left, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    number, did = done.stdout.split()
+    assert (did, done.returncode) == ("did", 0), done.stderr
+    os.kill(int(number), signal.SIGKILL)  # it is there
+    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _leads_to(path, tmp_path)]
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return "sleep" in (link.parent / "comm").read_text() and os.path.realpath(link) == str(folder)
+    return False
+
+
+def test_who_starts_it_may_have_ignored_how_processes_end(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    words = ["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", sys.executable, "-c", COMMAND, "show", "net.pt"]
+    done = subprocess.run(words, input="print('did')", cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr, done.returncode) == ("did\n", "", 0)
+
+
+def test_a_step_summary_that_is_a_fifo_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    os.mkfifo(summary)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code = f"""
+from optimize import files
+try:
+    files.append_text(pathlib.Path({str(summary)!r}), "and after")
+except Exception as error:
+    print(type(error).__name__)
+"""
+    assert broken(tmp_path, code, "check", "net.pt", "net.pt").stdout == "Refused\n"
+
+
+def test_a_folder_that_is_another_one_meanwhile_is_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out").symlink_to("first")
+    code = """
+from optimize import transaction
+pathlib.Path(os.environ["TMPDIR"], "ready").touch()
+while os.readlink("out") == "first":
+    time.sleep(0.05)
+for begin in (transaction.check, lambda out: transaction.staging(out).__enter__()):
+    try:
+        begin(pathlib.Path("out"))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    process = started(tmp_path, "run", "net.pt", "--to", "onnx", "--out", "out")
+    assert process.stdin is not None
+    process.stdin.write(code)
+    process.stdin.close()
+    process.stdin = None
+    time.sleep(0.5)
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").replace(tmp_path / "out")
+    stdout, _ = process.communicate(timeout=100)
+    assert stdout.count("Refused 'out' leads to another folder than when the command began.") == 2
+    assert not any((tmp_path / "second").iterdir())
+
+
+def test_torch_caches_where_nobody_else_writes(tmp_path: Path) -> None:
+    """By itself it does so in a folder of a name that everybody knows, and anybody may have made."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / f"tmp/torchinductor_{getpass.getuser()}").touch()
+    torch.save(torch.nn.Linear(4, 2), tmp_path / "net.pt")
+    words = ("run", tmp_path / "net.pt", "--trust", "--input-shape", "4", "--to", "torchscript", "--quiet")
+    done = command(*words, "--out", tmp_path / "out", TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "tmp").iterdir())) == 1
 
 
 def test_a_check_of_a_configuration_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

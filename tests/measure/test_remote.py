@@ -18,6 +18,7 @@ import pytest
 
 from optimize.bench.rounds import run
 from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.measure import remote as machine
 from optimize.measure.feed import Asked
 from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.lockstep import Plan
@@ -317,3 +318,18 @@ def _wait(done: Callable[[], bool], within_s: float = 20.0) -> None:
     while not done() and time.monotonic() < end:
         time.sleep(0.05)
     assert done()
+
+
+def test_who_is_interrupted_again_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+
+    def interrupted(patience_s: float | None = None) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed:
+        changed.setattr(keeper, "wait", interrupted)
+        ended = machine.end
+        changed.setattr(machine, "end", lambda process: (changed.undo(), ended(process)))
+        with pytest.raises(KeyboardInterrupt):
+            machine._leave(keeper)
+    assert keeper.poll() == -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,17 @@ def test_loops_that_do_not_end(trips: int, message: str, tmp_path: Path) -> None
     path = saved(tmp_path / "m.xml", trips=trips)
     refused(path, message)
     check_ir(path, trust=True)
+
+
+@pytest.mark.parametrize("trips", [np.nan, np.inf, -np.inf])
+def test_a_loop_of_no_number_of_rounds(trips: float, tmp_path: Path) -> None:
+    """The number lies in the ``.bin``, of another type than the loop's."""
+    path = saved(tmp_path / "m.xml")
+    text, data = path.read_text(), path.with_suffix(".bin")
+    path.write_text(text.replace('element_type="i64" shape="" ', 'element_type="f64" shape="" '))
+    assert path.read_text() != text and data.read_bytes().count(struct.pack("<q", 5)) == 1
+    data.write_bytes(data.read_bytes().replace(struct.pack("<q", 5), struct.pack("<d", trips)))
+    refused(path, "has no last round")
 
 
 def test_many_rounds_of_many_layers(tmp_path: Path) -> None:

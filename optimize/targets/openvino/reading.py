@@ -179,7 +179,7 @@ class _Check:
         if layer.kind != "Loop" or self._trust:
             return 1
         found = self._numbers(body, layer, 0)
-        trips = 1 if found is None or len(found) != 1 else int(found[0])
+        trips = 1 if found is None or len(found) != 1 else int(found[0]) if math.isfinite(found[0]) else -1
         if not 0 <= trips <= MOST_STEPS:
             rounds = f"may run {trips} rounds; {MOST_STEPS} are allowed" if trips > 0 else "has no last round"
             raise self._too_much(f"the loop '{shown(layer.name)}' {rounds}")
