@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from optimize.errors import UsageError
@@ -175,58 +176,22 @@ def finite(number: float) -> float:
     return number
 
 
-def read_span(text: str) -> float:
-    """Return how long something may go on, in seconds.
-
-    Raises:
-        ValueError: It is no such time, or none at all.
-
-    >>> read_span("20min")
-    1200.0
-    """
-    return _positive(text, _SPANS, "20min")
-
-
-def read_time(text: str) -> float:
-    """Return how long an answer may take, in seconds.
-
-    Raises:
-        ValueError: It is no such time, or none at all.
-
-    >>> read_time("20ms")
-    0.02
-    """
-    return _positive(text, SECONDS, "20ms")
-
-
-def read_rate(text: str) -> float:
-    """Return how many there are a second.
-
-    Raises:
-        ValueError: It is no such number, or none at all.
-
-    >>> read_rate("500/s"), read_rate("30/min")
-    (500.0, 0.5)
-    """
-    return _positive(text, _RATES, "500/s")
-
-
-def read_size(text: str) -> float:
-    """Return how large something may be, in bytes.
-
-    Raises:
-        ValueError: It is no such size, or none at all.
-
-    >>> read_size("2MB")
-    2000000.0
-    """
-    return _positive(text, BYTES, "2MB")
-
-
 def _positive(text: str, units: Mapping[str, float], example: str) -> float:
+    """Return a number above zero in the unit that its own unit counts in.
+
+    Raises:
+        ValueError: It is none, or not above zero.
+    """
     if (number := scaled(text, units)) > 0:
         return number
     raise ValueError(f"'{text}' is nothing; write {example}, for example")
+
+
+#: How long something may go on, and how long an answer may take, in seconds; how many there are a second; bytes.
+read_span = partial(_positive, units=_SPANS, example="20min")
+read_time = partial(_positive, units=SECONDS, example="20ms")
+read_rate = partial(_positive, units=_RATES, example="500/s")
+read_size = partial(_positive, units=BYTES, example="2MB")
 
 
 def read_pace(text: str) -> tuple[float, bool]:

@@ -102,32 +102,42 @@ def optimize(
     Raises:
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
-    names = (targets,) if isinstance(targets, str) else tuple(targets)
-    asked = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr, "layer_timing": layer_timing}
-    asked |= {"dynamic_size": dynamic_size, "metric": metric if isinstance(metric, str) else None}
-    options = {name: dict(entry) for name, entry in (target_options or {}).items()}
-    content = {
-        "targets": names,
-        "target_options": options,
-        "threads": threads,
-        "latency": latency,
-        "dynamic": read_dynamic(dynamic),
-        "outputs": outputs,
-        **asked,
-    }
-    recipe = parse(content, source="optimize.optimize")
-    given = Job(
-        model,
-        recipe,
-        inputs,
-        Path(out),
-        factory=factory,
-        trust=trust,
+    asked: dict[str, Any] = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr}
+    asked |= {"layer_timing": layer_timing, "threads": threads, "latency": latency}
+    asked |= {"dynamic_size": dynamic_size, "outputs": outputs}
+    asked |= {"targets": targets, "target_options": target_options, "dynamic": dynamic, "metric": metric}
+    given = job_of(
+        model, inputs, "optimize.optimize", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
         given_passes=tuple(passes),
-        evaluate=evaluate,
-        given_metric=None if isinstance(metric, str) else metric,
-    )
+    )  # fmt: skip
     return run_job(given)
+
+
+def job_of(
+    model: Any, inputs: Sequence[Any] | None, caller: str, asked: Mapping[str, Any], *, out: str | Path, **given: Any
+) -> Job:
+    """Return the job that a Python caller describes.
+
+    Args:
+        model: A module, a model file, or ``package.module:factory``.
+        inputs: Example inputs.
+        caller: The function that he calls, for messages.
+        asked: What a recipe holds, in the forms that Python callers may give it.
+        out: Folder for the results.
+        given: Whatever else a `Job` holds.
+
+    Raises:
+        UsageError: A value cannot be meant.
+    """
+    targets, options, metric = asked["targets"], asked["target_options"] or {}, asked["metric"]
+    content = {
+        "targets": (targets,) if isinstance(targets, str) else tuple(targets),
+        "target_options": {name: dict(entry) for name, entry in options.items()},
+        "metric": metric if isinstance(metric, str) else None,
+        "dynamic": read_dynamic(asked["dynamic"]),
+    }
+    recipe, own = parse({**asked, **content}, source=caller), None if isinstance(metric, str) else metric
+    return Job(model, recipe, inputs, Path(out), given_metric=own, **given)
 
 
 def export(program: Program, target: str, path: str | Path, **options: Any) -> Artifact:

@@ -28,7 +28,6 @@ from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_fro
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
-from optimize.dimensions import read_dynamic
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.files import write_text
 from optimize.job import Job
@@ -40,7 +39,7 @@ from optimize.passes.base import Stage
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.cache import fingerprint
-from optimize.recipe import PassEntry, Recipe, parse
+from optimize.recipe import PassEntry, Recipe
 from optimize.registry import find_pass, find_target
 from optimize.regular import require_file
 from optimize.report import FILES, JOURNAL, POINTS, RECIPE
@@ -52,7 +51,7 @@ from optimize.report.run import tell_run
 from optimize.search import one_sample
 from optimize.targets.base import Artifact, file_digest
 from optimize.transaction import staging
-from optimize.workflow import check_out, measure_files, open_all, write_baseline
+from optimize.workflow import check_out, job_of, measure_files, open_all, write_baseline
 
 #: What a search writes, by names and patterns of names: what is not on the front any more goes.
 WRITTEN = (*FILES, RECIPE, JOURNAL, *POINTS)
@@ -207,39 +206,21 @@ def find_best(
     """
     if calibrate is None and evaluate is None:
         raise UsageError(NO_DATA, hint="Give batches of inputs, calibrate=[x], or labelled data, evaluate=.")
-    content = {
-        "targets": ((targets,) if isinstance(targets, str) else tuple(targets)) or every_target(),
-        "target_options": {name: dict(entry) for name, entry in (target_options or {}).items()},
-        "metric": metric if isinstance(metric, str) else None,
-        "max_drop": max_drop,
-        "min_accuracy": min_accuracy,
-        "min_sqnr": min_sqnr,
-        "keep": tuple(keep),
-        "cpu": cpu,
-        "threads": threads,
-        "dynamic_size": dynamic_size,
-        "dynamic": read_dynamic(dynamic),
-        "outputs": outputs,
-    }
-    # What keeps layers in float is checked against passes that do.
-    recipe = parse({**content, "passes": ["QuantizeStatic"]}, source="optimize.find_best")
-    job = Job(
-        model,
-        with_fusing(recipe),
-        inputs,
-        Path(out),
-        factory=factory,
-        trust=trust,
-        evaluate=evaluate,
+    asked: dict[str, Any] = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr}
+    asked |= {"keep": tuple(keep), "cpu": cpu, "threads": threads}
+    asked |= {"dynamic_size": dynamic_size, "dynamic": dynamic, "outputs": outputs}
+    asked |= {"targets": targets or every_target(), "target_options": target_options, "metric": metric}
+    asked |= {"passes": ["QuantizeStatic"]}  # what keeps layers in float is checked against passes that do
+    job = job_of(
+        model, inputs, "optimize.find_best", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
         calibrate=calibrate,
-        given_metric=None if isinstance(metric, str) else metric,
-    )
+    )  # fmt: skip
     try:
         pace, most = (bounds.read_pace(latency) if latency else None), (bounds.read_size(size) if size else None)
         goal = Goal(bounds.read_span(budget), pace, most)
     except ValueError as error:
         raise UsageError(f"find_best: {error}.") from error
-    return find_front(job, goal)
+    return find_front(replace(job, recipe=with_fusing(job.recipe)), goal)
 
 
 def with_fusing(recipe: Recipe) -> Recipe:
