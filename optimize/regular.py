@@ -6,6 +6,7 @@ A directory, a fifo or a device ends in no reading that hangs, and a name that n
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from pathlib import Path
@@ -106,8 +107,8 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
 
 def _is_hollow(found: os.stat_result) -> bool:
     """Say whether a file is large by what was never written: what may be used for it grows with its size."""
-    held = getattr(found, "st_blocks", 0) * _BLOCK_BYTES  # zero where the file system does not say
-    return 0 < _HOLLOW_TIMES * held < found.st_size - _SMALL_BYTES
+    blocks = getattr(found, "st_blocks", math.inf)  # not every system says
+    return _HOLLOW_TIMES * blocks * _BLOCK_BYTES < found.st_size - _SMALL_BYTES
 
 
 def require_beside(path: Path, owner: Path) -> int:

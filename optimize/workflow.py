@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +171,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         registry.find_target(target)
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
-    made = (f"{_stem(job.source)}.*{target.suffix}" for target in map(registry.find_target, job.recipe.targets))
+    stem, targets = glob.escape(_stem(job.source)), map(registry.find_target, job.recipe.targets)
+    made = tuple(f"{stem}.*{target.suffix}" for target in targets)
     check_out(job, (*FILES, RECIPE), made)
     opened = open_all(job, tell)
     model, datasets = opened.model, opened.datasets
@@ -206,7 +208,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     return report
 
 
-def check_out(job: Job, names: Sequence[str], made: Iterable[str]) -> None:
+def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
     """Check that results can be written, and over nothing that is read or that somebody wrote himself.
 
     Args:
@@ -219,8 +221,9 @@ def check_out(job: Job, names: Sequence[str], made: Iterable[str]) -> None:
     """
     check(job.out, names)
     source, hint = Path("" if isinstance(job.source, torch.nn.Module) else job.source), "Choose another --out."
-    is_named_so = any(fnmatch.fnmatchcase(source.name, pattern) for pattern in made)
-    if is_named_so and os.path.realpath(source.parent) == os.path.realpath(job.out):
+    names_of_it = (source, Path(os.path.realpath(source))) if source.exists() else ()
+    inside = [path.name for path in names_of_it if os.path.realpath(path.parent) == os.path.realpath(job.out)]
+    if any(fnmatch.fnmatchcase(name, pattern) for name in inside for pattern in made):
         raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
     if not replay.is_written(recipe := job.out / RECIPE):
         raise Refused(f"'{shown(recipe)}' is of no run, and would be written over.", hint=hint)

@@ -197,10 +197,11 @@ def test_images_that_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_large_by_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """Memory and time are granted by size: a hole would buy them."""
-    hollow, small = tmp_path / "hollow.npy", tmp_path / "small.npy"
-    for path, size in ((hollow, 1 << 40), (small, 1 << 20)):
-        np.save(path, np.zeros(4, np.float32))
+    hollow, empty, small = (tmp_path / f"{name}.npy" for name in ("hollow", "empty", "small"))
+    for path, size in ((hollow, 1 << 40), (empty, 1 << 40), (small, 1 << 20)):
+        path.touch() if path is empty else np.save(path, np.zeros(4, np.float32))
         os.truncate(path, size)
-    with pytest.raises(Refused, match="nearly all of them are holes"):
-        require_file(hollow)
+    for path in (hollow, empty):
+        with pytest.raises(Refused, match="nearly all of them are holes"):
+            require_file(path)
     assert require_file(small) == 1 << 20

@@ -105,13 +105,19 @@ def test_nothing_that_is_read_or_somebody_elses_is_written_over(tmp_path: Path, 
     own = tmp_path / "mine" / "recipe.yaml"
     own.write_text("# of my own\npasses: [FuseConvBN]\ntargets: [onnx]\n")
     held = model.read_bytes(), own.read_bytes()
+    bracketed, link = tmp_path / "net[1].float32.onnx", tmp_path / "mine" / "net.float32.onnx"
+    bracketed.write_bytes(held[0])
+    link.symlink_to(model)
+    lies = "lies in --out, where a file may get its name"
     for words, told in (
-        ((model, "--fuse", "--to", "onnx", "--out", tmp_path), "lies in --out, where a file may get its name"),
+        ((model, "--fuse", "--to", "onnx", "--out", tmp_path), lies),
+        ((bracketed, "--fuse", "--to", "onnx", "--out", tmp_path), lies),
+        ((link, "--fuse", "--to", "onnx", "--out", tmp_path), lies),
         ((model, "--recipe", own, "--out", own.parent), "is of no run, and would be written over"),
     ):
         done = typed(*words, "-q")
         assert done.returncode == 1 and told in done.stderr and "Choose another --out" in done.stderr, done.stderr
-    assert (model.read_bytes(), own.read_bytes()) == held and len(list(tmp_path.iterdir())) == 2
+    assert (model.read_bytes(), own.read_bytes()) == held and len(list(tmp_path.iterdir())) == 3
     assert typed(model, "--recipe", own, "--out", tmp_path, "--to", "torchscript", "-q").returncode == 0
 
 

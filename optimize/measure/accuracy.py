@@ -165,7 +165,10 @@ class AccuracyMeter:
         expected, found = np.concatenate(self._expected), np.concatenate(self._found)
         if self.metric.settle is not None:
             expected, found = self.metric.settle(expected), self.metric.settle(found)
-        figures = _figures(self.metric, expected, found)
+        try:
+            figures = _figures(self.metric, expected, found)
+        except Misfit as error:
+            raise Refused(f"{self.metric.name} cannot be taken: {error}.") from error
         if not figures:
             return None
         return Accuracy(

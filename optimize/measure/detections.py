@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ LABELS = (
 )
 #: Recalls that precision is read at.
 _RECALLS = np.linspace(0.0, 1.0, 101)
-#: Detections of a class and sample that count, and classes of a sample: each is matched by itself.
-_MOST, _MOST_CLASSES = 100, 5000
+#: Detections of a class and sample that count, and classes: each is matched, and averaged a thousand times, by itself.
+_MOST, _MOST_CLASSES = 100, 2000
 
 
 def matched(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
@@ -58,8 +58,14 @@ def matched(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
 
 
 def average_precision(rows: np.ndarray) -> Drawn:
-    """Return the average precision of the samples drawn, over classes wanted in them and IoUs; NaN of none."""
-    curves = [_Curve(rows, name) for name in sorted({name for row in rows for name in row})]
+    """Return the average precision of the samples drawn, over classes wanted in them and IoUs; NaN of none.
+
+    Raises:
+        Misfit: There are more classes than a data set has.
+    """
+    names = sorted({name for row in rows for name in row})
+    _require_few(names)
+    curves = [_Curve(rows, name) for name in names]
 
     def figure(times: np.ndarray) -> float:
         found = [curve(times) for curve in curves]
@@ -74,15 +80,15 @@ class _Curve:
 
     def __init__(self, rows: np.ndarray, name: int) -> None:
         having = [(place, row[name]) for place, row in enumerate(rows) if name in row]
-        self._wanted = np.zeros(len(rows))
-        self._wanted[[place for place, _ in having]] = [row[2] for _, row in having]
+        self._places = np.array([place for place, _ in having])
+        self._wanted = np.array([row[2] for _, row in having], np.float64)
         scores = np.concatenate([row[0] for _, row in having])
         order = np.argsort(-scores, kind="mergesort")
         self._hits = np.concatenate([row[1] for _, row in having], axis=1)[:, order]
         self._samples = np.concatenate([np.full(len(row[0]), place) for place, row in having])[order]
 
     def __call__(self, times: np.ndarray) -> float | None:
-        wanted = float(self._wanted @ times)
+        wanted = float(self._wanted @ times[self._places])
         if not wanted:
             return None
         weights = times[self._samples]
@@ -120,8 +126,7 @@ def _matches(found: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[int, Found
     from pycocotools.cocoeval import COCOeval
 
     names = sorted({*map(int, found[:, 5]), *map(int, wanted[:, 4])})
-    if len(names) > _MOST_CLASSES:
-        raise Misfit(f"a sample has boxes of {len(names)} classes")
+    _require_few(names)
     if not names:
         return
     with contextlib.redirect_stdout(io.StringIO()):  # it reports on each step
@@ -134,6 +139,11 @@ def _matches(found: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[int, Found
         told.evaluate()
     for name, entry in zip(names, told.evalImgs, strict=True):
         yield name, (np.array(entry["dtScores"], np.float64), entry["dtMatches"] > 0, len(entry["gtIds"]))
+
+
+def _require_few(names: Sequence[int]) -> None:
+    if len(names) > _MOST_CLASSES:
+        raise Misfit(f"boxes are of {len(names)} classes")
 
 
 def _indexed(corners: np.ndarray, classes: np.ndarray, names: list[int], scores: np.ndarray | None = None) -> Any:

@@ -32,7 +32,7 @@ _NOTE = (
     "processes. "
 )
 _PERCENTILES = (90, 95, 99)
-_SERVING = ("Callers", "Batch", "A machine answers", "p99 then", "Machines")
+_SERVING = ("Callers", "Batch", "Per machine", "p99", "Machines")
 _SERVED = (
     "Requests that come at random wait for a caller, who takes all that wait, a batch at most: simulated with the runs "
     "that were timed, of as many callers at once. What receives requests and sends the answers comes on top. "
@@ -250,7 +250,7 @@ def _serving(report: BenchReport) -> Iterator[doc.Section]:
 
 def _serving_cells(found: Serving) -> dict[str, doc.Cell]:
     if not found.callers:
-        return dict.fromkeys(_SERVING, doc.Cell()) | {"A machine answers": doc.Cell(form.MISSING, found.reason)}
+        return dict.fromkeys(_SERVING, doc.Cell()) | {"Per machine": doc.Cell(form.MISSING, found.reason)}
     texts = (
         str(found.callers),
         str(found.batch),

@@ -162,6 +162,19 @@ def test_boxes_are_of_numbers(number: float, column: int) -> None:
             find("map").rows_of({"y": answer}, wanted)
 
 
+def test_boxes_are_of_no_more_classes_than_a_data_set_has() -> None:
+    found = np.zeros((1, 1, 6), np.float32)
+    wanted = np.zeros((1, 2500, 5), np.float32)
+    wanted[0, :, 4] = np.arange(2500)
+    with pytest.raises(Refused, match="boxes are of 2500 classes"):
+        find("map").rows_of({"y": found}, wanted)
+    meter = AccuracyMeter(find("map"))
+    for part in np.split(wanted, 50, axis=1):
+        meter.update({"y": found}, {"y": found}, part)
+    with pytest.raises(Refused, match="map cannot be taken: boxes are of 2500 classes"):
+        meter.result()
+
+
 def test_sentences_are_no_longer_than_can_be_laid_side_by_side() -> None:
     long = np.ones((1, 20_000), np.int64)
     with pytest.raises(Refused, match="more than 16384 tokens"):
