@@ -28,6 +28,7 @@ _DIGITS = 20
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_BEYOND = 1e18
 _RATES = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
 
 
@@ -180,10 +181,12 @@ def _positive(text: str, units: Mapping[str, float], example: str) -> float:
     """Return a number above zero in the unit that its own unit counts in.
 
     Raises:
-        ValueError: It is none, or not above zero.
+        ValueError: It is none, not above zero, or beyond what anybody has.
     """
-    if (number := scaled(text, units)) > 0:
+    if 0 < (number := scaled(text, units)) < _BEYOND:
         return number
+    if number:
+        raise ValueError(f"'{shortened(text)}' is more than there can be; write {example}, for example")
     raise ValueError(f"'{text}' is nothing; write {example}, for example")
 
 

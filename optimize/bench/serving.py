@@ -99,9 +99,13 @@ def _ways(scenarios: Sequence[Figures]) -> Iterator[tuple[int, dict[int, np.ndar
 
 
 def _shared_out(found: Serving, traffic: Traffic, queue: Queue) -> Serving:
-    machines = None if traffic.rate is None else math.ceil(traffic.rate / found.most)
-    rate = found.most if machines is None or traffic.rate is None else traffic.rate / machines
-    return replace(found, machines=machines, rate=rate, p99_s=queue.p99_s(rate))
+    if traffic.rate is None:
+        return replace(found, rate=found.most, p99_s=queue.p99_s(found.most))
+    machines, bound_s = math.ceil(traffic.rate / found.most), traffic.p99_s or math.inf
+    # Of times with a long tail a lower rate may have the higher percentile.
+    while (p99_s := queue.p99_s(traffic.rate / machines)) > bound_s and traffic.rate / machines > _IDLE * queue.most:
+        machines += 1 + machines // 16
+    return replace(found, machines=machines, rate=traffic.rate / machines, p99_s=p99_s)
 
 
 def _largest(queue: Queue, p99_s: float) -> float:

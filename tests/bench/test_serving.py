@@ -57,6 +57,15 @@ def test_batches_that_gain_nothing_are_not_chosen() -> None:
     assert found.most < 100 and found.p99_s <= 0.050
 
 
+def test_what_is_said_holds_for_times_with_a_long_tail() -> None:
+    draws = np.random.default_rng(3)
+    times = {size: 1e-4 * size**0.7 * draws.pareto(1.3, 200) + 1e-4 for size in (1, 2, 4, 8)}
+    scenarios = [measured(size, 1, *seconds) for size, seconds in times.items()]
+    for rate in (2_000, 9_000, 30_000):
+        found = advise(scenarios, Traffic(rate, 0.050))
+        assert found.callers == 1 and found.p99_s <= 0.050 and found.machines * found.rate == pytest.approx(rate)
+
+
 def test_callers_are_chosen_by_what_is_answered_in_time() -> None:
     together = [measured(1, 1, 0.010), measured(1, 2, 0.012)]
     found = advise(together, Traffic(p99_s=0.040))
