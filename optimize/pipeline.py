@@ -252,11 +252,14 @@ def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pa
     """Return the passes of a chain as each group of targets needs them, with their names; none where all need one."""
     alike: dict[object, list[str]] = {}
     for name in targets:
-        alike.setdefault(find_target(name).numerics.formats, []).append(name)
-    groups = [([entry.suited_to(names[0]) for entry in chain], tuple(names)) for names in alike.values()]
-    if any(passes != groups[0][0] for passes, _ in groups):
-        return groups
-    return [(groups[0][0] if groups else list(chain), ())]
+        target = find_target(name)
+        alike.setdefault((target.numerics.formats, target.packs), []).append(name)
+    groups: list[tuple[list[Pass], tuple[str, ...]]] = []
+    for names in alike.values():
+        suited = [entry.suited_to(names[0]) for entry in chain]
+        place = next((place for place, (passes, _) in enumerate(groups) if passes == suited), len(groups))
+        groups[place : place + 1] = [(suited, (*(groups[place][1] if place < len(groups) else ()), *names))]
+    return groups if len(groups) > 1 else [(groups[0][0] if groups else list(chain), ())]
 
 
 def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,13 +25,15 @@ from optimize.quantization.blocks import BlockForm, round_to_blocks, saves_bytes
 from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded
-from optimize.registry import register_pass
+from optimize.registry import find_target, register_pass
 from optimize.wording import plural
 
 #: Samples that weights are rounded for, and those of them that say what a weight is worth.
 _SAMPLES, _TRIED_ON = 256, 32
 #: Weights of a row, at most: where few bits are all there is, a long row is worth its covariance.
 _LONGEST_ROW = 4096
+#: Bits that runtimes multiply weights of.
+KERNELS = (4, 8)
 _COVERED = (aten.linear.default, aten.embedding.default)
 _WITHOUT_KERNEL: dict[Any, str] = {
     **dict.fromkeys(ops.RECURRENT, "a recurrent layer has no kernel for it; use dynamic INT8 (--int8=dynamic)"),
@@ -76,6 +78,8 @@ class QuantizeWeights(PrecisionPass):
         bits: 8 to 2; with data such numbers as 2.5, too.
         group: Neighbours that share a scale: 32, 64 or 128; 0 for one scale a row. None takes 0 at 8 bits, 32 below.
         smallest: Elements from which a weight is worth it.
+        kernels: Give each weight 4 or 8 bits, which runtimes multiply by, and no other number. A run asks for that by
+            itself where a target stores no others, and for 4 bits in place of fewer.
         calibration: Batches of inputs (a tensor or a tuple of tensors each), re-iterable; or ``Samples``; 256 samples
             of it are read. None rounds each number by itself.
 
@@ -97,6 +101,7 @@ class QuantizeWeights(PrecisionPass):
     bits: float = 8
     group: Literal[0, 32, 64, 128] | None = None
     smallest: int = 2**16
+    kernels: bool = False
     calibration: Given | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,8 +115,18 @@ class QuantizeWeights(PrecisionPass):
             raise UsageError(what, hint="Give --calib DATA, or calibration=batches, or take whole bits.")
         if self.group not in (None, 0, 32, 64, 128):
             raise UsageError(f"QuantizeWeights: group must be 32, 64, 128 or 0 (one scale a row); got {self.group!r}.")
+        if self.kernels and self.bits < KERNELS[0]:
+            raise UsageError(f"QuantizeWeights: kernels are of 4 and 8 bits; got {self.bits:g} on average.")
         if self.smallest < 0:
             raise UsageError(f"QuantizeWeights: smallest must not be negative; got {self.smallest}.")
+
+    def suited_to(self, target: str) -> QuantizeWeights:
+        """Return the pass with the bits of kernels alone for a target that stores no others."""
+        shares_out = self.calibration is not None and self.bits < KERNELS[-1]
+        if self.kernels or find_target(target).packs or (self.bits in KERNELS and not shares_out):
+            return self
+        whole = next(bits for bits in KERNELS if bits >= self.bits)
+        return replace(self, kernels=True, bits=max(self.bits, KERNELS[0]) if shares_out else whole)
 
     def rewrite(self, program: Program) -> Outcome:
         """Round the weights and write the quantization plan onto the program."""
@@ -180,7 +195,7 @@ class QuantizeWeights(PrecisionPass):
             noises.append(trial.noise(tried))
             tell("share out bits", (place + 1) / len(weights))
         sizes = [_weight(program, layer).numel() for layer, *_ in weights]
-        given = allocate_bits(noises, sizes, self.bits)
+        given = allocate_bits(noises, sizes, self.bits, KERNELS if self.kernels else CHOICES)
         return {node: bits for nodes, bits in zip(weights, given, strict=True) for node in nodes}
 
     def _reason(self, program: Program, node: fx.Node) -> str:

@@ -20,13 +20,16 @@ _BOUNDS = (1e-4, 1e6)
 _GAP = 1e-6
 
 
-def allocate_bits(noises: Sequence[float], sizes: Sequence[int], average: float) -> list[int]:
+def allocate_bits(
+    noises: Sequence[float], sizes: Sequence[int], average: float, choices: Sequence[int] = CHOICES
+) -> list[int]:
     """Return the bits of each weight with which the noise of all is least.
 
     Args:
         noises: What each weight alone adds to the answers at ``MEASURED_AT`` bits.
         sizes: Numbers of each weight.
-        average: Bits of a number on average, at most; 2 at least.
+        average: Bits of a number on average, at most; the fewest of the choices at least.
+        choices: Bits that a weight may get.
 
     >>> allocate_bits([1.0, 1e-4], [1000, 1000], 4)
     [6, 2]
@@ -34,7 +37,7 @@ def allocate_bits(noises: Sequence[float], sizes: Sequence[int], average: float)
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import eye_array, kron
 
-    bits, count = np.array(CHOICES), len(sizes)
+    bits, count = np.array(choices), len(sizes)
     growth = 4.0 ** (MEASURED_AT - bits)
     known = np.nan_to_num(np.array(noises, float), nan=np.inf)
     unit = known[np.isfinite(known)].max(initial=0.0) or 1.0

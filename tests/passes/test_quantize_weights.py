@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import optimize
 from optimize import graph, invariants
 from optimize.errors import UsageError
+from optimize.passes import QuantizeWeights
 from optimize.passes.base import Outcome
+from optimize.pipeline import transform
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
 from tests import references
@@ -96,6 +98,29 @@ def test_data_gives_bits_to_the_weights_that_need_them(bits: float) -> None:
     want = program(judged)
     assert sqnr_db(want, shared(judged)) > sqnr_db(want, even(judged)) + (1.5 if bits < 8 else 0.2)
     invariants.check(shared, deep=True)
+
+
+def test_targets_that_store_no_other_bits_get_those_of_kernels() -> None:
+    data = [tokens(64, 1)]
+    for bits, whole, shared in ((3, 4, 4), (4, 4, 4), (6, 8, 6), (8, 8, 8)):
+        alone, asked = (QuantizeWeights(bits=bits, smallest=0, calibration=given) for given in (None, data))
+        assert alone.suited_to("onnx") is alone and asked.suited_to("onnx") is asked
+        for target in ("openvino", "torchscript"):
+            assert (alone.suited_to(target).bits, asked.suited_to(target).bits) == (whole, shared)
+            assert alone.suited_to(target).suited_to(target) == alone.suited_to(target)
+    plan = QuantizeWeights(bits=6, smallest=0, calibration=data).suited_to("openvino").apply(language())[0].plan
+    assert {plan.bits_of(name) for name in plan.layers} == {4, 8}
+
+
+def test_a_run_rounds_once_for_all_targets_that_store_alike() -> None:
+    passes = [QuantizeWeights(bits=3, smallest=0)]
+    _, packed, whole = transform(language(), passes, ("openvino", "onnx", "torchscript"))
+    assert (packed.targets, packed.precision) == (("openvino", "torchscript"), "int4-weights")
+    assert (whole.targets, whole.precision) == (("onnx",), "int3-weights")
+    (_, alike) = transform(language(), [QuantizeWeights(smallest=0)], ("openvino", "onnx", "torchscript"))
+    assert alike.precision == "int8-weights"
+    (_, common) = transform(language(), [optimize.QuantizeDynamic()], ("openvino", "onnx"))
+    assert common.targets == ()
 
 
 def weight_of(program: Program, node: Any) -> Tensor:

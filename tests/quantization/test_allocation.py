@@ -16,21 +16,21 @@ def noise(noises: list[float], bits: tuple[int, ...]) -> float:
 @settings(max_examples=40, deadline=None)
 @given(
     noises=strategies.lists(strategies.floats(1e-2, 1e2), min_size=1, max_size=4),
-    average=strategies.floats(2, 8),
+    choices=strategies.sampled_from([CHOICES, (4, 8)]),
     data=strategies.data(),
 )
 def test_no_other_bits_within_the_budget_have_less_noise(
-    noises: list[float], average: float, data: strategies.DataObject
+    noises: list[float], choices: tuple[int, ...], data: strategies.DataObject
 ) -> None:
-    count = len(noises)
+    count, average = len(noises), data.draw(strategies.floats(choices[0], 8))
     sizes = data.draw(strategies.lists(strategies.integers(1, 10**6), min_size=count, max_size=count))
-    found = tuple(allocate_bits(noises, sizes, average))
+    found = tuple(allocate_bits(noises, sizes, average, choices))
     budget = average * sum(sizes) * (1 + 1e-6)
 
     def spent(bits: tuple[int, ...]) -> float:
         return sum(size * of for size, of in zip(sizes, bits, strict=True))
 
-    ways = [way for way in itertools.product(CHOICES, repeat=count) if spent(way) <= budget]
+    ways = [way for way in itertools.product(choices, repeat=count) if spent(way) <= budget]
     assert spent(found) <= budget
     assert noise(noises, found) <= min(noise(noises, way) for way in ways) * 1.001
 

@@ -367,15 +367,17 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     from optimize.quantization.numerics import planned
     from optimize.targets.onnx.attention import fuse_attention
     from optimize.targets.onnx.dynamic import quantize_dynamic
-    from optimize.targets.onnx.packing import pack_weights
+    from optimize.targets.onnx.packing import pack_blocks, pack_weights
     from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
-    from optimize.targets.onnx.weight_only import quantize_weights
     from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.weight_only import quantize_weights
 
     plan = program.plan
     if plan.mode == "weights":
-        return quantize_weights(model, program)
+        placed, stored = quantize_weights(model, program)
+        pack_blocks(model, stored)
+        return placed
     if policy.runtime != ONNX_RUNTIME.runtime:
         return quantize_onnx(model, value_names, plan, policy)
     if plan.mode == "dynamic":
@@ -385,7 +387,7 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
         shield_float_layers(model)
         pack_weights(model)
     fuse_attention(model)
-    tables = quantize_weights(model, program, tables=True)
+    tables, _ = quantize_weights(model, program, tables=True)
     return replace(placed, quantized=(*tables.quantized, *placed.quantized))
 
 

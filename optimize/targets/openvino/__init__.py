@@ -1,4 +1,5 @@
-"""OpenVINO: an IR file and its weights for CPUs, in float32, bfloat16, static INT8, and INT8 mixed with bfloat16.
+"""OpenVINO: an IR file and its weights for CPUs, in float32, bfloat16, static INT8, INT8 mixed with bfloat16, and with
+weights alone in integers.
 
 A file has one float type. ``--mixed bfloat16`` is a hint in it, used where the CPU multiplies bfloat16, and what ran is
 read from the runtime model: all that is float computes in it then, 1.2 times as fast for a decibel. Graphs cast to 16
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from optimize.targets.probe import Probe
 
 _BFLOAT16 = "bfloat16 needs AVX512-BF16 or AMX and is float32 elsewhere."
+_ROUNDED = (
+    "What layers with integer weights read is rounded to 8 bits at run time, 32 numbers a scale; compile the file with "
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE=0 for products of floats, which take two to three times as long."
+)
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
 
@@ -54,7 +59,7 @@ class OpenVINO(Target):
     name = "openvino"
     suffix = ".xml"
     summary = "OpenVINO IR (.xml, with its weights in .bin beside it), run with OpenVINO on CPU"
-    support = Support(("float32", "bfloat16"), ("static",), ("bfloat16",), remark=_BFLOAT16)
+    support = Support(("float32", "bfloat16"), ("static", "weights"), ("bfloat16",), remark=_BFLOAT16)
     packages = ("openvino",)
     profiled = times_layers = True
     endings = (".xml",)
@@ -138,13 +143,15 @@ $feeds
         model, placed, origins = _lower(program)
         asked = _float_precision(program)
         kernels = _write(runtime, model, asked, self.files(path), made_for(self, program))
+        plan = program.quantization
+        alone = plan is not None and plan.mode == "weights"
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
         told = notes(kernels, asked, usable_precision(core(), asked))
         return describe(
             self,
             program,
             path,
-            coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model)),
+            coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model), weights=alone),
             notes=(*told, *_apart(program, asked, wide=wide)),
             settings=self._settings,
             origins=origins,
@@ -207,19 +214,22 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     from optimize.targets.onnx_graph.export import to_onnx
     from optimize.targets.onnx_graph.names import origins_in
     from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.weight_only import quantize_weights
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.maxima import reduce_integers
-    from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+    from optimize.targets.openvino.rewrites import (
+        scale_products,
+        settle_tables,
+        spell_hard_sigmoids,
+        store_means,
+        widen,
+    )
     from optimize.targets.openvino.spectra import write_spectra
-    from optimize.targets.packaging import require_layers
+    from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
     if plan is not None and plan.mode == "dynamic":
         raise Refused("OpenVINO has no dynamic INT8 that a file can ask for.", hint="Use --int8=static, or --bf16.")
-    if plan is not None and plan.mode == "weights":
-        raise Refused(
-            "INT8 weights with float activations are not written for OpenVINO.", hint="Use --int8=static, or --bf16."
-        )
     model, value_names = to_onnx(program)
     origins = origins_in(model, value_names)
     widen(model)
@@ -228,6 +238,11 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     write_spectra(model)
     if plan is None:
         return model, None, origins
+    if plan.mode == "weights":
+        placed, _ = quantize_weights(model, program)
+        require_layers(placed, "OpenVINO")
+        settle_tables(model)
+        return model, replace(placed, left_float=(*placed.left_float, *planned_floats(program))), origins
     plan = plan if plan.half is not None else spare_cheaply(program, plan)
     parts = separate_projections(model, plan.layers)
     placed = _whole(quantize_onnx(model, value_names, plan, OPENVINO), parts)
@@ -259,7 +274,7 @@ def _float_precision(program: Program) -> str:
     plan = program.quantization
     if plan is not None and plan.half is not None:
         return "bf16" if plan.half.dtype == "bfloat16" else "f32"
-    if plan is not None and plan.left_float.keys() <= plan.spared and half_layers(program, plan):
+    if plan is not None and plan.spared and plan.left_float.keys() <= plan.spared and half_layers(program, plan):
         return "bf16"
     weights = (*program.graph_module.parameters(), *program.graph_module.buffers())
     return "bf16" if any(weight.dtype is torch.bfloat16 for weight in weights) else "f32"
@@ -273,6 +288,8 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
 
     found = [_NARROW] if wide else []
     plan = program.quantization
+    if plan is not None and plan.mode == "weights":
+        found.append(_ROUNDED)
     half = plan.half if plan is not None else None
     if half is None and plan is not None and asked == "bf16":
         found.append("Layers spared INT8 run in bfloat16, faster here than float32, and with them all that is float.")

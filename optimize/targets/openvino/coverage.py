@@ -9,7 +9,7 @@ from typing import Any
 
 from optimize.targets.base import Coverage, FloatLayer
 
-_INTEGERS = ("u8", "i8")
+_INTEGERS = ("u8", "i8", "u4", "i4")
 _FLOATS = ("f32", "bf16", "f16")
 _WEIGHTED = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell")
 #: Change the form of values and not the values: they are no reason to call a stretch of the graph float.
@@ -67,24 +67,32 @@ def read_kernels(compiled: Any, names: Container[str]) -> list[ExecutedNode]:
     return kernels
 
 
-def read_coverage(kernels: Sequence[ExecutedNode], placed: Coverage, outputs: Mapping[str, str]) -> Coverage:
+def read_coverage(
+    kernels: Sequence[ExecutedNode], placed: Coverage, outputs: Mapping[str, str], *, weights: bool = False
+) -> Coverage:
     """Return which layers OpenVINO executes in INT8.
 
     Args:
         kernels: What it executes.
         placed: The layers that were written in INT8, and those left in float.
         outputs: Name of each output of the model by the node that computes it.
+        weights: Whether weights alone are integers: then tables are, too, and nothing between layers is meant to be.
     """
     layers = {*placed.quantized, *(layer.name for layer in placed.left_float)}
-    executed = {name: _kernel_of(name, kernels, outputs) for name in layers}
-    integer = [name for name in placed.quantized if (found := executed[name]) is not None and found.is_integer]
+    kinds = (*_WEIGHTED, "Gather") if weights else _WEIGHTED
+    executed = {name: _kernel_of(name, kernels, outputs, kinds) for name in layers}
+    integer = [name for name in placed.quantized if (found := executed[name]) and found.precision in _INTEGERS]
     refused = [
         FloatLayer(name, found.op if found else "", _reason(found))
         for name in placed.quantized
         if name not in integer
         for found in [executed[name]]
     ]
-    between = [_float_layer(kernel) for kernel in _between(kernels) if not layers.intersection(kernel.origins)]
+    between = (
+        []
+        if weights
+        else [_float_layer(kernel) for kernel in _between(kernels) if not layers.intersection(kernel.origins)]
+    )
     return Coverage(
         quantized=tuple(integer),
         left_float=(*placed.left_float, *refused, *between),
@@ -118,10 +126,13 @@ def _computes(kernel: ExecutedNode) -> bool:
     return kernel.op not in _WEIGHTED and kernel.op not in _CONVERSIONS and kernel.op != "ShapeOf"
 
 
-def _kernel_of(layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str, str]) -> ExecutedNode | None:
-    """Return the kernel that multiplies by a layer's weight; a layer with a bias is two nodes to OpenVINO."""
-    names = {layer, f"{layer}/WithoutBiases", outputs.get(layer, layer)}
-    weighted = [kernel for kernel in kernels if kernel.op in _WEIGHTED]
+def _kernel_of(
+    layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str, str], kinds: Sequence[str]
+) -> ExecutedNode | None:
+    """Return the kernel that reads a layer's weight; a layer with a bias is two nodes to OpenVINO."""
+    names = {layer, f"{layer}/WithoutBiases", f"{layer}/Add"}
+    names |= {outputs[name] for name in names & outputs.keys()}
+    weighted = [kernel for kernel in kernels if kernel.op in kinds]
     return next((kernel for kernel in weighted if names.intersection(kernel.origins)), None)
 
 

@@ -25,6 +25,7 @@ from optimize.targets.onnx_graph.nodes import (
     add,
     constant,
     factored,
+    maker,
     name_of,
     operator_of,
     readers,
@@ -35,6 +36,22 @@ from optimize.targets.onnx_graph.nodes import (
 from optimize.targets.onnx_graph.quantize import through_integers
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def settle_tables(model: ir.Model) -> None:
+    """Let tables of integers and their scales be constants: OpenVINO takes none that is computed, and would multiply in
+    the type of the scales. It stores equal constants once.
+    """
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "GatherBlockQuantized"]:
+        table, scales = node.inputs[0], node.inputs[2]
+        shaper, widener = maker(table, "Reshape"), maker(scales, "Cast")
+        integers = constant(shaper.inputs[0] if shaper else table)
+        short = constant(widener.inputs[0] if widener else scales)
+        assert integers is not None and short is not None
+        node.replace_input_with(0, store(graph, f"{node.name}_table", integers.reshape(len(integers), -1)))
+        node.replace_input_with(2, store(graph, f"{node.name}_scales", short.astype(np.float32)))
+    tidy(model)
 
 
 def widen(model: ir.Model) -> None:
