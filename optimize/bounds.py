@@ -183,9 +183,9 @@ def _positive(text: str, units: Mapping[str, float], example: str) -> float:
     Raises:
         ValueError: It is none, not above zero, or beyond what anybody has.
     """
-    if 0 < (number := scaled(text, units)) < _BEYOND:
+    if 1 / _BEYOND < (number := scaled(text, units)) < _BEYOND:
         return number
-    if number:
+    if number > 1:
         raise ValueError(f"'{shortened(text)}' is more than there can be; write {example}, for example")
     raise ValueError(f"'{text}' is nothing; write {example}, for example")
 

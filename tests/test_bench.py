@@ -125,6 +125,7 @@ def test_bad_words_end_in_one_paragraph(folder: Path, tmp_path: Path, typed: Typ
         ((net, "--rate", "500"), 2, "needs a unit: /s"),
         ((net, "--p99", "0ms"), 2, "is nothing; write 20ms"),
         ((net, "--rate", "9" * 30 + "/s"), 2, "is more than there can be"),
+        ((net, "--rate", f"0.{30 * '0'}1/s"), 2, "is nothing; write 500/s"),
         ((tmp_path / "none.onnx",), 1, "There is no file"),
         (("tests.test_bench:Doubling",), 2, "No file says what it takes"),
         ((net, "tests.test_bench:Doubling", "--input-shape", "3,4"), 2, "does not fit"),

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -282,26 +284,27 @@ def _children() -> set[int]:
     return set()
 
 
-def _gains_nothing(number: int | str) -> bool:
-    """Say whether a process can gain no rights any more: nothing that the confined one has started can."""
+def _given_up(number: int | str) -> float:
+    """Return how often a process has given up rights for good: what the confined one has started, oftener than this."""
     with contextlib.suppress(OSError):
-        return "\nNoNewPrivs:\t1\n" in Path(f"/proc/{number}/status").read_text(encoding="utf-8", errors="replace")
-    return True
+        text = Path(f"/proc/{number}/status").read_text(encoding="utf-8", errors="replace")
+        return sum(map(int, re.findall(r"^(?:NoNewPrivs|Seccomp_filters):\s*(\d+)$", text, re.MULTILINE)))
+    return math.inf
 
 
 def _end_orphans(others: set[int]) -> None:
     """End the processes that the other one has left behind; they have become this one's (`adopt_orphans`).
 
-    So have those that were left behind by children which this process had before: what may still gain rights is theirs,
-    where this process may.
+    So have those that were left behind by children which this process had before: what has given up no more rights than
+    this process is theirs.
 
     One that forks and ends again and again is gone before a signal reaches its number. So the kernel forgets those that
     have ended by itself, which keeps the list short, and nobody is waited for: between list and signal is no time.
     """
     before, until_s = signal.signal(signal.SIGCHLD, signal.SIG_IGN), time.monotonic() + _ENDING_S
     try:
-        mixed = bool(others) and not _gains_nothing("self")
-        while left := {each for each in _children() - others if not mixed or _gains_nothing(each)}:
+        own = _given_up("self") if others else -1
+        while left := {each for each in _children() - others if _given_up(each) > own}:
             for number in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)

@@ -488,12 +488,13 @@ def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
     os.kill(number, signal.SIGKILL)
 
 
-def test_what_they_leave_behind_meanwhile_goes_on_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("within", [(), ("setpriv", "--no-new-privs")], ids=["freely", "without new rights"])
+def test_what_they_leave_behind_meanwhile_goes_on_too(within: tuple[str, ...], tmp_path: Path) -> None:
     """It becomes a child of the keeper's, as what the command leaves behind does, which is ended."""
     (tmp_path / "net.pt").touch()
     service = "import os, time\nprint(os.getpid(), flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(100)"
     (tmp_path / "service.py").write_text(service)
-    words = ["sh", "-c", '(sleep 2; setsid "$1" service.py & ) & shift; exec "$@"', "sh", sys.executable]
+    words = [*within, "sh", "-c", '(sleep 2; setsid "$1" service.py & ) & shift; exec "$@"', "sh", sys.executable]
     left = "subprocess.Popen(['sleep', '100'], start_new_session=True, stdout=2); time.sleep(4); print('did')"
     words += [sys.executable, "-c", COMMAND, "show", "net.pt"]
     done = subprocess.run(words, input=left, cwd=tmp_path, capture_output=True, text=True, timeout=100)
