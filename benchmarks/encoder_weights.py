@@ -36,7 +36,7 @@ BARS = {4: (0.99, 0.16), 3: (0.97, 0.13)}
 
 
 def ours(entry: Case, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield our files, the float one first."""
+    """Yield our files, ONNX Runtime's float one first; OpenVINO's are given 4 and 8 bits, which it multiplies by."""
     example = tuple(torch.cat([one[index] for one in entry.calibration[:2]]) for index in (0, 1))
     program = optimize.capture(entry.net, example)
     yield "float32", optimize.export(program, "onnx", folder / "float.onnx").path
@@ -45,6 +45,11 @@ def ours(entry: Case, folder: Path) -> Iterator[tuple[str, Path]]:
             step = optimize.QuantizeWeights(bits=bits, calibration=data)
             made = optimize.export(step.apply(program)[0], "onnx", folder / f"{bits}{name[:2].strip()}.onnx")
             yield f"ours, {bits} bits{name}", made.path
+    yield "OpenVINO, float32", optimize.export(program, "openvino", folder / "float.xml").path
+    for bits in (8, 5, 4):
+        step = optimize.QuantizeWeights(bits=bits, calibration=entry.calibration).suited_to("openvino")
+        made = optimize.export(step.apply(program)[0], "openvino", folder / f"{bits}.xml")
+        yield f"ours, OpenVINO, {bits} bits with data", made.path
 
 
 def onnx_runtime(folder: Path, blocks: int = 32) -> Path:
@@ -79,6 +84,11 @@ def torchao(entry: Case) -> Answer | None:
     return answer
 
 
+def file_bytes(path: Path) -> int:
+    """Return the bytes of a file, with the weights that lie beside it."""
+    return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
+
+
 def rows(
     entry: Case, answers: dict[str, Answer], sizes: dict[str, int]
 ) -> list[tuple[str, float, float, float, float]]:
@@ -111,7 +121,7 @@ def main() -> None:
         answers = {key: opened(path) for key, path in files.items()}
         if (other := torchao(entry)) is not None:
             answers["torchao, 4 bits"] = other
-        table = rows(entry, answers, {key: path.stat().st_size for key, path in files.items()})
+        table = rows(entry, answers, {key: file_bytes(path) for key, path in files.items()})
     lines = ["| weights | mean cosine | least | file, of float32 | times as fast as float32 |", "|---|---|---|---|---|"]
     for key, mean, least, share, speed in table:
         lines.append(f"| {key} | {mean:.4f} | {least:.4f} | {f'{share:.4f}' if share else ''} | {speed:.2f} |")

@@ -19,12 +19,14 @@ from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
 from optimize.pipeline import Variant
 from optimize.recipe import PassEntry, Recipe
-from optimize.regular import find, read_bytes
+from optimize.regular import read_bytes
 from optimize.report import RECIPE
 from optimize.targets.packaging import describe_file
 
 #: How a recipe that a run has written begins.
 _AGAIN, _DECIDED = "The same files again:", "What was decided for a module that Python code gave."
+#: How files that somebody may have written himself begin where a run did, by the ending of their names.
+_BEGINNINGS = {".yaml": (f"# {_AGAIN}\n".encode(), f"# {_DECIDED}\n".encode()), ".jsonl": (b'{"journal": ',)}
 
 
 def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) -> Recipe:
@@ -52,9 +54,9 @@ def written(job: Job, recipe: Recipe, name: str = RECIPE) -> str:
 
 
 def is_written(path: Path) -> bool:
-    """Say whether a recipe is one that `written` has made, or is not there."""
-    begins = tuple(f"# {line}\n".encode() for line in (_AGAIN, _DECIDED))
-    return find(path) is None or read_bytes(path, first=max(map(len, begins))).startswith(begins)
+    """Say whether a recipe or a journal is one that a run has written; other files say nothing of that."""
+    begins = _BEGINNINGS.get(path.suffix)
+    return begins is None or read_bytes(path, first=max(map(len, begins))).startswith(begins)
 
 
 def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:

@@ -225,8 +225,9 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
     inside = [path.name for path in names_of_it if os.path.realpath(path.parent) == os.path.realpath(job.out)]
     if any(fnmatch.fnmatchcase(name, pattern) for name in inside for pattern in made):
         raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
-    if not replay.is_written(recipe := job.out / RECIPE):
-        raise Refused(f"'{shown(recipe)}' is of no run, and would be written over.", hint=hint)
+    for path in sorted(job.out.glob("*")):
+        if any(fnmatch.fnmatchcase(path.name, name) for name in names) and not replay.is_written(path):
+            raise Refused(f"'{shown(path)}' is of no run, and would be written over.", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,10 @@ def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | Non
         (
             output.name,
             doc.Cell(_level(output.distance), tone=_tone(output, found)),
-            form.error(output.distance.max_abs_error),
-            form.share(found.top1 if found.judged else None) if output is found.outputs[0] else "",
+            form.MISSING if output.distance.not_finite else form.error(output.distance.max_abs_error),
+            form.share(found.top1 if found.judged and not output.distance.not_finite else None)
+            if output is found.outputs[0]
+            else "",
         )
         for output in found.outputs
     ]

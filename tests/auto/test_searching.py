@@ -367,3 +367,11 @@ def test_a_search_of_one_of_its_own_files_takes_another_folder(model: Path) -> N
     found = CliRunner().invoke(cli, words)
     assert isinstance(found.exception, Refused) and "lies in --out" in str(found.exception)
     assert point.read_bytes() == b"whatever"
+    point.unlink()
+    for name in ("point-03.yaml", "journal.jsonl", "recipe.yaml"):
+        own = point.with_name(name)
+        own.write_text('{"text": "mine"}\n')
+        found = search(model)
+        assert isinstance(found.exception, Refused) and "is of no run" in str(found.exception), name
+        assert own.read_text() == '{"text": "mine"}\n'
+        own.unlink()
