@@ -135,3 +135,6 @@ def test_bad_words_end_in_one_paragraph(folder: Path, tmp_path: Path, typed: Typ
         assert done.returncode == code and message in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 6
     assert not (tmp_path / "out").exists()
+    (held := tmp_path / "bench.json").write_text("data")
+    done = typed("bench", net, "--data", held, "--out", tmp_path)
+    assert done.returncode == 2 and "where a result gets its name" in done.stderr and held.read_text() == "data"

@@ -18,7 +18,9 @@ from types import FrameType
 
 #: When an interrupt that cannot be heard comes again, and how long after the first one it is raised all the same.
 _AGAIN_S, _PATIENCE_S = 0.05, 20.0
-_LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
+_LIBRARIES = tuple(
+    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 #: When interrupts came that have not been raised yet.
 _first_s: list[float] = []
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))

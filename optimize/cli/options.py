@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import re
@@ -21,6 +22,7 @@ from optimize.errors import Defect, Refused, UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, numbers_of
 from optimize.regular import shown
+from optimize.report import RECIPE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -98,6 +100,7 @@ class Command(click.Command):
                 apart.append(path)
             else:
                 transaction.check(path, names)
+                _check_inside(path, names, apart)
         if ctx.obj is not None:
             ctx.obj(ctx)
 
@@ -106,6 +109,19 @@ class Command(click.Command):
         for group, found in grouped(self.get_params(ctx)):
             with formatter.section(group):
                 formatter.write_dl([record for entry in found if (record := entry.get_help_record(ctx))])
+
+
+def _check_inside(folder: Path, names: Sequence[str], read: Sequence[str | Path]) -> None:
+    """Make sure that files of a folder of results replace nothing that the command reads, but for a run's recipe.
+
+    Raises:
+        UsageError: One may.
+    """
+    for source in map(Path, read):
+        named = source.name != RECIPE and any(fnmatch.fnmatchcase(source.name, name) for name in names)
+        if named and os.path.realpath(source.parent) == os.path.realpath(folder):
+            hint = "Choose another --out."
+            raise UsageError(f"'{shown(source)}' lies in '{shown(folder)}', where a result gets its name.", hint=hint)
 
 
 def arguments(ctx: click.Context) -> list[str]:

@@ -14,8 +14,9 @@ from optimize.measure import paired
 from optimize.measure.metrics import METRICS, Metric, Unit
 from optimize.measure.scores import Misfit, Outputs, first
 
-#: What samples come to may take this part of the free memory: it is held three times when all are there.
-_ROWS = 16
+#: What samples come to may take this part of the free memory, and so many bytes: it is held three times when all are
+#: there. 40,000 embeddings of 768 numbers fit, of both models.
+_ROWS, _ROWS_BYTES = 16, 1 << 29
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class AccuracyMeter:
         self.metric = self.metric or _usual(expected)
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
-            self._room = (bounds.free_bytes() // _ROWS if self._room is None else self._room) - rows[-1].nbytes
+            self._room = min(bounds.free_bytes() // _ROWS, _ROWS_BYTES) if self._room is None else self._room
+            self._room -= rows[-1].nbytes
         if self._room is not None and self._room < 0:
             samples = sum(map(len, self._found))
             raise Refused(

@@ -21,6 +21,8 @@ _COSINES = 1 << 24
 _LONGEST_SENTENCE = 1 << 14
 #: Class maps hold numbers below this.
 _MAP_CLASSES = 255
+#: Classes of scored maps: a sample's row is as long as twice that.
+_MOST_CLASSES = 4096
 #: Numbers beyond this have products of sums of squares that float64 does not hold.
 _LARGEST = 1e100
 #: Data reaches this many times the peak that was said: it is on another scale.
@@ -92,6 +94,8 @@ def overlaps(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
     scored = output.ndim == 4 and output.shape[1] >= 2
     _require(scored or (output.ndim == 3 and _are_integers(output)))
     classes = output.shape[1] if scored else _MAP_CLASSES
+    if classes > _MOST_CLASSES:
+        raise Misfit(f"maps are of {classes} classes")
     found = (output.argmax(1) if scored else output).astype(np.int64)
     _require(_are_integers(labels) and labels.shape == found.shape)
     if found.size and (found.min() < 0 or found.max() >= classes):

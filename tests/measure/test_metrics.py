@@ -175,6 +175,11 @@ def test_boxes_are_of_no_more_classes_than_a_data_set_has() -> None:
         meter.result()
 
 
+def test_maps_are_of_no_more_classes_than_a_data_set_has() -> None:
+    with pytest.raises(Refused, match="maps are of 5000 classes"):
+        find("miou").rows_of({"y": np.zeros((1, 5000, 1, 1), np.float32)}, np.zeros((1, 1, 1), np.int64))
+
+
 def test_sentences_are_no_longer_than_can_be_laid_side_by_side() -> None:
     long = np.ones((1, 20_000), np.int64)
     with pytest.raises(Refused, match="more than 16384 tokens"):
