@@ -120,7 +120,9 @@ def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: 
 
 
 def ours(entry: Case, folder: Path) -> dict[str, Path]:
-    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, float."""
+    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, float; and for OpenVINO
+    weights alone in integers.
+    """
     example = tuple(torch.cat([one[index] for one in entry.calibration[:2]]) for index in (0, 1))
     program = optimize.capture(entry.net, example)
     *prepared, static = quantizing(entry.calibration)
@@ -128,7 +130,10 @@ def ours(entry: Case, folder: Path) -> dict[str, Path]:
     whole = optimize.QuantizeStatic(calibration=entry.calibration, spare=0.0)
     steps = {"int8": (ready, static), "int8, spare 0": (ready, whole), "dynamic": (program, optimize.QuantizeDynamic())}
     made = {f"ours, {name}": step.apply(start)[0] for name, (start, step) in steps.items()} | {"ours, float": program}
-    return {name: optimize.export(made[name], "onnx", folder / f"{name}.onnx").path for name in made}
+    files = {name: optimize.export(made[name], "onnx", folder / f"{name}.onnx").path for name in made}
+    stored, _ = optimize.QuantizeWeights(calibration=entry.calibration).apply(program)
+    path = optimize.export(stored, "openvino", folder / "weights.xml").path
+    return {**files, "ours, weights, OpenVINO": path}
 
 
 def exported(entry: Case, folder: Path) -> tuple[Path, Path]:
@@ -194,7 +199,7 @@ def _reader(entry: Case) -> Any:
 
 
 def with_nncf(entry: Case, folder: Path) -> dict[str, Path]:
-    """Write what NNCF's transformer preset makes; nothing where NNCF is not installed."""
+    """Write what NNCF's transformer preset makes, and its weights alone; nothing where NNCF is not installed."""
     if importlib.util.find_spec("nncf") is None:
         print("NNCF is left out: pip install nncf.")
         return {}
@@ -206,7 +211,9 @@ def with_nncf(entry: Case, folder: Path) -> dict[str, Path]:
     kind = nncf.ModelType.TRANSFORMER
     found = nncf.quantize(plain, nncf.Dataset(given), subset_size=len(given), model_type=kind)
     openvino.save_model(found, folder / "nncf.xml", compress_to_fp16=False)
-    return {"NNCF, transformer": folder / "nncf.xml"}
+    stored = nncf.compress_weights(openvino.Core().read_model(folder / "peer.onnx"))
+    openvino.save_model(stored, folder / "nncf-weights.xml", compress_to_fp16=False)
+    return {"NNCF, transformer": folder / "nncf.xml", "NNCF, weights": folder / "nncf-weights.xml"}
 
 
 def opened(path: Path) -> Answer:
