@@ -85,6 +85,17 @@ def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     assert sqnr_db(program(tokens), run_fresh(tmp_path, artifact, tokens)) > LEAST_DB[target]
 
 
+def test_openvino_names_the_layers_of_attention_that_it_multiplies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)
+    net = nn.Sequential(nn.Embedding(300, 256), encoder, nn.Linear(256, 300)).eval()
+    program, _ = rounded(capture(net, torch.zeros(2, 16, dtype=torch.int64)), bits=4)
+    artifact = exported(program, "openvino", tmp_path)
+    assert artifact.coverage is not None and artifact.coverage.left_float == ()
+    assert artifact.coverage.kernels["FullyConnected@u4"] == 5 and artifact.coverage.kernels["Gather@u4"] == 1
+    assert any("DYNAMIC_QUANTIZATION_GROUP_SIZE=0" in note for note in artifact.notes)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_file_is_about_a_quarter_or_a_seventh(target: str, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Embedding(1000, 512), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1000))
