@@ -34,7 +34,8 @@ def install() -> None:
     for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a process ended
+    if hasattr(signal, "SIGCHLD"):  # where it is ignored, nobody learns how a process ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.unraisablehook = _take_up
 
 
