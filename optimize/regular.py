@@ -73,13 +73,16 @@ def _require(spec: str, what: str, hint: str) -> str:
     return spec
 
 
-def require_file(path: Path, *, most_bytes: int | None = None, failure: type[OptimizeError] = Refused) -> int:
+def require_file(
+    path: Path, *, most_bytes: int | None = None, failure: type[OptimizeError] = Refused, holes: bool = False
+) -> int:
     """Return the bytes of a regular file.
 
     Args:
         path: The file.
         most_bytes: A larger one is refused.
         failure: What to raise.
+        holes: Whether it may be large by what was never written: arrays are, that somebody fills bit by bit.
 
     Raises:
         OptimizeError: It is missing, a directory, a fifo or a device, too large, or large by nothing; of the class
@@ -97,7 +100,7 @@ def require_file(path: Path, *, most_bytes: int | None = None, failure: type[Opt
             f"'{shown(path)}' has {found.st_size} bytes; a file of its kind has {most_bytes} at most.",
             hint="Check that it is the file you mean.",
         )
-    if _is_hollow(found):
+    if not holes and _is_hollow(found):
         raise failure(
             f"'{shown(path)}' says it has {found.st_size} bytes, and nearly all of them are holes.",
             hint="Make or download it again; cp --sparse=never fills the holes.",
@@ -147,7 +150,8 @@ def read_bytes(
         OptimizeError: As for :func:`require_file`, or it cannot be read; of the class ``failure``.
     """
     found = find(path, failure)
-    size = 0 if found is None else require_file(path, most_bytes=most_bytes, failure=failure)
+    holes = first is not None  # a beginning alone is read
+    size = 0 if found is None else require_file(path, most_bytes=most_bytes, failure=failure, holes=holes)
     if found is not None and not size:
         return b""  # files of /proc say so, and some of them never end or never answer
     try:

@@ -36,7 +36,7 @@ def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
     Raises:
         Refused: It is neither, no regular file, damaged, holds objects, or claims more than is there.
     """
-    size = require_file(path)
+    size = require_file(path, holes=True)
     with _readable(path):
         with path.open("rb") as file:
             magic = file.read(6) if size else b""

@@ -32,10 +32,11 @@ _NOTE = (
     "processes. "
 )
 _PERCENTILES = (90, 95, 99)
-_SERVING = ("Callers", "Batch", "Per machine", "p99", "Machines")
+_SERVING = ("Callers", "Batch", "Rate", "p99", "Machines")
 _SERVED = (
     "Requests that come at random wait for a caller, who takes all that wait, a batch at most: simulated with the runs "
-    "that were timed, of as many callers at once. What receives requests and sends the answers comes on top. "
+    "that were timed, of as many callers at once. The rate is what one machine answers in time; what receives requests "
+    "and sends the answers comes on top."
 )
 #: Names that a title holds.
 _NAMED = 3
@@ -250,7 +251,7 @@ def _serving(report: BenchReport) -> Iterator[doc.Section]:
 
 def _serving_cells(found: Serving) -> dict[str, doc.Cell]:
     if not found.callers:
-        return dict.fromkeys(_SERVING, doc.Cell()) | {"Per machine": doc.Cell(form.MISSING, found.reason)}
+        return dict.fromkeys(_SERVING, doc.Cell()) | {"Rate": doc.Cell(form.MISSING, found.reason)}
     texts = (
         str(found.callers),
         str(found.batch),

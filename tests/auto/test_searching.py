@@ -365,7 +365,7 @@ def test_a_search_of_one_of_its_own_files_takes_another_folder(model: Path) -> N
         str(point.parent),
     ]
     found = CliRunner().invoke(cli, words)
-    assert isinstance(found.exception, Refused) and "lies in --out" in str(found.exception)
+    assert isinstance(found.exception, UsageError) and "where a result gets its name" in str(found.exception)
     assert point.read_bytes() == b"whatever"
     point.unlink()
     for name in ("point-03.yaml", "journal.jsonl", "recipe.yaml"):
