@@ -6,7 +6,7 @@ A small ResNet of `models/` with random weights, 3 x 96 x 96, as float32 and INT
 `optimize bench --p99` times batches of 1, 2, 4 and 8 and says how many a second are answered within a bound. Then a
 caller in this process takes what waits, a batch at most, as the simulation does, while requests come at 0.3, 0.6 and
 0.8 of what the file computes a second, and at the rate that was said. A row is one rate: the 99th percentile as it was
-foretold, and as it was measured. The exit code is 1 where one is more than 1.25 times the other.
+foretold, and as it was measured. The exit code is 1 where the rate that was said is not answered within the bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import optimize
 from models.resnet import resnet_tiny
 from optimize.bench.serving import Queue
 
-BATCHES, APART = (1, 2, 4, 8), 1.25
+BATCHES = (1, 2, 4, 8)
 SHAPE = (3, 96, 96)
 
 
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--p99-ms", type=float, default=60.0)
     given = parser.parse_args()
-    worst = 1.0
+    missed = []
     print("| file | batch at most | samples a second | of what it computes | p99 foretold, ms | p99 measured, ms |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
@@ -122,11 +122,10 @@ def main() -> int:
             queue = queue_of(rows[file.name], most)
             for rate in (*(share * queue.most for share in (0.3, 0.6, 0.8)), *filter(None, [serving["most"]])):
                 foretold, found = queue.p99_s(rate), send(file, rate, most, given.requests)
-                worst = max(worst, foretold / found, found / foretold)
+                missed += [file.stem] if rate == serving["most"] and 1e3 * found > given.p99_ms else []
                 share, times = rate / queue.most, (f"{1e3 * foretold:.1f}", f"{1e3 * found:.1f}")
                 print(f"| {file.stem} | {most} | {rate:.1f} | {share:.2f} | {times[0]} | {times[1]} |", flush=True)
-    print(f"\nThe farthest is {worst:.2f} times off; {APART} are allowed.")
-    return int(worst > APART)
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from optimize.bench.figures import Figures
 REQUESTS, FILLING = 10_000, 0.1
 #: How often the interval is halved in which the largest rate lies.
 _HALVINGS = 12
-#: A rate at which nobody waits for anybody, as a share of the most that can be computed.
-_IDLE = 1e-3
+#: A rate at which nobody waits for anybody, and one beyond which a little more work anywhere makes the queue endless,
+#: as shares of the most that can be computed.
+_IDLE, _BUSY = 1e-3, 0.8
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def advise(scenarios: Sequence[Figures], traffic: Traffic, *, seed: int = 0) -> 
         most = queue.most
         if traffic.p99_s is not None:
             least_s = min(least_s, queue.p99_s(_IDLE * most))
-            if most <= best.most or queue.p99_s(max(best.most, _IDLE * most)) > traffic.p99_s:
+            if _BUSY * most <= best.most or queue.p99_s(max(best.most, _IDLE * most)) > traffic.p99_s:
                 continue
             most = _largest(queue, traffic.p99_s)
         if most > best.most:
@@ -109,7 +110,7 @@ def _shared_out(found: Serving, traffic: Traffic, queue: Queue) -> Serving:
 
 
 def _largest(queue: Queue, p99_s: float) -> float:
-    low, high = _IDLE * queue.most, queue.most
+    low, high = _IDLE * queue.most, _BUSY * queue.most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if queue.p99_s(middle) <= p99_s else (low, middle)
