@@ -303,8 +303,9 @@ def _end_orphans(others: set[int]) -> None:
     """
     before, until_s = signal.signal(signal.SIGCHLD, signal.SIG_IGN), time.monotonic() + _ENDING_S
     try:
-        own = _given_up("self") if others else -1
-        while left := {each for each in _children() - others if _given_up(each) > own}:
+        own = _given_up("self")
+        # Without others nothing is looked at in between: who forks again and again would be gone.
+        while left := {each for each in _children() - others if not others or _given_up(each) > own}:
             for number in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
