@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import optimize
-from benchmarks.encoders import TEXT, Answer, Case, case, lock_step, model_folder, opened, texts
+from benchmarks.encoders import TEXT, Answer, Case, case, file_bytes, lock_step, model_folder, opened, texts
 
 RESULTS = Path(__file__).parent / "results" / "encoder_weights.md"
 #: Bits, the least mean cosine, and the largest share of the float file's bytes.
@@ -82,11 +82,6 @@ def torchao(entry: Case) -> Answer | None:
         return found
 
     return answer
-
-
-def file_bytes(path: Path) -> int:
-    """Return the bytes of a file, with the weights that lie beside it."""
-    return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
 
 
 def rows(

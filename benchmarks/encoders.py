@@ -233,6 +233,11 @@ def opened(path: Path) -> Answer:
     return lambda given: session.run(None, {name: one.numpy() for name, one in zip(names, given, strict=True)})[0]
 
 
+def file_bytes(path: Path) -> int:
+    """Return the bytes of a file, with the weights that lie beside it."""
+    return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
+
+
 def lock_step(entry: Case, answers: dict[str, Answer]) -> tuple[dict[str, list[float]], dict[str, np.ndarray]]:
     """Run all in lock-step; return the processor times and the answers of each."""
     times: dict[str, list[float]] = {name: [] for name in answers}
@@ -255,8 +260,8 @@ def rows(entry: Case, files: dict[str, Path]) -> list[list[str]]:
 def _row(name: str, path: Path, seconds: list[float], got: np.ndarray, want: np.ndarray) -> list[str]:
     near = ratio_db(float((want.astype(float) ** 2).sum()), float(((want - got).astype(float) ** 2).sum()))
     cosine = float(((want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)).mean())
-    size = sum(file.stat().st_size for file in {path, path.with_suffix(".bin")} if file.exists())
-    shown = (f"{1e3 * statistics.median(seconds):.2f}", f"{near:.1f}", f"{cosine:.4f}", f"{size / 1e6:.1f}")
+    size = file_bytes(path) / 1e6
+    shown = (f"{1e3 * statistics.median(seconds):.2f}", f"{near:.1f}", f"{cosine:.4f}", f"{size:.1f}")
     return [name, *shown]
 
 

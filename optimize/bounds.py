@@ -28,8 +28,9 @@ _DIGITS = 20
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_BEYOND = 1e18
 _RATES = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
+#: Nobody has so much of anything, nor so little as one part of that.
+_BEYOND = 1e18
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,11 @@ def _positive(text: str, units: Mapping[str, float], example: str) -> float:
 
     Raises:
         ValueError: It is none, not above zero, or beyond what anybody has.
+
+    >>> read_span("20min"), read_time("20ms"), read_size("2MB")
+    (1200.0, 0.02, 2000000.0)
+    >>> read_rate("500/s"), read_rate("30/min")
+    (500.0, 0.5)
     """
     if 1 / _BEYOND < (number := scaled(text, units)) < _BEYOND:
         return number

@@ -254,12 +254,17 @@ def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pa
     for name in targets:
         target = find_target(name)
         alike.setdefault((target.numerics.formats, target.packs), []).append(name)
-    groups: list[tuple[list[Pass], tuple[str, ...]]] = []
+    groups: list[tuple[list[Pass], list[str]]] = []
     for names in alike.values():
         suited = [entry.suited_to(names[0]) for entry in chain]
-        place = next((place for place, (passes, _) in enumerate(groups) if passes == suited), len(groups))
-        groups[place : place + 1] = [(suited, (*(groups[place][1] if place < len(groups) else ()), *names))]
-    return groups if len(groups) > 1 else [(groups[0][0] if groups else list(chain), ())]
+        same = next((found for passes, found in groups if passes == suited), None)
+        if same is None:
+            groups.append((suited, names))
+        else:
+            same += names
+    if len(groups) > 1:
+        return [(passes, tuple(names)) for passes, names in groups]
+    return [(groups[0][0] if groups else list(chain), ())]
 
 
 def _chains(passes: Sequence[Pass]) -> list[list[Pass]]:

@@ -233,6 +233,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def and_others(number: int, noun: str) -> str:
+    """Return what is said behind one thing of others like it; empty where there are none.
+
+    >>> and_others(2, "scenario"), and_others(0, "scenario")
+    (' and 2 other scenarios', '')
+    """
+    return f" and {plural(number, f'other {noun}')}" if number else ""
+
+
 def _decimals(value: float) -> int:
     return 2 if value == 0 else min(max(2 - math.floor(math.log10(abs(value))), 0), 2)
 

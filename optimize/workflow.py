@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from optimize.report.run import tell_run
 from optimize.search import Search, as_decided, one_sample
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
-from optimize.transaction import check, staging
+from optimize.transaction import among, check, found, staging
 
 
 def optimize(
@@ -221,12 +220,10 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
     """
     check(job.out, names)
     source, hint = Path("" if isinstance(job.source, torch.nn.Module) else job.source), "Choose another --out."
-    names_of_it = (source, Path(os.path.realpath(source))) if source.exists() else ()
-    inside = [path.name for path in names_of_it if os.path.realpath(path.parent) == os.path.realpath(job.out)]
-    if any(fnmatch.fnmatchcase(name, pattern) for name in inside for pattern in made):
+    if source.exists() and among(job.out, made, (source, Path(os.path.realpath(source)))):
         raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
-    for path in sorted(job.out.glob("*")):
-        if any(fnmatch.fnmatchcase(path.name, name) for name in names) and not replay.is_written(path):
+    for path in (job.out / name for name in sorted(found(job.out, names))):
+        if not replay.is_written(path):
             raise Refused(f"'{shown(path)}' is of no run, and would be written over.", hint=hint)
 
 

@@ -15,6 +15,7 @@ from optimize.measure.lockstep import MIN_ROUNDS, Plan
 from optimize.measure.runs import Block, Runs, Track, round_ratios
 from optimize.measure.statistics import WIDE_SPREAD, relative_spread, two_levels
 from optimize.measure.subjects import Subject, other_processors
+from optimize.wording import and_others
 
 Kind = Literal[
     "load",
@@ -100,8 +101,7 @@ def _one_a_kind(found: Iterable[Doubt]) -> Iterator[Doubt]:
     for doubt in found:
         kinds.setdefault(doubt.kind, []).append(doubt)
     for first, *others in kinds.values():
-        more = f" and {len(others)} other scenario{'s' if len(others) > 1 else ''}" if others else ""
-        yield replace(first, about=first.about + more)
+        yield replace(first, about=first.about + and_others(len(others), "scenario"))
 
 
 def _machine(machine: Environment) -> Iterator[Doubt]:

@@ -119,10 +119,10 @@ class Judged:
 
 def figures(outcome: Runs[Subject], plan: Plan) -> list[Judged]:
     """Return what each subject came to, in order."""
-    choices, most = {}, max(track.subject.threads or plan.threads for track in outcome.tracks)
+    choices = {}
     for scenario in plan.scenarios:
         found = [(it.subject.artifact.target, it.blocks[scenario]) for it in outcome.tracks if it.blocks.get(scenario)]
-        choices[scenario] = choose_told(found, threads=max(most, scenario.streams), seed=plan.seed or 0)
+        choices[scenario] = choose_told(found, threads=max(plan.threads, scenario.streams), seed=plan.seed or 0)
     return [_judged(track, outcome.tracks[0], plan.seed or 0, choices) for track in outcome.tracks]
 
 

@@ -138,8 +138,9 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
         processors = len(given["cpus"]) or len(machine.affinity) or machine.cores
         traffic = Traffic(given["rate"], given["p99_s"]) if given["rate"] or given["p99_s"] else None
-        subjects = _each_with(subjects, given["threads"] or (_doubled(processors) if traffic else ()))
-        plan = _plan(given, subjects, processors if traffic else None)
+        threads = given["threads"] or (_doubled(processors) if traffic else (1,))
+        subjects = _each_with(subjects, threads)
+        plan = _plan({**given, "threads": max(threads)}, subjects, processors if traffic else None)
         asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
         meter, energy = (None, "not offered: of another machine") if remote else find_meter(device)
         most = processors if traffic else None
@@ -165,7 +166,7 @@ def _doubled(most: int) -> tuple[int, ...]:
 def _each_with(subjects: Sequence[Subject], threads: Sequence[int]) -> list[Subject]:
     """Return every subject with each number of threads, named by it where there are several."""
     if len(threads) < 2:
-        return [replace(subject, threads=count) for subject in subjects for count in threads or (None,)]
+        return list(subjects)
     return [
         replace(subject, name=f"{subject.name}, {plural(count, 'thread')}", threads=count)
         for subject in subjects
@@ -190,8 +191,7 @@ def _plan(given: dict[str, Any], subjects: list[Subject], served_by: int | None)
     streams = given["streams"] or (_doubled(served_by) if served_by else (1,))
     scenarios = sweep(given["batches"] or batches, streams, whole=served_by is not None)
     runs, budget_s = limits(given["runs"], given["seconds"], len(subjects) * len(scenarios))
-    threads = max(subject.threads or 1 for subject in subjects)
-    return Plan(scenarios, threads, given["cpus"], given["restarts"], runs, budget_s, given["seed"])
+    return Plan(scenarios, given["threads"], given["cpus"], given["restarts"], runs, budget_s, given["seed"])
 
 
 def _check_cpus(wanted: tuple[int, ...], there: tuple[int, ...]) -> None:

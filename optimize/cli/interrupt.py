@@ -21,7 +21,7 @@ _AGAIN_S, _PATIENCE_S = 0.05, 20.0
 _LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-#: When interrupts came that have not been raised yet.
+#: When the first interrupt came that has not been raised yet.
 _first_s: list[float] = []
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
@@ -47,7 +47,7 @@ def ignore() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     now_s = time.monotonic()
-    _first_s.append(now_s)
+    _first_s[:] = _first_s or [now_s]
     if not _is_loading(frame) or now_s > _first_s[0] + _PATIENCE_S:
         _first_s.clear()
         raise KeyboardInterrupt

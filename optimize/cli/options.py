@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import os
 import re
@@ -117,9 +116,8 @@ def _check_inside(folder: Path, names: Sequence[str], read: Sequence[str | Path]
     Raises:
         UsageError: One may.
     """
-    for source in map(Path, read):
-        named = source.name != RECIPE and any(fnmatch.fnmatchcase(source.name, name) for name in names)
-        if named and os.path.realpath(source.parent) == os.path.realpath(folder):
+    for source in transaction.among(folder, names, map(Path, read)):
+        if source.name != RECIPE:
             hint = "Choose another --out."
             raise UsageError(f"'{shown(source)}' lies in '{shown(folder)}', where a result gets its name.", hint=hint)
 

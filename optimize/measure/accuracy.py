@@ -129,7 +129,7 @@ class AccuracyMeter:
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
     _beside_original: bool = False
-    _room: int | None = None
+    _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
 
     def update(self, expected: Outputs, found: Outputs, labels: np.ndarray | None) -> None:
         """Add one batch: the original's outputs by name, the artifact's, and the labels.
@@ -147,9 +147,8 @@ class AccuracyMeter:
         self.metric = self.metric or _usual(expected)
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
-            self._room = min(bounds.free_bytes() // _ROWS, _ROWS_BYTES) if self._room is None else self._room
             self._room -= rows[-1].nbytes
-        if self._room is not None and self._room < 0:
+        if self._room < 0:
             samples = sum(map(len, self._found))
             raise Refused(
                 f"The metric '{self.metric.name}' keeps more of {samples} samples than fits into the memory.",

@@ -21,7 +21,7 @@ from optimize.program import Program, tensor_value
 from optimize.progress import tell
 from optimize.quantization.allocation import CHOICES, MEASURED_AT, allocate_bits
 from optimize.quantization.batches import FlatBatches, require_batches
-from optimize.quantization.blocks import BlockForm, round_to_blocks, saves_bytes
+from optimize.quantization.blocks import KERNEL_BITS, BlockForm, kernel_bits, round_to_blocks, saves_bytes
 from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded
@@ -32,8 +32,6 @@ from optimize.wording import plural
 _SAMPLES, _TRIED_ON = 256, 32
 #: Weights of a row, at most: where few bits are all there is, a long row is worth its covariance.
 _LONGEST_ROW = 4096
-#: Bits that runtimes multiply weights of.
-KERNELS = (4, 8)
 _COVERED = (aten.linear.default, aten.embedding.default)
 _WITHOUT_KERNEL: dict[Any, str] = {
     **dict.fromkeys(ops.RECURRENT, "a recurrent layer has no kernel for it; use dynamic INT8 (--int8=dynamic)"),
@@ -115,18 +113,18 @@ class QuantizeWeights(PrecisionPass):
             raise UsageError(what, hint="Give --calib DATA, or calibration=batches, or take whole bits.")
         if self.group not in (None, 0, 32, 64, 128):
             raise UsageError(f"QuantizeWeights: group must be 32, 64, 128 or 0 (one scale a row); got {self.group!r}.")
-        if self.kernels and self.bits < KERNELS[0]:
+        if self.kernels and self.bits < KERNEL_BITS[0]:
             raise UsageError(f"QuantizeWeights: kernels are of 4 and 8 bits; got {self.bits:g} on average.")
         if self.smallest < 0:
             raise UsageError(f"QuantizeWeights: smallest must not be negative; got {self.smallest}.")
 
     def suited_to(self, target: str) -> QuantizeWeights:
         """Return the pass with the bits of kernels alone for a target that stores no others."""
-        shares_out = self.calibration is not None and self.bits < KERNELS[-1]
-        if self.kernels or find_target(target).packs or (self.bits in KERNELS and not shares_out):
+        shares_out = self.calibration is not None and self.bits < KERNEL_BITS[-1]
+        if self.kernels or find_target(target).packs or (self.bits in KERNEL_BITS and not shares_out):
             return self
-        whole = next(bits for bits in KERNELS if bits >= self.bits)
-        return replace(self, kernels=True, bits=max(self.bits, KERNELS[0]) if shares_out else whole)
+        bits = max(self.bits, KERNEL_BITS[0]) if shares_out else kernel_bits(self.bits)
+        return replace(self, kernels=True, bits=bits)
 
     def rewrite(self, program: Program) -> Outcome:
         """Round the weights and write the quantization plan onto the program."""
@@ -195,7 +193,7 @@ class QuantizeWeights(PrecisionPass):
             noises.append(trial.noise(tried))
             tell("share out bits", (place + 1) / len(weights))
         sizes = [_weight(program, layer).numel() for layer, *_ in weights]
-        given = allocate_bits(noises, sizes, self.bits, KERNELS if self.kernels else CHOICES)
+        given = allocate_bits(noises, sizes, self.bits, KERNEL_BITS if self.kernels else CHOICES)
         return {node: bits for nodes, bits in zip(weights, given, strict=True) for node in nodes}
 
     def _reason(self, program: Program, node: fx.Node) -> str:

@@ -30,6 +30,8 @@ _LARGEST = torch.finfo(torch.bfloat16).max
 _LEVELS = {2: (-8, -3, 0, 4), 3: (-8, -5, -3, -1, 0, 2, 4, 7)}
 #: Block sizes that the kernels of ONNX Runtime and of torch both have.
 KERNEL_SIZES = (256, 128, 64, 32)
+#: Bits of the integers that they multiply.
+KERNEL_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,9 @@ class BlockForm:
         return _integers(weight, steps, self.bits) * steps + 0.0  # which makes -0 a 0
 
 
-def kernel_bits(bits: int) -> int:
+def kernel_bits(bits: float) -> int:
     """Return the bits of the integers that a kernel multiplies where weights have so many: 4 or 8."""
-    return 4 if bits <= 4 else 8
+    return next(of for of in KERNEL_BITS if bits <= of)
 
 
 def saves_bytes(columns: int, bits: int, group: int) -> bool:

@@ -390,9 +390,8 @@ def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
         for entry in row.scenarios:
             reasons.setdefault(entry.reason, []).append(entry.scenario.name)
         for reason, (first, *others) in reasons.items():
-            more = f" and {form.plural(len(others), 'other scenario')}" if others else ""
             if reason:
-                yield f"{row.name}, {first}{more}", reason
+                yield f"{row.name}, {first}{form.and_others(len(others), 'scenario')}", reason
 
 
 def _cells(found: Figures) -> dict[str, doc.Cell]:

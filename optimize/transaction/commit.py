@@ -96,7 +96,7 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
             with suppress(FileNotFoundError):
                 os.lstat(ground / part)  # a name may be too long
     known = tuple(names)
-    _check_names(place, {*known, *_found(place, known)})
+    _check_names(place, {*known, *found(place, known)})
     return place
 
 
@@ -338,7 +338,7 @@ class Transaction:
         if os.path.lexists(self.out) and not is_folder(self.out):  # links were followed when we began
             raise self._no_folder()
         names = sorted(os.listdir(self.new))
-        known = self.names.union(_found(self.out, self.names))
+        known = self.names.union(found(self.out, self.names))
         _check_names(self.out, known.union(names))
         self.stale = sorted(known.difference(names))
         self.replaced.mkdir()
@@ -459,7 +459,13 @@ def _check_names(out: Path, names: Iterable[str]) -> None:
         check_file(out / name)
 
 
-def _found(out: Path, names: Iterable[str]) -> list[str]:
+def among(out: Path, names: Iterable[str], paths: Iterable[Path]) -> list[Path]:
+    """Return those of some paths that lie in a folder under known names, links above them followed."""
+    home, known = os.path.realpath(out), tuple(names)
+    return [path for path in paths if _is_known(path.name, known) and os.path.realpath(path.parent) == home]
+
+
+def found(out: Path, names: Iterable[str]) -> list[str]:
     """Return what a folder holds under known names; nothing of one that is not there or may not be listed."""
     with suppress(FileNotFoundError, PermissionError):  # one that may not be listed can be written to
         return [name for name in os.listdir(out) if _is_known(name, names)]

@@ -22,17 +22,7 @@ from optimize.program import Program
 from optimize.quantization.blocks import Blocks, read_blocks
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
-from optimize.targets.onnx_graph.nodes import (
-    CONTRIB,
-    add,
-    constant,
-    is_float,
-    operator_of,
-    replace,
-    store,
-    take_name,
-    tidy,
-)
+from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, is_float, replace, store, take_name, tidy
 
 #: The operators that can be written, and which input of them is the weight.
 _WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
@@ -149,11 +139,12 @@ def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
         like=old,
         domain=CONTRIB,
     )
+    layer = node.name
     take_name(result, node)
     if bias is not None:
-        layer = operator_of(result).name
         result = add(graph, "Add", [result, bias], name=f"{old.name}_biased", like=old)
-        operator_of(result).name = f"{layer}/Add"  # what a runtime computes with the product goes by this name
+        node.name = f"{layer}/Add"  # what a runtime computes with the product goes by this name
+        take_name(result, node)
     replace(old, result)
 
 

@@ -88,11 +88,8 @@ def read_coverage(
         if name not in integer
         for found in [executed[name]]
     ]
-    between = (
-        []
-        if weights
-        else [_float_layer(kernel) for kernel in _between(kernels) if not layers.intersection(kernel.origins)]
-    )
+    floats = () if weights else _between(kernels)
+    between = [_float_layer(kernel) for kernel in floats if not layers.intersection(kernel.origins)]
     return Coverage(
         quantized=tuple(integer),
         left_float=(*placed.left_float, *refused, *between),
