@@ -144,7 +144,7 @@ def _folded(statistics: Statistics, exponent: int | None) -> np.ndarray:
         # Nothing but zeros so far: all in bin 0, which is bin 0 of any exponent.
         return counts
     bins = np.arange(1 - SIDE, SIDE)
-    places = np.fix(np.ldexp(bins.astype(np.float64), statistics.exponent - exponent)).astype(np.int64)
+    places = np.trunc(np.ldexp(bins.astype(np.float64), statistics.exponent - exponent)).astype(np.int64)
     wider = _no_counts()
     np.add.at(wider, places + SIDE - 1, counts)
     return wider

@@ -146,7 +146,8 @@ class Training:
             TargetUnavailable: Accelerate is not installed.
             Refused: A loss is not finite, or the folder holds a damaged checkpoint or that of another training.
         """
-        return _Trainer(self, module).run()
+        with _brought_back(module, self.teacher):
+            return _Trainer(self, module).run()
 
 
 class _Trainer:
@@ -155,7 +156,6 @@ class _Trainer:
     def __init__(self, asked: Training, module: nn.Module) -> None:
         accelerate = _import_accelerate()
         self.asked, self.module = asked, module
-        self.homes = {each: _device(each) for each in (module, asked.teacher) if each is not None}
         accelerate.state.AcceleratorState._reset_state()  # a second training may have another precision
         self.accelerator = accelerate.Accelerator(
             cpu=not torch.accelerator.is_available(),  # unasked, it takes two processes on CPUs for strangers
@@ -202,8 +202,7 @@ class _Trainer:
         self._prune(self.steps_of_epoch * self.asked.epochs)
         self.masks.apply()  # an average remembers what has gone
         self.accelerator.wait_for_everyone()
-        for each, home in self.homes.items():
-            each.to(home).eval()
+        self.module.eval()
         moved = {name: value.cpu() for name, value in self.movement.items()}
         return History(tuple(self.losses), tuple(self.scores), moved)
 
@@ -388,6 +387,17 @@ def rate_at(step: int, steps: int, warm_up: float) -> float:
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
+
+
+@contextlib.contextmanager
+def _brought_back(*modules: nn.Module | None) -> Iterator[None]:
+    """Take modules back to their devices, without the mark for which Accelerate would not move them again."""
+    homes = {each: _device(each) for each in modules if each is not None}
+    try:
+        yield
+    finally:
+        for each, home in homes.items():
+            vars(each.to(home)).pop("_is_accelerate_prepared", None)
 
 
 @contextlib.contextmanager

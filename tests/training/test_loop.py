@@ -94,7 +94,7 @@ def test_the_average_is_a_moving_one(batches: Batches) -> None:
     class Kept(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             super().step(closure)
-            weights.append(self.param_groups[0]["params"][0].detach().clone())
+            weights.append(self.param_groups[0]["params"][0].detach().cpu().clone())
 
     start = next(module.parameters()).detach().clone()
     Training(batches, optimizer=lambda given: Kept(given, 0.1), average=0.75)(module)
@@ -110,7 +110,7 @@ def test_the_best_epoch_is_kept_and_patience_ends(batches: Batches) -> None:
 
     def judge(module: nn.Module) -> float:
         assert not module.training
-        states.append({name: value.clone() for name, value in module.state_dict().items()})
+        states.append({name: value.cpu().clone() for name, value in module.state_dict().items()})
         return next(scores)
 
     module = net()
@@ -118,6 +118,17 @@ def test_the_best_epoch_is_kept_and_patience_ends(batches: Batches) -> None:
     assert history.scores == (1.0, 3.0, 2.0, 2.5) and history.best == 1 and len(history.losses) == 4
     for name, value in module.state_dict().items():
         assert torch.equal(value, states[1][name]), name
+
+
+def test_nothing_of_accelerate_stays_in_a_module(batches: Batches) -> None:
+    """By its mark it would leave a module that is trained again where it is, and several processes unsynchronized."""
+    module = net()
+    before = set(vars(module))
+    Training(batches)(module)
+    assert set(vars(module)) == before
+    with pytest.raises(Refused, match="The loss of epoch 1"):
+        Training([(x * math.nan, y) for x, y in batches])(module)
+    assert set(vars(module)) == before
 
 
 def test_a_network_learns_from_what_it_was(batches: Batches) -> None:
@@ -317,7 +328,7 @@ class Unsure(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.tensor([random.random() + np.random.rand()], dtype=torch.float32)  # as data that is changed
-        return self.fixed(self.used(nn.functional.dropout(x, 0.5, self.training))) + noise
+        return self.fixed(self.used(nn.functional.dropout(x, 0.5, self.training))) + noise.to(x.device)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +373,9 @@ def test_what_gradients_are_scaled_by_is_kept(batches: Batches, tmp_path: Path) 
 
 
 def ran(*words: object) -> int:
-    return subprocess.run([sys.executable, "-m", *map(str, words)], timeout=200, capture_output=True).returncode
+    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # two processes would need two GPUs
+    command = [sys.executable, "-m", *map(str, words)]
+    return subprocess.run(command, timeout=200, capture_output=True, env=alone).returncode
 
 
 def left(folder: Path) -> dict[str, Any]:
