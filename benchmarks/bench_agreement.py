@@ -19,7 +19,7 @@ import torch
 
 import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
-from optimize.bench.rounds import run
+from optimize.bench.rounds import put_through, run
 from optimize.measure.energy import EnergyMeter
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
@@ -95,7 +95,7 @@ def main() -> None:
         subjects = agreed_inputs(Opening(Path(folder)).open_all([str(file)]), None)
         loop = PlainLoop(file)
         plan = Plan((Scenario(),), restarts=RESTARTS, runs=None, budget_s=budget_s)
-        blocks = run(subjects, plan, meter=loop).tracks[0].blocks[Scenario()]
+        blocks = run(subjects, plan, put_through(subjects, None, {}), meter=loop).tracks[0].blocks[Scenario()]
         loop.process.kill()
     for clock, name in enumerate(("wall clock", "processor time")):
         bench = np.array([np.median((block.samples_s, block.cpu_s)[clock]) for block in blocks])

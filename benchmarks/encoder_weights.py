@@ -74,7 +74,7 @@ def torchao(entry: Case) -> Answer | None:
     from torchao.quantization.granularity import PerGroup
 
     net = copy.deepcopy(entry.net)
-    quantize_(net, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    quantize_(net, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))  # type: ignore[attr-defined]
 
     def answer(given: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import optimize
-from optimize.cli import options as options_of_run
+from optimize import presets
 from optimize.recipe import PassEntry
 
 
@@ -22,6 +22,6 @@ def int8(program: optimize.Program, data: Iterable[Any], **options: Any) -> opti
 
 def quantizing(data: Iterable[Any], effort: str = "default", **options: Any) -> list[optimize.Pass]:
     """Return the passes of ``--int8 --calib --effort``, with options of ``QuantizeStatic``."""
-    entries = [PassEntry(**entry) for entry in options_of_run.quantizing(effort)]
+    entries = [PassEntry(**entry) for entry in presets.quantizing(effort)]
     entries[-1] = PassEntry(name=entries[-1].name, options={**entries[-1].options, **options})
     return [entry.build(data) for entry in entries]

@@ -21,7 +21,7 @@ import gzip
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +195,8 @@ def main() -> int:
             data = fashion() if asked.fashion else digits()
         except UsageError as error:
             parser.error(str(error))
-        given: Mapping[bool, Any] = {False: (ROWS, 6, "labels"), True: (FASHION_ROWS, 4, "answers")}
-        return int(not table(data, *given[asked.fashion], Path(folder)))
+        rows, epochs, loss = (FASHION_ROWS, 4, "answers") if asked.fashion else (ROWS, 6, "labels")
+        return int(not table(data, rows, epochs, loss, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -71,8 +71,9 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500)
         batch: Number of images a forward pass.
     """
     model.eval()
-    predictions = torch.cat([model(part).argmax(1) for part in images.split(batch)])
-    return (predictions == labels).float().mean().item()
+    device = next(model.parameters()).device
+    predictions = torch.cat([model(part.to(device)).argmax(1) for part in images.split(batch)])
+    return (predictions.cpu() == labels).float().mean().item()
 
 
 class Pictures:

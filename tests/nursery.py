@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 
 _REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -25,7 +26,12 @@ def main(asked: socket.socket) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
+    for _ in range(1000):
+        if len(os.listdir("/proc/self/task")) == 1:
+            break
+        time.sleep(0.01)  # some builds of torch start a thread that ends
+    else:
+        raise RuntimeError("A fork would lack the other threads.")
     while True:
         words, numbers, _, _ = socket.recv_fds(asked, _REQUEST_BYTES, 4)
         with contextlib.suppress(ChildProcessError):

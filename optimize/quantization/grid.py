@@ -81,7 +81,7 @@ def _outermost(rows: torch.Tensor, top: int) -> torch.Tensor | int:
     """
     flat = rows.flatten(1).double()
     shares = flat / flat.abs().amax(1, keepdim=True).clamp_min(SMALLEST_SCALE)
-    found = torch.full((len(rows),), 0.0, dtype=torch.float64)
+    found = flat.new_zeros(len(rows))
     for number in sorted(range(1, top + 1), key=lambda number: (number % 2 != top % 2, -number)):
         ratios = shares * number
         found[(found == 0) & ((ratios - ratios.round()).abs().amax(1) < _ON_GRID)] = number
@@ -100,7 +100,7 @@ def sum_scales(weight: torch.Tensor, form: TensorFormat, axis: int = 0) -> torch
     """
     rows = weight.detach().movedim(axis, 0)
     if not _adds_pairs(form):
-        return torch.zeros(len(rows), dtype=torch.float64)
+        return rows.new_zeros(len(rows), dtype=torch.float64)
     sums = _transposed_sums(rows) if axis == 1 and rows.dim() > 2 else _largest_sums(rows)
     return sums.double() / LARGEST_SUM
 

@@ -336,7 +336,8 @@ class _Trainer:
         An optimizer makes its state at its first step: a copy takes one.
         """
         self._set_rate(0)
-        tried = copy.deepcopy(self.optimizer.optimizer)
+        tried, own = copy.deepcopy(self.optimizer.optimizer), vars(self.optimizer.optimizer)
+        vars(tried).update({name: own[name] for name in own.keys() - vars(tried).keys()})  # a step on a GPU reads some
         for group in tried.param_groups:
             for weight in group["params"]:
                 weight.grad = torch.zeros_like(weight)

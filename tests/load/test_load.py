@@ -85,6 +85,7 @@ def test_state_dict(tmp_path: Path, zipped: bool, wrapper: str | None) -> None:
 def test_prefix_of_data_parallel_is_cut_and_said(tmp_path: Path) -> None:
     net = trained_net()
     torch.save(nn.DataParallel(net).state_dict(), tmp_path / "w.pt")
+    net.cpu()  # it moves what it is given to a GPU
     loaded = load(tmp_path / "w.pt", model=NET)
     assert torch.equal(loaded.module(IMAGES), net(IMAGES))
     assert len(loaded.warnings) == 1 and "module." in loaded.warnings[0]

@@ -19,7 +19,9 @@ from models import REFERENCES
 from optimize import graph, recipe
 from optimize.errors import Refused, UsageError
 from optimize.program import Program
+from optimize.quantization.quantizers import QUANTIZERS
 from optimize.quantization.simulation import Simulation
+from tests.elsewhere import GPU, Elsewhere
 from tests.quantization.test_aware import Tied
 
 
@@ -314,6 +316,30 @@ def test_a_moving_average_of_the_weights_is_trained(options: dict[str, Any]) -> 
     trained, outcome = optimize.QuantizeAware(loop, [x], **options).apply(program)
     trained.check()
     assert "Training moved" in outcome.notes[-1] and "Training moved 0" not in outcome.notes[-1]
+
+
+FEW = [{"quantizer": name, "bits": 4, "activation_bits": 4} for name in ("iao", "lsq", "lsq+", "dorefa", "pact")]
+
+
+@pytest.mark.parametrize("options", [*({"quantizer": name} for name in QUANTIZERS), *FEW], ids=str)
+def test_a_loop_may_train_on_a_gpu(options: dict[str, Any]) -> None:
+    x, y = torch.randn(16, 3, 12, 12), torch.randint(5, (16,))
+    program = optimize.capture(Residual().eval(), (x[:2],))
+
+    def train(module: nn.Module) -> None:
+        with Elsewhere():
+            module.to(GPU).train()
+            optimizer = torch.optim.SGD(module.parameters(), 1e-3, momentum=0.9)
+            for _ in range(2):
+                functional.cross_entropy(module(x.to(GPU)), y.to(GPU)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert module.eval()(x.to(GPU)).device == GPU
+            module.cpu()
+
+    trained, outcome = optimize.QuantizeAware(train, [x], **options).apply(program)
+    trained.check()
+    assert "Training moved 0" not in outcome.notes[-1]
 
 
 def test_it_trains_where_gradients_are_switched_off() -> None:

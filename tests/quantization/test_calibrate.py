@@ -97,11 +97,10 @@ def test_halves_are_what_every_other_sample_shows_and_merge_to_the_whole() -> No
     program = captured(convolutional(), 3, 8, 8)
     data = torch.randn(HALVED + 6, 3, 8, 8)
     whole = watch(program, FlatBatches(program, list(data.split(7))), halves=True)
-    assert plain(whole) == plain(watch(program, [(data,)])) and list(whole.values) == list(
-        watch(program, [(data,)]).values
-    )
+    unhalved = watch(program, FlatBatches(program, [data]))
+    assert plain(whole) == plain(unhalved) and list(whole.values) == list(unhalved.values)
     for found, start in zip(whole.halves, (0, 1), strict=True):
-        assert plain(found) == plain(watch(program, [(data[start:HALVED:2],)]))
+        assert plain(found) == plain(watch(program, FlatBatches(program, [data[start:HALVED:2]])))
         assert found.samples == HALVED // 2
 
 

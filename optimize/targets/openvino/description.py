@@ -117,14 +117,13 @@ class _Reader:
 
     def read(self, parser: expat.XMLParserType, file: BinaryIO) -> None:
         """Give a file to a parser that tells this reader what goes by."""
-        given = 0
+        given = at = 0
         while piece := file.read(_PIECE_BYTES):
             parser.Parse(piece, False)
             given += len(piece)
-            if given - parser.CurrentByteIndex > MOST_TAG_BYTES:
-                self._refuse(
-                    f"a tag or comment at byte {parser.CurrentByteIndex} is longer than {MOST_TAG_BYTES} bytes"
-                )
+            at = max(at, parser.CurrentByteIndex)  # -1 where expat waits for more of a tag
+            if given - at > MOST_TAG_BYTES:
+                self._refuse(f"a tag or comment at byte {at} is longer than {MOST_TAG_BYTES} bytes")
         parser.Parse(b"", True)
 
     def begin(self, name: str, attributes: dict[str, str]) -> None:
