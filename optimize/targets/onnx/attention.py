@@ -1,13 +1,10 @@
 """Attention as one operator of ONNX Runtime's own, in INT8 files, where what is float takes the larger share of time.
 
 ``softmax(a Q K' + bias) V`` is exported as products, transpositions of queries, keys, values and results, and passes
-over the scores for the scale, the bias and rows that are masked out entirely. ``MultiHeadAttention`` reads
+over the scores for the scale, the bias and rows that are masked out entirely (which the shared rewrite takes out: ONNX
+Runtime's softmax makes no NaN of them, and their answers were wrong). ``MultiHeadAttention`` reads
 ``[N, T, H D]`` as the layers write it and does the rest where the scores are in the caches: an encoder of 256 tokens
 is a sixth faster, one of 64 by 3 %.
-
-A row whose bias is ``-inf`` throughout gives zeros in PyTorch, which the exporter writes as a search for NaN among the
-attention weights; ONNX Runtime's softmax makes none there, and the row's answers were wrong. Here such a row gets a
-finite bias, and its result is multiplied by zero. Scores that are NaN by themselves stay NaN.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from optimize.targets.onnx_graph.attention import scores_of, settle_masked_rows
 from optimize.targets.onnx_graph.nodes import (
     CONTRIB,
     add,
@@ -25,15 +23,11 @@ from optimize.targets.onnx_graph.nodes import (
     name_of,
     only_reader,
     operator_of,
-    readers,
     replace,
-    scalar,
     store,
     tidy,
 )
 
-#: Nothing is left of ``exp`` of it, and a score can be added to it.
-_NOWHERE = -1e30
 _SPLIT, _SWAPPED = [0, 2, 1, 3], [0, 1, 3, 2]
 
 
@@ -47,7 +41,7 @@ class _Attention:
     bias: ir.Value | None
     heads: int
     factor: float
-    guarded: bool
+    alive: ir.Value | None
     result: ir.Value
 
 
@@ -57,25 +51,27 @@ def fuse_attention(model: ir.Model) -> int:
     Left as they are: attentions whose heads are not split off the last axis of ``[N, T, H D]`` (all three projected in
     one product), or whose bias differs in rank or length from the scores.
     """
+    settle_masked_rows(model)
     found = [attention for node in model.graph if node.op_type == "Softmax" if (attention := _match(node)) is not None]
-    finite: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for attention in found:
-        _write(model.graph, attention, finite)
+        _write(model.graph, attention)
     tidy(model)
     return len(found)
 
 
 def _match(softmax: ir.Node) -> _Attention | None:
     scores, weights = softmax.inputs[0], softmax.outputs[0]
-    product, bias = _scores(scores)
+    product, bias = scores_of(scores)
     last = softmax.attributes.get_int("axis", -1) in (-1, 3)
     if product is None or not last or not _fits(bias, scores):
         return None
-    weights, guarded = _guarded(weights)
     mixed = only_reader(weights, "MatMul")
-    moved = mixed and mixed.inputs[0] is weights and only_reader(mixed.outputs[0], "Transpose")
+    if mixed is None or mixed.inputs[0] is not weights:
+        return None
+    shown, alive = _alive(mixed.outputs[0])
+    moved = only_reader(shown, "Transpose")
     joined = moved and _permutes(moved, _SPLIT) and only_reader(moved.outputs[0], "Reshape")
-    if not (mixed and joined) or (guarded and bias is not None and bias.shape[1] != 1):  # type: ignore[index]
+    if not joined or (alive is not None and alive.shape[1] != 1):  # type: ignore[index]
         return None
     (queries, first), (keys, second) = (factored(value) for value in product.inputs)
     turned = maker(keys, "Transpose")
@@ -86,18 +82,7 @@ def _match(softmax: ir.Node) -> _Attention | None:
     if None in sources or len(heads) != 1 or not _is_like(result, sources[0][0]):  # type: ignore[index]
         return None
     first_tokens, second_tokens, third_tokens = (source[0] for source in sources if source is not None)
-    return _Attention(first_tokens, second_tokens, third_tokens, bias, heads.pop(), first * second, guarded, result)
-
-
-def _scores(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
-    """Return the product behind the scores, and the bias that is added to it."""
-    total = maker(value, "Add")
-    if total is None:
-        return maker(value, "MatMul"), None
-    for product, bias in (total.inputs, reversed(total.inputs)):
-        if (node := maker(product, "MatMul")) is not None:
-            return node, bias
-    return None, None
+    return _Attention(first_tokens, second_tokens, third_tokens, bias, heads.pop(), first * second, alive, result)
 
 
 def _fits(bias: ir.Value | None, scores: ir.Value | None) -> bool:
@@ -109,14 +94,13 @@ def _fits(bias: ir.Value | None, scores: ir.Value | None) -> bool:
     return list(bias.shape[2:]) == list(scores.shape[2:])
 
 
-def _guarded(weights: ir.Value) -> tuple[ir.Value, bool]:
-    """Return what is multiplied with the values: the attention weights, or those with zeros in place of NaN."""
-    users = readers(weights)
-    nan = next((user for user in users if user.op_type == "IsNaN"), None)
-    choice = only_reader(nan.outputs[0], "Where") if nan is not None else None
-    if len(users) != 2 or choice is None or scalar(choice.inputs[1]) != 0 or choice.inputs[2] is not weights:
-        return weights, False
-    return choice.outputs[0], True
+def _alive(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Return a result with zeros for queries that see nothing, and the ``[N, 1, T, 1]`` that it was multiplied by."""
+    scaled = only_reader(value, "Mul")
+    other = None if scaled is None else next((each for each in scaled.inputs if each is not value), None)
+    if scaled is None or other is None or other.shape is None or len(other.shape) != 4 or other.shape[3] != 1:
+        return value, None
+    return scaled.outputs[0], other
 
 
 def _tokens(value: ir.Value | None) -> tuple[ir.Value, int] | None:
@@ -140,35 +124,17 @@ def _permutes(node: ir.Node, axes: list[int]) -> bool:
     return list(node.attributes.get_ints("perm", [])) == axes
 
 
-def _write(graph: ir.Graph, attention: _Attention, finite: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> None:
-    """Write one attention; those that share a bias share what is made finite of it, kept in ``finite``."""
-    result, bias = attention.result, attention.bias
-    alive = None
-    if bias is not None and attention.guarded:
-        if bias not in finite:
-            finite[bias] = _finite(graph, bias)
-        bias, alive = finite[bias]
-    inputs = [attention.queries, attention.keys, attention.values, None, None, bias]
+def _write(graph: ir.Graph, attention: _Attention) -> None:
+    result = attention.result
+    inputs = [attention.queries, attention.keys, attention.values, None, None, attention.bias]
     attributes = {"num_heads": attention.heads, "scale": attention.factor}
     name = name_of(result)
     mixed = add(graph, "MultiHeadAttention", inputs, attributes, name=f"{name}_mixed", like=result, domain=CONTRIB)
     operator_of(mixed).name = f"{str(operator_of(result).name).rpartition('/')[0]}/MultiHeadAttention"
-    replace(result, mixed if alive is None else add(graph, "Mul", [mixed, alive], name=f"{name}_alive", like=result))
-
-
-def _finite(graph: ir.Graph, bias: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return a bias ``[N, 1, T, S]`` without ``-inf``, and ``[N, T, 1]``: one for rows that see anything, else zero."""
-    name = name_of(bias)
-    assert bias.shape is not None
-    nowhere = store(graph, "nowhere", np.asarray(_NOWHERE, np.float32))
-    finite = add(graph, "Max", [bias, nowhere], name=f"{name}_finite", like=bias)
-    axes = store(graph, "axis_-1", np.array([-1], np.int64))
-    largest = add(graph, "ReduceMax", [bias, axes], {"keepdims": 1}, name=f"{name}_largest", like=bias)
-    sees = add(graph, "Greater", [largest, nowhere], name=f"{name}_sees", like=bias, dtype=ir.DataType.BOOL)
-    number = add(graph, "Cast", [sees], {"to": int(ir.DataType.FLOAT)}, name=f"{name}_number", like=bias)
-    largest.shape = sees.shape = number.shape = ir.Shape([*bias.shape[:3], 1])
-    alive = add(
-        graph, "Squeeze", [number, store(graph, "axis_1", np.array([1], np.int64))], name=f"{name}_alive", like=bias
-    )
-    alive.shape = ir.Shape([bias.shape[0], bias.shape[2], 1])
-    return finite, alive
+    if (alive := attention.alive) is not None:
+        assert alive.shape is not None
+        axis = store(graph, "axis_1", np.array([1], np.int64))
+        rows = add(graph, "Squeeze", [alive, axis], name=f"{name_of(alive)}_rows", like=alive)
+        rows.shape = ir.Shape([alive.shape[0], alive.shape[2], 1])
+        mixed = add(graph, "Mul", [mixed, rows], name=f"{name}_alive", like=result)
+    replace(result, mixed)

@@ -27,10 +27,10 @@ from optimize.program import Program
 from optimize.progress import quiet
 from optimize.recurrent import shape_rules
 from optimize.targets.onnx_graph import external
+from optimize.targets.onnx_graph.attention import transpose_keys
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.tracing import Names, exported_calls, trace_names
-from optimize.targets.onnx_graph.transposed_keys import transpose_keys
 from optimize.targets.probe import module_of
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything

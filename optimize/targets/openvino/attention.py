@@ -4,7 +4,7 @@ Its CPU plug-in computes a whole attention (two products and the softmax between
 queries and keys in INT8 where both reach it as signed integers of a symmetric range. To cost nothing, the projections
 must store them so. A projection of queries, keys and values in one product has one range for all three, and copies
 behind it that take them apart; it is written as three, each with its part of the weight: the same numbers. Scores may
-be off by a fiftieth; larger ranges stay in float.
+be off by a tenth; larger ranges stay in float.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from optimize.targets.onnx_graph.ranges import infer_ranges
 
 _SIGNED = TensorFormat("int8", symmetric=True)
 #: A score (the logarithm of an attention weight, but for a constant) may be off by about this much.
-_LARGEST_ERROR = 0.02
+_LARGEST_ERROR = 0.1
 _PARTS = ("queries", "keys", "values")
 
 

@@ -76,11 +76,10 @@ def read_coverage(
         kernels: What it executes.
         placed: The layers that were written in INT8, and those left in float.
         outputs: Name of each output of the model by the node that computes it.
-        weights: Whether weights alone are integers: then tables are, too, and nothing between layers is meant to be.
+        weights: Whether weights alone are integers: then nothing between layers is meant to be.
     """
     layers = {*placed.quantized, *(layer.name for layer in placed.left_float)}
-    kinds = (*_WEIGHTED, "Gather") if weights else _WEIGHTED
-    executed = {name: _kernel_of(name, kernels, outputs, kinds) for name in layers}
+    executed = {name: _kernel_of(name, kernels, outputs) for name in layers}
     integer = [name for name in placed.quantized if (found := executed[name]) and found.precision in _INTEGERS]
     refused = [
         FloatLayer(name, found.op if found else "", _reason(found))
@@ -123,13 +122,11 @@ def _computes(kernel: ExecutedNode) -> bool:
     return kernel.op not in _WEIGHTED and kernel.op not in _CONVERSIONS and kernel.op != "ShapeOf"
 
 
-def _kernel_of(
-    layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str, str], kinds: Sequence[str]
-) -> ExecutedNode | None:
-    """Return the kernel that reads a layer's weight; a layer with a bias is two nodes to OpenVINO."""
+def _kernel_of(layer: str, kernels: Sequence[ExecutedNode], outputs: Mapping[str, str]) -> ExecutedNode | None:
+    """Return the kernel that reads a layer's weight, or a table; a layer with a bias is two nodes to OpenVINO."""
     names = {layer, f"{layer}/WithoutBiases", f"{layer}/Add"}
     names |= {outputs[name] for name in names & outputs.keys()}
-    weighted = [kernel for kernel in kernels if kernel.op in kinds]
+    weighted = [kernel for kernel in kernels if kernel.op in (*_WEIGHTED, "Gather")]
     return next((kernel for kernel in weighted if names.intersection(kernel.origins)), None)
 
 

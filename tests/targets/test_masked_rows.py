@@ -1,0 +1,78 @@
+"""Rows of attention that see nothing: known by the mask, in every file of OpenVINO, with the module's numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optimize
+from optimize.targets.onnx_graph.attention import settle_masked_rows
+from optimize.targets.onnx_graph.export import to_onnx
+from tests.targets.openvino_programs import coverage_of, installed
+from tests.targets.test_onnx_attention import LENGTH, Attention, Masked, answer, inputs
+
+
+class ByKey(Attention):
+    """The mask has one row for all queries, and for all heads."""
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        mixed = self.mixed(x, (seen > 0)[:, None, None])
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class Causal(Attention):
+    """Each query sees what came before it, and the first nothing."""
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1) & (seen > 0)[:, None, None]
+        return self.output(self.mixed(x, mask).transpose(1, 2).flatten(2))
+
+
+NETS = [Masked, ByKey, Causal]
+
+
+@pytest.mark.parametrize(("net", "count"), [*zip(NETS, (2, 1, 1), strict=True), (Attention, 0)])
+def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention], count: int) -> None:
+    torch.manual_seed(0)
+    module, masked = net().eval(), net is not Attention
+    model = to_onnx(optimize.capture(module, inputs(2, masked)))[0]
+    assert settle_masked_rows(model) == count
+    kinds = [node.op_type for node in model.graph]
+    assert "IsNaN" not in kinds and kinds.count("ReduceMax") == bool(count)
+    for batch in (2, 1, 4):  # the first sample of each is nothing but padding
+        with torch.no_grad():
+            want = module(*inputs(batch, masked)).numpy()
+        np.testing.assert_allclose(answer(model, inputs(batch, masked)), want, atol=2e-6)
+
+
+@installed
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("net", NETS)
+def test_openvino_answers_so(net: type[Attention], int8: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program = optimize.capture(net().eval(), inputs(4, True))
+    if int8:
+        data = [inputs(batch, True) for batch in (2, 3, 4)]
+        program = optimize.QuantizeStatic(calibration=data).apply(program)[0]
+    loaded = optimize.export(program, "openvino", tmp_path / "net.xml").load(threads=1)
+    for batch in (4, 1):
+        want, found = program(*inputs(batch, True)), loaded(*inputs(batch, True))
+        assert float((want - found).norm() / want.norm()) < (0.05 if int8 else 1e-5)
+
+
+@installed
+def test_openvino_stores_tables_in_integers_beside_layers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(2000, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    words = torch.randint(2000, (32, 6), generator=torch.Generator().manual_seed(1))
+    step = optimize.QuantizeStatic(calibration=[words], spare=0.0)
+    program = step.apply(optimize.capture(net, (words[:2],)))[0]
+    artifact = optimize.export(program, "openvino", tmp_path / "net.xml")
+    placed = coverage_of(artifact)
+    assert set(placed.quantized) == {"1", "3"}
+    assert [(layer.name, layer.reason) for layer in placed.left_float] == [("0", "OpenVINO executes it in f32")]
+    assert (tmp_path / "net.bin").stat().st_size < 1.1 * 2000 * (64 + 4)
+    want, found = program(words), artifact.load(threads=1)(words)
+    assert float((want - found).norm() / want.norm()) < 0.05
