@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import optimize
 from optimize.targets.onnx_graph.attention import settle_masked_rows
@@ -30,10 +31,19 @@ class Causal(Attention):
         return self.output(self.mixed(x, mask).transpose(1, 2).flatten(2))
 
 
-NETS = [Masked, ByKey, Causal]
+class Headless(Attention):
+    """There are no heads, which the exporter has not."""
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        mask = (seen > 0)[:, None].expand(-1, LENGTH, LENGTH)
+        found = functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x), mask, scale=0.3)
+        return functional.scaled_dot_product_attention(found, self.key(x), self.value(x), is_causal=True)
 
 
-@pytest.mark.parametrize(("net", "count"), [*zip(NETS, (2, 1, 1), strict=True), (Attention, 0)])
+NETS = [Masked, ByKey, Causal, Headless]
+
+
+@pytest.mark.parametrize(("net", "count"), [*zip(NETS, (2, 1, 1, 1), strict=True), (Attention, 0)])
 def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention], count: int) -> None:
     torch.manual_seed(0)
     module, masked = net().eval(), net is not Attention

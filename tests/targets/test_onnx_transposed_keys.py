@@ -193,8 +193,8 @@ def test_a_transposition_of_three_axes_is_left_alone(monkeypatch: pytest.MonkeyP
     assert operators(model) == before
 
 
-def test_attention_of_three_axes_is_refused_in_one_plain_line() -> None:
-    program = optimize.capture(Attention().eval(), draw((2, 5, 8), (2, 5, 8), (2, 5, 8)))
+def test_attention_of_five_axes_is_refused_in_one_plain_line() -> None:
+    program = optimize.capture(Attention().eval(), draw(*3 * [(2, 2, 3, 5, 8)]))
     with pytest.raises(Refused) as caught:
         export.to_onnx(program)
     assert str(caught.value) == "The program cannot be exported to ONNX: only 4D query, key, and value are supported"

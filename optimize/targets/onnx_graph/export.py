@@ -44,6 +44,7 @@ ORIGIN = "optimize.node"
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
 _ROUNDINGS = {"QuantizeLinear", "DequantizeLinear"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
+_ATTENTION = aten.scaled_dot_product_attention.default
 #: The exporter's table of an opset. It parses the source of each of its 500 functions anew for every export: half a
 #: second for the same table.
 _translations = functools.cache(ONNXRegistry.from_torchlib)
@@ -167,6 +168,8 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
         means = [node for node in calls if _is_mean(node)]
         targets = {node.target for node in calls if node not in means}
+        if any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls):
+            table = {**table, _ATTENTION: _with_one_head}
         if not is_settled(exported.graph) or aten.batch_norm.default in targets or targets & table.keys():
             return take_apart(table)
         for node in means:
@@ -174,6 +177,14 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
         return exported
 
     exported.run_decompositions = run_decompositions
+
+
+def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Compute attention of three axes as the exporter has it: with heads, of which there is one."""
+    if tensors[0].dim() != 3:
+        return NotImplemented
+    apart = (each.unsqueeze(1) if isinstance(each, torch.Tensor) and each.dim() == 3 else each for each in tensors)
+    return _ATTENTION(*apart, **options).squeeze(1)
 
 
 def _is_mean(node: torch.fx.Node) -> bool:
