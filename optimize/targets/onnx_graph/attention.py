@@ -3,10 +3,10 @@
 The keys are transposed in one step. The exporter swaps the last two axes of the keys as ``Reshape`` to three axes,
 ``Transpose``, ``Reshape`` back, with the shapes computed at run time.
 
-Rows that are masked out entirely are known by their mask. A row of scores whose mask is ``-inf`` throughout gives zeros
-in PyTorch, which the exporter writes as a search for NaN among the attention weights, two passes over the largest
-values there are. Such a row gets a finite mask, and its result is multiplied by zero: the same numbers, but where
-scores are NaN by themselves, which stay NaN.
+Rows that see nothing are zeros. PyTorch takes a boolean mask for ``-inf`` and gives zeros for a row without anything
+else. The exporter takes it for the lowest number there is, which gives a mean, and looks for NaN among the attention
+weights, where there is none: two passes over the largest values, behind which no runtime knows an attention. Here the
+result of such a row is multiplied by zero instead.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from optimize.targets.onnx_graph.nodes import (
 
 #: A length that is a number, or that of an axis of a value.
 Length = int | tuple[ir.Value, int]
-#: Nothing is left of ``exp`` of it, and a score can be added to it.
-_NOWHERE = -1e30
+#: The lowest number of any float type is below.
+_LOW = -6e4
 
 
 def transpose_keys(model: ir.Model) -> None:
@@ -54,32 +54,23 @@ def transpose_keys(model: ir.Model) -> None:
     tidy(model)
 
 
-def settle_masked_rows(model: ir.Model) -> int:
-    """Let masks say which rows see nothing, in place; return in how many attentions.
-
-    Left as they are: masks that differ from the scores in rank, or in the number of keys, or are no float32.
-    """
-    settled, count = dict[ir.Value, tuple[ir.Value, ir.Value]](), 0
+def zero_unseen_rows(model: ir.Model) -> None:
+    """Let masks say which rows see nothing, in place, and nothing look for NaN among attention weights."""
+    known = dict[ir.Value, ir.Value]()
     for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
-        total, guarded = maker(softmax.inputs[0], "Add"), _guarded(softmax.outputs[0])
-        _, mask = scores_of(softmax.inputs[0])
-        mixed = None if guarded is None else only_reader(guarded, "MatMul")
-        if total is None or guarded is None or mask is None or mixed is None or mixed.inputs[0] is not guarded:
+        weights, (_, mask) = _guarded(softmax.outputs[0]), scores_of(softmax.inputs[0])
+        mixed = None if weights is None else only_reader(weights, "MatMul")
+        if weights is None or mixed is None or mixed.inputs[0] is not weights or not _is_of_seen(mask, softmax):
             continue
-        if mask.dtype != ir.DataType.FLOAT or not _is_by_key(mask, total.outputs[0]):
-            continue
-        if mask not in settled:
-            settled[mask] = _settle(model.graph, mask)
-        finite, alive = settled[mask]
-        total.replace_input_with(list(total.inputs).index(mask), finite)
-        replace(guarded, softmax.outputs[0])
+        assert mask is not None
+        if mask not in known:
+            known[mask] = _sees_anything(model.graph, mask)
+        replace(weights, softmax.outputs[0])
         result, uses = mixed.outputs[0], tuple(mixed.outputs[0].uses())
-        shown = add(model.graph, "Mul", [result, alive], name=f"{name_of(result)}_alive", like=result)
+        shown = add(model.graph, "Mul", [result, known[mask]], name=f"{name_of(result)}_seen", like=result)
         for node, index in uses:
             node.replace_input_with(index, shown)
-        count += 1
     tidy(model)
-    return count
 
 
 def scores_of(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
@@ -93,9 +84,17 @@ def scores_of(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
     return None, None
 
 
-def _is_by_key(mask: ir.Value, scores: ir.Value) -> bool:
-    known = mask.shape is not None and scores.shape is not None
-    return known and len(mask.shape) == len(scores.shape) and mask.shape[-1] == scores.shape[-1]  # type: ignore[arg-type, index]
+def _is_of_seen(mask: ir.Value | None, softmax: ir.Node) -> bool:
+    """Say whether a mask is zero for what is seen and else the lowest number, along the axis that a softmax is over."""
+    shape, scores = None if mask is None else mask.shape, softmax.outputs[0].shape
+    if mask is None or shape is None or scores is None or len(shape) != len(scores):
+        return False
+    array, chosen = constant(mask), maker(mask, "Where")
+    numbers = [scalar(value) for value in chosen.inputs[1:]] if chosen is not None else []
+    known = (array is not None and ((array == 0) | (array < _LOW)).all()) or (
+        len(numbers) == 2 and numbers[0] == 0 and numbers[1] is not None and numbers[1] < _LOW
+    )
+    return bool(known) and softmax.attributes.get_int("axis", -1) in (-1, len(scores) - 1)
 
 
 def _guarded(weights: ir.Value) -> ir.Value | None:
@@ -108,18 +107,19 @@ def _guarded(weights: ir.Value) -> ir.Value | None:
     return choice.outputs[0]
 
 
-def _settle(graph: ir.Graph, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return a mask ``[..., S]`` without ``-inf``, and ``[..., 1]``: one for rows that see anything, else zero."""
+def _sees_anything(graph: ir.Graph, mask: ir.Value) -> ir.Value:
+    """Return ``[..., 1]``: one for rows of a mask ``[..., S]`` in which anything is seen, else zero."""
     name = name_of(mask)
-    assert mask.shape is not None
-    nowhere = store(graph, "nowhere", np.asarray(_NOWHERE, np.float32))
-    finite = add(graph, "Max", [mask, nowhere], name=f"{name}_finite", like=mask)
-    axes = store(graph, "axis_-1", np.array([-1], np.int64))
+    assert mask.shape is not None and mask.dtype is not None
+    axes, low = (
+        store(graph, "axis_-1", np.array([-1], np.int64)),
+        store(graph, f"{name}_low", np.asarray(_LOW, mask.dtype.numpy())),
+    )
     largest = add(graph, "ReduceMax", [mask, axes], {"keepdims": 1}, name=f"{name}_largest", like=mask)
-    sees = add(graph, "Greater", [largest, nowhere], name=f"{name}_sees", like=mask, dtype=ir.DataType.BOOL)
-    alive = add(graph, "Cast", [sees], {"to": int(ir.DataType.FLOAT)}, name=f"{name}_alive", like=mask)
+    sees = add(graph, "Greater", [largest, low], name=f"{name}_sees", like=mask, dtype=ir.DataType.BOOL)
+    alive = add(graph, "Cast", [sees], {"to": mask.dtype.value}, name=f"{name}_seen", like=mask)
     largest.shape = sees.shape = alive.shape = ir.Shape([*mask.shape[:-1], 1])
-    return finite, alive
+    return alive
 
 
 def _swaps(before: ir.Node, node: ir.Node, after: ir.Node) -> bool:

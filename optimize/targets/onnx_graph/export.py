@@ -27,7 +27,7 @@ from optimize.program import Program
 from optimize.progress import quiet
 from optimize.recurrent import shape_rules
 from optimize.targets.onnx_graph import external
-from optimize.targets.onnx_graph.attention import transpose_keys
+from optimize.targets.onnx_graph.attention import transpose_keys, zero_unseen_rows
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.tracing import Names, exported_calls, trace_names
@@ -81,6 +81,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     _name_values(program, model, names)
     _name_nodes(program, model, names)
     transpose_keys(model)
+    zero_unseen_rows(model)
     present = used_names(model.graph)
     return model, {node: value for node, value in names.values.items() if value in present}
 

@@ -6,7 +6,6 @@ read from the runtime model: all that is float computes in it then, 1.2 times as
 bits are widened first, with their weights kept small, so that constants are not rounded twice. Q/DQ stand where
 TensorRT's do, with unsigned activations: on the inputs of layers and on shortcuts. A mean over the image reads bytes,
 HardSigmoid is a clip, and attention is scaled behind its product: each removes a float pass between integer kernels.
-Rows of attention that see nothing are known by their mask, or OpenVINO would compute no attention in one kernel.
 """
 
 from __future__ import annotations
@@ -212,7 +211,6 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
     from optimize.precision.host import spare_cheaply
-    from optimize.targets.onnx_graph.attention import settle_masked_rows
     from optimize.targets.onnx_graph.export import to_onnx
     from optimize.targets.onnx_graph.names import origins_in
     from optimize.targets.onnx_graph.quantize import quantize_onnx
@@ -236,7 +234,6 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     origins = origins_in(model, value_names)
     widen(model)
     spell_hard_sigmoids(model)
-    settle_masked_rows(model)
     scale_products(model)
     write_spectra(model)
     if plan is None:
