@@ -1,9 +1,8 @@
 """Attention as one operator of ONNX Runtime's own, in INT8 files, where what is float takes the larger share of time.
 
 ``softmax(a Q K' + bias) V`` is exported as products, transpositions of queries, keys, values and results, and passes
-over the scores for the scale and the bias. ``MultiHeadAttention`` reads
-``[N, T, H D]`` as the layers write it and does the rest where the scores are in the caches: an encoder of 256 tokens
-is a sixth faster, one of 64 by 3 %.
+over the scores for the scale and the bias. ``MultiHeadAttention`` reads ``[N, T, H D]`` as the layers write it and does
+the rest where the scores are in the caches: an encoder of 256 tokens is a sixth faster, one of 64 by 3 %.
 """
 
 from __future__ import annotations

@@ -66,10 +66,10 @@ def zero_unseen_rows(model: ir.Model) -> None:
         if mask not in known:
             known[mask] = _sees_anything(model.graph, mask)
         replace(weights, softmax.outputs[0])
-        result, uses = mixed.outputs[0], tuple(mixed.outputs[0].uses())
+        result = mixed.outputs[0]
         shown = add(model.graph, "Mul", [result, known[mask]], name=f"{name_of(result)}_seen", like=result)
-        for node, index in uses:
-            node.replace_input_with(index, shown)
+        replace(result, shown)
+        operator_of(shown).replace_input_with(0, result)
     tidy(model)
 
 
