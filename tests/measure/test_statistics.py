@@ -4,6 +4,7 @@ import numpy as np
 
 from optimize.measure.statistics import (
     nested_interval,
+    nested_medians,
     percentile,
     ratio_interval,
     relative_spread,
@@ -53,6 +54,22 @@ def test_rounds_may_differ_in_length() -> None:
     rounds = np.array_split(np.arange(103.0), 40)
     low, high = nested_interval([rounds], seed=0)
     assert 20 < low < 51 < high < 80
+
+
+def test_medians_are_those_of_samples_that_are_drawn_one_by_one() -> None:
+    """Two restarts of unlike rounds: how often each median comes is what drawing and taking medians give."""
+    restarts = [[np.array([1.0, 4.0]), np.array([2.0])], [np.array([3.0, 6.0, 7.0])]]
+    draws = np.random.default_rng(0)
+    counted = {}
+    for _ in range(20_000):
+        chosen = [restarts[at] for at in draws.integers(2, size=2)]
+        drawn = [rounds[at] for rounds in chosen for at in draws.integers(len(rounds), size=len(rounds))]
+        found = float(np.median(np.concatenate(drawn)))
+        counted[found] = counted.get(found, 0) + 1 / 20_000
+    medians = np.concatenate([nested_medians(restarts, np.random.default_rng(seed)) for seed in range(20)])
+    assert set(medians) == set(counted)
+    for value, share in counted.items():
+        assert abs(np.mean(medians == value) - share) < 0.015
 
 
 def test_the_interval_of_a_ratio_covers_it_about_95_times_in_100() -> None:
