@@ -30,9 +30,11 @@ from optimize.sandbox.process import module_path
 #: Runtimes of torch, and what children do with torch.
 _TARGETS = ("eager", "torchscript", "pt2", fleet.MODULE)
 _FUNCTIONS = (
+    "optimize.data.json_lines:encode",
     "optimize.load.taking:take",
     "optimize.targets.pt2.compiler:compile_here",
     "optimize.report.layers:compare_here",
+    "optimize.profile.artifacts:profile_here",
 )
 _NUMBER_BYTES = 32
 
@@ -136,8 +138,7 @@ def fork_children(patch: pytest.MonkeyPatch) -> None:
         return nursery().start(module, *arguments, **known)
 
     def is_of_torch(session: fleet.Session, interpreter: Path | None, emulated: str) -> bool:
-        known = session.artifact.target in _TARGETS and not session.artifact.untrusted
-        return known and session.threads == 1 and interpreter is None and not emulated
+        return session.artifact.target in _TARGETS and session.threads == 1 and interpreter is None and not emulated
 
     patch.setattr(importlib.import_module("optimize.sandbox.call"), "start", start)
     patch.setattr(fleet, "start", start)
