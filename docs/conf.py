@@ -11,10 +11,13 @@ import optimize  # noqa: E402
 project = "optimize"
 author = "the authors of optimize"
 release = version = optimize.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated", "notebooks"]
 exclude_patterns = ["_ext", "_build"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "index"
+
+# Notebooks come executed, by docs/_ext/notebooks.py.
+nb_execution_mode = "off"
 
 # Headings are linked to as on a forge.
 myst_heading_anchors = 4

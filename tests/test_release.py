@@ -20,7 +20,8 @@ ASKED = [Requirement(line) for line in (*PROJECT["dependencies"], *(x for extra 
 
 
 OF_DEVELOPERS = {
-    *["hypothesis", "pytest", "pytest-xdist", "ruff", "mypy", "types-PyYAML", "sphinx", "myst-parser", "furo"]
+    *["hypothesis", "pytest", "pytest-xdist", "ruff", "mypy", "types-PyYAML", "sphinx", "myst-parser", "furo"],
+    *["myst-nb", "nbclient", "ipykernel"],
 }
 
 
