@@ -29,10 +29,12 @@ ROOFLINE_NOTE = (
     "The roofs are this machine's, measured just now: matrix products and a copy through memory. A dot's area is its "
     "share of the time; one above the slanted roof finds its data in the caches."
 )
-OVER_NOTE = (
-    "More than 100 % of the roof is no error: the data lay in caches, or the convolution needs fewer products than its "
-    "shape says (Winograd), or the machine was slower while its roofs were measured."
-)
+#: Why kernels are above their roofs, by what bounds them there.
+OVER_NOTES = {
+    "memory": "More than 100 % of what memory bounds is no error: the data lay in caches, which are faster.",
+    "compute": "More than 100 % of what arithmetic bounds is no error: a float convolution needs fewer products than its "
+    "shape says (Winograd), or the machine was slower while its roofs were measured.",
+}
 PYTHON_NOTE = "cProfile of the module itself. It makes every call dearer, so shares of Python are upper bounds."
 #: Functions that a terminal names.
 _FUNCTIONS = 6
@@ -63,7 +65,7 @@ def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
         only(sums, "console"),
         *_python(found),
         Text(NOTE, "dim"),
-        Text(OVER_NOTE if any((_of_roof(kernel, found) or 0.0) > 1.0 for kernel in found.kernels) else "", "dim"),
+        *(Text(OVER_NOTES[bound], "dim") for bound in sorted(_above(found))),
     )
     return Document(f"Profile of {record.source}", basis, sections, footer=f"{record.command} · {record.created}")
 
@@ -158,6 +160,12 @@ def _of_roof(kernel: KernelProfile, found: Profile) -> float | None:
     if not kernel.intensity or not kernel.macs_per_s:
         return None
     return found.limits.least_s(kernel.macs or 0, kernel.moved_bytes or 0, kernel.dtype) / kernel.seconds
+
+
+def _above(found: Profile) -> set[str]:
+    """Return what bounds the kernels that reach more than their roof."""
+    above = (kernel for kernel in found.kernels if (_of_roof(kernel, found) or 0.0) > 1.0)
+    return {found.limits.bound(kernel.intensity or 0.0, kernel.dtype) for kernel in above}
 
 
 def plot(found: Profile) -> Plot | None:

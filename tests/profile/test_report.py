@@ -78,7 +78,7 @@ def test_an_overlap_with_noise_is_shown_below_zero(record: ProfileRecord) -> Non
 def test_more_than_the_roof_is_explained(record: ProfileRecord) -> None:
     fast = Profile(**{**vars(record.found), "kernels": (kernel("stem", 10e-6),)})
     text = shown(record.model_copy(update={"found": fast}))
-    assert "200 %" in text and "More than 100 % of the roof is no error" in text
+    assert "200 %" in text and "More than 100 % of what arithmetic bounds is no error" in text and "caches" not in text
     assert "More than 100 %" not in shown(record)
 
 

@@ -130,6 +130,7 @@ def test_a_quantized_file_names_the_modules_of_the_model(target: str, ending: st
     found = profile_file(artifact.path, limits=LIMITS, fresh=False)
     assert {layer for kernel in found.kernels for layer in kernel.layers} - {"x", "output_0"} <= LAYERS
     if target == "onnx":
+        assert {kernel.dtype for kernel in found.kernels if kernel.macs} == {"int8"}  # whose roof they are held against
         names = [node.name for node in onnx.load(artifact.path).graph.node]
         assert len(names) == len(set(names)) and {name.partition("/")[0] for name in names} <= LAYERS
 

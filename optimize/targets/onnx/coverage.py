@@ -107,12 +107,12 @@ def _between(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     for node in nodes:
         if node.op_type == "Shape" or sizes & set(node.input[:1]):
             sizes.update(node.output)
-        elif _is_integer(node) or after & set(node.input):
+        elif is_integer(node) or after & set(node.input):
             after.update(node.output)
     stored, before = _stored(nodes), set[str]()
     found = []
     for node in reversed(nodes):
-        if _is_integer(node):
+        if is_integer(node):
             before.update(node.input)
         elif before & set(node.output):
             before.update(node.input)
@@ -133,7 +133,8 @@ def _stored(nodes: list[onnx.NodeProto]) -> set[str]:
     return stored
 
 
-def _is_integer(node: onnx.NodeProto) -> bool:
+def is_integer(node: onnx.NodeProto) -> bool:
+    """Say whether a node that ONNX Runtime executes computes in integers."""
     return node.op_type in _LAYER_KERNELS or node.op_type.startswith("QLinear")
 
 

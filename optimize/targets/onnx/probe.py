@@ -19,6 +19,7 @@ import onnx
 from optimize.costs import Costs
 from optimize.targets.base import Probing
 from optimize.targets.onnx.costs import MULTIPLYING, onnx_costs
+from optimize.targets.onnx.coverage import is_integer
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
 from optimize.targets.onnx_graph.names import FileNames
@@ -73,7 +74,10 @@ class OnnxProbe(Probe):
         self._executed = _in_order([_key(event) for event in runs[0]], self._executed)
         found = attribute(self._names.calls, claims_of(self._executed, self._names))
         pairs = zip(self._executed, found, strict=True)
-        kernels = tuple(TimedKernel(node.name or node.output[0], node.op_type, mine) for node, mine in pairs)
+        kernels = tuple(
+            TimedKernel(node.name or node.output[0], node.op_type, mine, "int8" if is_integer(node) else "")
+            for node, mine in pairs
+        )
         return kernels, [_read(run, wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)]
 
     def costs(self) -> Costs:
