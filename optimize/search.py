@@ -79,8 +79,7 @@ class Search:
         gains = self._gains(export, choices) if choices else []
         best = max(range(len(choices)), key=lambda index: _certain(gains[index]), default=None)
         given = choices[best] if best is not None and _certain(gains[best]) >= _WORTH_IT else ()
-        reasons = reasons_to_stay(times, choices, gains)
-        export = replace(export, stays={name: why for name, why in reasons.items() if name not in given})
+        export = replace(export, stays=reasons_to_stay(times, choices, gains, given))
         if best is None or not given:
             return export
         reasons = {
@@ -158,7 +157,10 @@ class Search:
 
 
 def reasons_to_stay(
-    times: Mapping[str, LayerTime], choices: Sequence[Sequence[str]], gains: Sequence[Speedup | None]
+    times: Mapping[str, LayerTime],
+    choices: Sequence[Sequence[str]],
+    gains: Sequence[Speedup | None],
+    given: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return why each layer that took longer in INT8 may stay there, by node name, as a sentence without a full stop.
 
@@ -166,23 +168,27 @@ def reasons_to_stay(
         times: Of each layer by node name.
         choices: Layers that were tried in float together, the fewest first; a layer is told of the first it is in.
         gains: How many times faster the file was with each choice in float; None where it could not be timed.
+        given: The choice that was taken, which nothing is said of: what else was tried is held against its file.
     """
-    reasons = {}
-    for name in (name for name, time in times.items() if time.saved_s < 0):
+    reasons, gained = {}, dict(zip(map(tuple, choices), gains, strict=True)).get(tuple(given))
+    enough = f"more than the {_faster(gained)} of the file that was taken" if gained is not None else "worth it"
+    for name in (name for name, time in times.items() if time.saved_s < 0 and name not in given):
         group, gain = next(
             ((group, gain) for group, gain in zip(choices, gains, strict=True) if name in group), ((), None)
         )
         if gain is not None:
-            between = form.interval(gain.ratio, gain.ci_low, gain.ci_high)
-            faster = f"{form.ratio(gain.ratio)} as fast {between}"
             others = f" and {form.plural(len(group) - 1, 'other layer')}" if len(group) > 1 else ""
-            why = f"with it{others} in float the whole file is {faster}, which is not surely worth it"
+            why = f"with it{others} in float the whole file is {_faster(gain)}, which is not surely {enough}"
         elif times[name].is_slower:
             why = "the file without it in INT8 could not be timed, or would have had no layer in INT8"
         else:
             why = "the difference is within the noise of two measurements"
         reasons[name] = why
     return reasons
+
+
+def _faster(gain: Speedup) -> str:
+    return f"{form.ratio(gain.ratio)} as fast {form.interval(gain.ratio, gain.ci_low, gain.ci_high)}"
 
 
 def as_decided(program: Program, layers: Mapping[str, str]) -> Program:
