@@ -60,8 +60,6 @@ class Datasets:
         found = []
         if self.evaluation is None and not (self.metric and self.metric.beside_original):
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
-        if self.synthetic:
-            found.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
         if self.unsaid and self.preprocessing:

@@ -87,6 +87,8 @@ def assemble(
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
     about = [*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants))]
+    if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):
+        about.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
     about += _about_sizes(model.program)
     return Report(
         command=job.command or "optimize.optimize(...)",
