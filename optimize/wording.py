@@ -190,13 +190,13 @@ def change_interval(low: float | None, high: float | None, unit: str) -> str:
     return f"[{_signed(low, unit)}, {_signed(high, unit)}]".replace("-", "−")
 
 
-def points(unit: str) -> str:
-    """Return what a difference of a metric is in: points of a share, decibels, or nothing.
+def points(unit: str, number: float = 0.0) -> str:
+    """Return what a difference of a metric is in: points of a share, of which one is a point, decibels, or nothing.
 
-    >>> points("%"), points("dB"), points("")
-    ('points', 'dB', '')
+    >>> points("%"), points("%", 1), points("dB"), points("")
+    ('points', 'point', 'dB', '')
     """
-    return "points" if unit == "%" else unit
+    return ("point" if number == 1 else "points") if unit == "%" else unit
 
 
 def _signed(difference: float, unit: str) -> str:

@@ -132,7 +132,7 @@ def _level(least_db: float, found: Agreement | None) -> BoundCheck:
 
 
 def _lost(most: float, found: Accuracy | None) -> BoundCheck:
-    unit, worse = (form.points(found.unit), found.worse) if found else ("points", "lost")
+    unit, worse = (form.points(found.unit, most), found.worse) if found else (form.points("%", most), "lost")
     wanted = " ".join(filter(None, (f"at most {most:g}", unit, worse)))
     if found is None:
         return BoundCheck(wanted, "not measured", met=False)
@@ -140,13 +140,16 @@ def _lost(most: float, found: Accuracy | None) -> BoundCheck:
     change = form.change(found.value - found.baseline, found.unit)
     between = form.change_interval(found.difference_low, found.difference_high, found.unit)
     why = "" if met is not None else _advice(most, found)
-    return BoundCheck(wanted, f"{change} {between}".strip() + _sides(found), met, why)
+    return BoundCheck(wanted, f"{change} {between}".strip() + _sides(most, found), met, why)
 
 
-def _sides(found: Accuracy) -> str:
-    """Return how many samples changed sides, where that is known and says something."""
+def _sides(most: float, found: Accuracy) -> str:
+    """Return how many samples changed sides, where that is known and says something; where it is all that keeps it."""
     if found.lost == 0:
-        return f", none of {form.plural(found.samples, found.noun)} lost"
+        samples, interval = form.plural(found.samples, found.noun), found.drop_interval()
+        few = interval is not None and interval[1] > 2 * most + _ROUNDING
+        alone = f", which alone keeps it: {samples} cannot tell less than {_least(found)}" if few else ""
+        return f", none of {samples} lost{alone}"
     return f", {found.lost} lost and {found.gained} gained" if found.flips and found.gained else ""
 
 
@@ -193,11 +196,17 @@ def _keeps(most: float, found: Accuracy, times: float = 1.0) -> bool | None:
     return False if drop > most + _ROUNDING and interval[0] > 0 else None
 
 
-def _advice(most: float, found: Accuracy) -> str:
-    """Return that a bound cannot be told, with the samples that would tell it and the least bound that these tell."""
+def _least(found: Accuracy) -> str:
+    """Return the least bound on what is lost that so many samples tell."""
     interval = found.drop_interval()
     assert interval is not None
-    ways = [f"ask for {form.rounded_up(max(found.drop, interval[1] / 2))} {form.points(found.unit)}".strip()]
+    least = form.rounded_up(max(found.drop, interval[1] / 2))
+    return f"{least} {form.points(found.unit, float(least.replace(',', '')))}".strip()
+
+
+def _advice(most: float, found: Accuracy) -> str:
+    """Return that a bound cannot be told, with the samples that would tell it and the least bound that these tell."""
+    ways = [f"ask for {_least(found)}"]
     few, many = 1.0, _MOST_TIMES
     if _keeps(most, found, many) is not None:
         while many / few > 1.001:

@@ -132,7 +132,7 @@ def test_accuracy_that_is_not_stored_is_not_judged(
     base, labels = gone(accuracy=accuracy and TOP1 | accuracy), labelled(tmp_path).path
     found = against(base, eval=labels)
     assert found.verdict is Verdict.INCONCLUSIVE and found.accuracy is None
-    assert found.reason == f"not judged without the base's file: accuracy, asked: at most 1 points lost; {why}"
+    assert found.reason == f"not judged without the base's file: accuracy, asked: at most 1 point lost; {why}"
     found = against(base, eval=labels, max_drop=0.5, min_accuracy=95)
     assert found.verdict is Verdict.FAIL and found.reason == "top1 90.00 %, asked: top1 at least 95.00 %"
     assert against(base, eval=labels, min_accuracy=85).verdict is Verdict.WARN  # nothing else was asked

@@ -87,6 +87,12 @@ def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> No
     few = bound.check(judged(1, 1, 180))
     assert few.why == "cannot be told with 180 labels: give about 640 or ask for 1.3 points"
     assert bound.check(judged(4, 4, 720)).met is True and bound.check(judged(3, 3, 540)).met is None
+    least = Bound(max_drop=1).check(judged(0, 0, 60))
+    assert (least.met, least.wanted) == (True, "at most 1 point lost")
+    assert least.found.endswith(
+        ", none of 60 labels lost, which alone keeps it: 60 labels cannot tell less than 2.9 points"
+    )
+    assert Bound(max_drop=4).check(judged(0, 0, 60)).found.endswith(", none of 60 labels lost")
     nothing = Bound(max_drop=0).check(judged(1, 1, 180))  # no number of labels shows that nothing is lost
     assert nothing.why == "cannot be told with 180 labels: ask for 1.3 points"
 
@@ -111,7 +117,7 @@ def test_pixels_are_told_by_the_interval_over_pictures() -> None:
     found = Accuracy("pixel_accuracy", 0.89, 0.9, 50, -0.02, 0.0, lost=30)
     assert Bound(max_drop=0.5).check(Quality(None, found)).met is None
     assert Bound(max_drop=1).check(Quality(None, found)).met is True
-    assert Bound(max_drop=0.5).check(Quality(None, found)).why.endswith("give about 51 or ask for 1 points")
+    assert Bound(max_drop=0.5).check(Quality(None, found)).why.endswith("give about 51 or ask for 1 point")
 
 
 def test_noise_keeps_no_decibels() -> None:
