@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.data.examples import draw_inputs
+from optimize.data.preprocessing import read_words, unsaid
 from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError
 from optimize.measure import quality
@@ -35,19 +36,25 @@ class Datasets:
     Attributes:
         calibration: Data that INT8 ranges are learned from; None where none was given.
         evaluation: Labelled data; None where none was given.
-        unsaid: Whether nobody said how pictures become inputs.
+        said: How pictures become inputs, as far as somebody said it, by the words of ``--preprocess``.
         metric: What files are judged by; None for that which fits labels and outputs.
     """
 
     calibration: Samples | None
     evaluation: Samples | None
-    unsaid: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
     metric: Metric | None = None
 
     @property
     def preprocessing(self) -> str:
         """How pictures became inputs, as ``--preprocess`` takes it; empty where there were none."""
         return next((data.prepared for data in (self.evaluation, self.calibration) if data and data.prepared), "")
+
+    @property
+    def unsaid(self) -> dict[str, str]:
+        """The words that pictures became inputs by and that nobody said; empty where there were none."""
+        used = {*read_words(self.preprocessing), "crop"} if self.preprocessing else set()
+        return {word: text for word, text in unsaid(self.said).items() if word in used}
 
     @property
     def synthetic(self) -> bool:
@@ -62,10 +69,10 @@ class Datasets:
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
-        if self.unsaid and self.preprocessing:
+        if words := [word for word in self.unsaid if word != "order"]:  # which is RGB for all but a few
             found.append(
-                "Pictures were prepared ImageNet's way, because nothing else was said: if the model was trained "
-                f"otherwise, change what differs in --preprocess '{self.preprocessing}'."
+                f"Pictures were prepared ImageNet's way in {', '.join(words)}, because nothing else was said: if the "
+                f"model was trained otherwise, change what differs in --preprocess '{self.preprocessing}'."
             )
         return found
 
@@ -150,7 +157,7 @@ def open_datasets(
     return Datasets(
         calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
         evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
-        unsaid=not recipe.preprocessing,
+        said=recipe.preprocessing,
         metric=metric,
     )
 

@@ -29,8 +29,8 @@ _AGAIN, _DECIDED = "The same files again:", "What was decided for a module that 
 _BEGINNINGS = {".yaml": (f"# {_AGAIN}\n".encode(), f"# {_DECIDED}\n".encode()), ".jsonl": (b'{"journal": ',)}
 
 
-def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) -> Recipe:
-    """Return a run's recipe with what it found out by measuring: a replay measures nothing to decide."""
+def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export], datasets: Datasets) -> Recipe:
+    """Return a run's recipe with what it found out by measuring, and took for granted: a replay decides nothing."""
     passes = job.recipe.passes if job.given_passes is None else tuple(map(PassEntry.of, job.given_passes))
     plans = {variant.precision: variant.program.quantization for variant in variants}
     decided = dict(job.recipe.decided)
@@ -42,7 +42,8 @@ def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export]) 
             if not (new or job.bound is not None or export.times):
                 continue
             decided[f"{export.target} {export.precision}"] = {paths[name]: why for name, why in new.items()}
-    return job.recipe.model_copy(update={"passes": passes, "decided": decided})
+    preprocess = {**job.recipe.preprocess, **datasets.unsaid}
+    return job.recipe.model_copy(update={"passes": passes, "decided": decided, "preprocess": preprocess})
 
 
 def written(job: Job, recipe: Recipe, name: str = RECIPE) -> str:

@@ -186,7 +186,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         baseline = write_baseline(model.program, folder)
         search = Search(job, model.program, baseline, datasets, tell)
         exports = write_files(job, variants, search, folder, tell)
-        recipe = replay.recipe_of(job, variants, exports)
+        recipe = replay.recipe_of(job, variants, exports, datasets)
         machine = environment.current()
         timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell)
         baseline.path.unlink()

@@ -12,9 +12,11 @@ from PIL import Image
 
 from optimize.data import ImagePreprocessing, InputSpec, open_data
 from optimize.data.preprocessing import INTERPOLATIONS, read_words
-from optimize.datasets import example_inputs
+from optimize.datasets import Datasets, example_inputs
 from optimize.errors import Refused, UsageError
+from optimize.job import Job
 from optimize.recipe import parse, read
+from optimize.replay import recipe_of
 
 SPEC = InputSpec("x", (3, 32, 32))
 COUNTED = "resize=36 size=32 interpolation=bilinear mean=0.2,0.3,0.4 std=0.5,0.6,0.7"
@@ -95,6 +97,17 @@ def test_what_stands_in_the_report_is_what_was_done(pictures: Path) -> None:
     assert open_data(pictures, inputs=[SPEC]).prepared == (
         "resize=36 size=32 interpolation=bicubic mean=0.485,0.456,0.406 std=0.229,0.224,0.225 order=rgb"
     )
+
+
+def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pictures: Path) -> None:
+    said = {"size": "32", "resize": "40", "std": "1,1,1"}
+    recipe, data = parse({"preprocess": said}), open_data(pictures, inputs=[SPEC], image=ImagePreprocessing.read(said))
+    partly, wholly = Datasets(data, None, said=said), Datasets(data, None, said=read_words(data.prepared))
+    assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
+    assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
+    found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
+    assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}
+    assert recipe_of(Job(torch.nn.Identity(), recipe), [], [], Datasets(None, None)) == recipe
 
 
 def test_the_size_may_be_said_where_the_model_leaves_it_free(pictures: Path) -> None:

@@ -71,7 +71,7 @@ class Workshop:
             made = self._written(choice, job, path)
         if made.error is not None:
             raise made.error
-        return job, made, replay.recipe_of(job, [variant], [made])
+        return job, made, replay.recipe_of(job, [variant], [made], self.opened.datasets)
 
     def _written(self, choice: FileChoice, job: Job, path: Path) -> Export:
         """Write a file as a single command does."""

@@ -229,6 +229,19 @@ def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
     return {word: ",".join(map(str, value)) if isinstance(value, list) else str(value) for word, value in text.items()}
 
 
+def unsaid(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the words that are ImageNet's because nobody said them; none beside code, which does all of it.
+
+    >>> unsaid({"resize": "70", "mean": "0,0,0", "std": "1,1,1"})
+    {'interpolation': 'bicubic', 'order': 'rgb'}
+    """
+    usual = ImagePreprocessing()
+    said = {"crop": (usual.crop,), "interpolation": usual.interpolation, "mean": usual.mean, "std": usual.std}
+    found = read_words(_said({**said, "order": usual.order}))
+    missing = {} if "transform" in words else found.keys() - words.keys() - ({"crop"} if "resize" in words else set())
+    return {word: text for word, text in found.items() if word in missing}
+
+
 def included(text: str) -> ImagePreprocessing:
     """Read what ``ImagePreprocessing.inside`` wrote, which may come from anybody's file: numbers and an order alone.
 
