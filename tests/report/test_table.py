@@ -74,6 +74,19 @@ def test_headline(report: Report) -> None:
     }
 
 
+def test_the_fastest_is_held_against_others_alone_and_a_tie_is_said(report: Report) -> None:
+    plain, integers, *_ = report.rows
+    alone = report.model_copy(update={"rows": (plain,)})
+    assert "the best float32" not in dict(artifacts.winner(alone))["Fastest"]
+    assert dict(artifacts.cards(alone))["Speed-up over eager"].detail == "it is the best fp32"
+    close = plain.model_copy(update={"speedup": replace(integers.speedup, ratio=7.5)})  # type: ignore[type-var]
+    tied = report.model_copy(update={"rows": (close, integers)})
+    (told,) = artifacts.winner(tied)
+    assert told[1].endswith("model.int8.onnx; as fast, within the intervals: onnx float32")
+    assert dict(artifacts.cards(tied))["Fastest artifact"].detail in told[1]
+    assert "within the intervals" not in dict(artifacts.winner(report))["Fastest"]
+
+
 def test_headline_without_accuracy_speaks_of_agreement_and_without_rows_says_nothing(report: Report) -> None:
     row = report.rows[1].model_copy(update={"accuracy": None})
     assert artifacts.cards(report.model_copy(update={"rows": (row,)}))[-1][1].text == "34.6 dB"
