@@ -46,6 +46,8 @@ from optimize.search import Search, as_decided, one_sample
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import among, check, found, staging
+from optimize.transaction.commit import ENDINGS
+from optimize.wording import and_others
 
 
 def optimize(
@@ -198,7 +200,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
             for entry in exports
         ]
         rows = rows_of(job, baseline, exports, timings, qualities)
-        report = assemble(job, model, variants, rows, exports, recipe, machine, datasets, timings.warnings)
+        doubts = (*timings.warnings, *_of_others(job, folder))
+        report = assemble(job, model, variants, rows, exports, recipe, machine, datasets, doubts)
         _drop_failed(exports, report)
         document = tell_run(report)
         for name in FILES:
@@ -225,6 +228,18 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
     for path in (job.out / name for name in sorted(found(job.out, names))):
         if not replay.is_written(path):
             raise Refused(f"'{shown(path)}' is of no run, and would be written over.", hint=hint)
+
+
+def _of_others(job: Job, folder: Path) -> list[str]:
+    """Name models that lie in ``--out`` and stay there: this run makes no files of their names."""
+    own = {path.name for path in folder.iterdir()}
+    source = "" if isinstance(job.source, torch.nn.Module) else os.path.realpath(job.source)
+    models = sorted(set(found(job.out, [f"*{end}" for end in ENDINGS])) - own)
+    models = [name for name in models if os.path.realpath(job.out / name) != source]
+    if not models:
+        return []
+    named = f"'{shown(models[0])}'{and_others(len(models) - 1, 'model')}"
+    return [f"Not of this run: {named}, which --out held before and still holds."]
 
 
 @dataclass(frozen=True)

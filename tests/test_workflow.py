@@ -69,6 +69,19 @@ def test_one_target_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert status["onnx", "float32"].status == "measured"
 
 
+def test_models_of_another_run_in_the_same_folder_are_named(tmp_path: Path) -> None:
+    """They stay: whoever asks for one runtime after the other wants both files."""
+    net, inputs = torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), (torch.randn(2, 4),)
+    first = optimize.optimize(net, inputs, targets=["torchscript"], out=tmp_path)
+    (name,) = (Path(row.path).name for row in first.rows if row.path)
+    second = optimize.optimize(net, inputs, targets=["onnx"], out=tmp_path)
+    (told,) = (line for line in second.warnings if line.startswith("Not of this run"))
+    assert f"'{name}' " in told and (tmp_path / name).is_file()
+    assert not [line for line in first.warnings if line.startswith("Not of this run")]
+    again = optimize.optimize(net, inputs, targets=["torchscript", "onnx"], out=tmp_path)
+    assert not [line for line in again.warnings if line.startswith("Not of this run")]
+
+
 def test_structured_outputs_come_back_as_the_module_gave_them(tmp_path: Path) -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:

@@ -32,8 +32,8 @@ ROOFLINE_NOTE = (
 #: Why kernels are above their roofs, by what bounds them there.
 OVER_NOTES = {
     "memory": "More than 100 % of what memory bounds is no error: the data lay in caches, which are faster.",
-    "compute": "More than 100 % of what arithmetic bounds is no error: a float convolution needs fewer products than its "
-    "shape says (Winograd), or the machine was slower while its roofs were measured.",
+    "compute": "More than 100 % of what arithmetic bounds is no error: a float convolution needs fewer products than "
+    "its shape says (Winograd), or the machine was slower while its roofs were measured.",
 }
 PYTHON_NOTE = "cProfile of the module itself. It makes every call dearer, so shares of Python are upper bounds."
 #: Functions that a terminal names.
