@@ -132,8 +132,7 @@ def spell(error: BaseException) -> str:
     >>> spell(ValueError("no such size.")), spell(ImportError())
     ('ValueError: no such size', 'ImportError')
     """
-    kind, line = type(error).__name__, first_line(error).rstrip(".")
-    return kind if line == kind else f"{kind}: {line}"
+    return ": ".join(dict.fromkeys((type(error).__name__, first_line(error).rstrip("."))))
 
 
 #: Where the traceback of an error in somebody else's code is seen.

@@ -74,7 +74,7 @@ def capture(
     if args is None and kwargs is None:
         raise UsageError("A module needs example inputs.", hint="optimize.capture(module, (x,))")
     source, notes = inference_copy(module)
-    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(() if args is None else args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
 

@@ -81,10 +81,7 @@ def require_passes(given: Any, what: str) -> tuple[Pass, ...]:
     for entry in found:
         kind = find_pass(entry) if isinstance(entry, str) else entry if isinstance(entry, type) else type(entry)
         name = kind.__name__ if issubclass(kind, Pass) else "FuseConvBN"
-        hint = f"Passes are a list, each of them made with parentheses: [{name}()]."
-        require(entry, Pass, what, hint)
-        if not listed:
-            require(entry, list, what, hint)
+        require(entry, Pass if listed else list, what, f"Passes are a list, each made with parentheses: [{name}()].")
     return found
 
 

@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,8 +34,7 @@ _T = TypeVar("_T", bound="type[Target]")
 def register_pass(cls: _P) -> _P:
     """Register a pass under its class name (a class decorator); an option that it lacks is told as a usage error."""
     _passes[cls.__name__] = cls
-    make: Callable[..., None] = cls.__init__
-    signature = inspect.signature(make)
+    make, signature = cls.__init__, inspect.signature(cls.__init__)
 
     @functools.wraps(make)
     def checked(self: Pass, *given: Any, **options: Any) -> None:
@@ -43,9 +42,9 @@ def register_pass(cls: _P) -> _P:
             signature.bind(self, *given, **options)
         except TypeError as error:
             _, *known = signature.parameters
-            wrong = next((option for option in options if option not in known), None)
-            what = f"{cls.__name__}: {error}." if wrong is None else f"{cls.__name__} has no option '{wrong}'."
-            raise UsageError(what, hint=nearest(wrong or "", known)) from error
+            wrong = next((option for option in options if option not in known), "")
+            what = f"has no option '{wrong}'" if wrong else f"is not made so: {error}"
+            raise UsageError(f"{cls.__name__} {what}.", hint=nearest(wrong, known)) from error
         make(self, *given, **options)
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]

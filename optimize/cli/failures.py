@@ -118,8 +118,8 @@ def _usage(error: click.ClickException) -> OptimizeError:
     command = context.command_path if context is not None else "optimize"
     alike = _alike(error.option_name, context) if isinstance(error, click.NoSuchOption) and context is not None else []
     meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
-    what = error.message if alike else error.format_message()
-    return UsageError(what, hint=f"{meant}'{command} --help' lists the options.")
+    told = error.message if alike else error.format_message()
+    return UsageError(told, hint=f"{meant}'{command} --help' lists the options.")
 
 
 def _alike(name: str, context: click.Context) -> list[str]:

@@ -203,11 +203,7 @@ def _sizes(spec: InputSpec) -> tuple[int | None, ...]:
 
 
 def _flattened(shape: Sequence[int | None]) -> str:
-    """Return the square images that have as many numbers as a sample; the usual ones where none have.
-
-    >>> _flattened([12288]), _flattened([784]), _flattened([10])
-    ('3,64,64', '1,28,28', '3,224,224')
-    """
+    """Return the square images that have as many numbers as a sample; the usual ones where none have."""
     count = math.prod(size or 0 for size in shape)
     sides = ((channels, math.isqrt(count // channels)) for channels in (3, 1))
     fitting = (f"{channels},{side},{side}" for channels, side in sides if channels * side * side == count > 0)
@@ -221,8 +217,8 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
         shapes = ", ".join(str(list(spec.shape)) for spec in specs)
         raise UsageError(
             f"'{folder}' is a folder of images, but the model takes {shapes} and not one image [C, H, W].",
-            hint=f"If it flattens images, say so: --input-shape {_flattened(shape)}. Else give the data as an .npz or as "
-            "package.module:callable.",
+            hint=f"If it flattens images, say so: --input-shape {_flattened(shape)}. Else give the data as an .npz or "
+            "as package.module:callable.",
         )
     channels, height, width = _sizes(specs[0])
     if image.transform is not None:  # what it returns is looked at, picture by picture

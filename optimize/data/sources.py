@@ -52,7 +52,7 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
             hint="Give a list, a DataLoader, or a callable that makes the iterator.",
         )
     if isinstance(value, Iterable):
-        return Samples(name, lambda: _told(_from_batches(value, specs, name), name, ""))
+        return Samples(name, lambda: _told(_from_batches(value, specs, name), name))
     if callable(value):
         hint = f"It is called without arguments, and gives one batch or several. {_expected(specs)}"
         return Samples(name, lambda: _told(_from_result(value, specs, name), name, hint))
@@ -61,7 +61,7 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
     )
 
 
-def _told(batches: Iterator[Batch], name: str, hint: str) -> Iterator[Batch]:
+def _told(batches: Iterator[Batch], name: str, hint: str = "") -> Iterator[Batch]:
     """Pass batches on; what the user's code raises becomes a refusal."""
     try:
         yield from batches
@@ -141,12 +141,9 @@ def _strays(value: Any, specs: Specs, name: Path) -> tuple[str, ...]:
     """Say which arrays nobody takes, where there are no labels and the name is nearly theirs."""
     keys = _keys(value, specs) if isinstance(value, Mapping) else {"": ""}
     few = [] if "" in keys else [key for key in itertools.islice(value, _NAMED) if key not in keys.values()]
-    meant = ((key, difflib.get_close_matches(key, _LABEL_KEYS, n=1)) for key in few)
-    return tuple(
-        f"Nothing takes the array '{shown(key)}' of '{shown(name)}'. Did you mean '{found[0]}'?"
-        for key, found in meant
-        if found
-    )
+    meant = {key: difflib.get_close_matches(key, _LABEL_KEYS, n=1) for key in few}
+    told = "Nothing takes the array '{}' of '{}'. Did you mean '{}'?"
+    return tuple(told.format(shown(key), shown(name), found[0]) for key, found in meant.items() if found)
 
 
 def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:

@@ -128,10 +128,8 @@ def _examples(
         return inputs(), []
     except InputsUnknown as error:
         guess = guess_inputs(module, batch)
-        if guess is None and (hint := ask_for_shapes(module)):
-            raise InputsUnknown(error.what, hint=hint) from error
         if guess is None:
-            raise
+            raise InputsUnknown(error.what, hint=ask_for_shapes(module) or error.hint) from error
         return guess[0], [guess[1]]
 
 
