@@ -15,7 +15,8 @@ from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_da
 from optimize.data.examples import draw_inputs
 from optimize.data.preprocessing import read_words, unsaid
 from optimize.dimensions import BATCH
-from optimize.errors import OptimizeError
+from optimize.errors import OptimizeError, UsageError
+from optimize.load.guessing import GUESSED
 from optimize.measure import quality
 from optimize.measure.accuracy import AccuracyMeter
 from optimize.measure.metrics import Metric
@@ -154,12 +155,16 @@ def open_datasets(
     labelled = evaluate if evaluate is not None else recipe.eval
     held = None if calibrate is None else FlatBatches(program, calibrate).samples
     wanted = {"labelled": metric is None or not metric.beside_original, "classes": metric is None}
-    return Datasets(
-        calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
-        evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
-        said=recipe.preprocessing,
-        metric=metric,
-    )
+    try:
+        return Datasets(
+            calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
+            evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
+            said=recipe.preprocessing,
+            metric=metric,
+        )
+    except UsageError as error:
+        guesses = (note for note in program.notes if note.startswith(GUESSED))
+        raise UsageError(error.what, hint="\n".join((error.hint, *guesses))) from error
 
 
 def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:

@@ -126,6 +126,15 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def spell(error: BaseException) -> str:
+    """Return the type of an error and its first line as the end of a sentence, without the full stop.
+
+    >>> spell(ValueError("no such size.")), spell(ImportError())
+    ('ValueError: no such size', 'ImportError')
+    """
+    return ": ".join(dict.fromkeys((type(error).__name__, first_line(error).rstrip("."))))
+
+
 #: Where the traceback of an error in somebody else's code is seen.
 _TRACEBACK = {
     "pass": "The command shows the traceback with --debug.",

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
 from optimize.capture_checks import check_capture, check_sizes
 from optimize.dimensions import BATCH, Dimensions, find_free, read_dynamic
-from optimize.errors import Refused, VerificationFailed, require
+from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
 from optimize.preparation import check_it_runs, inference_copy, own_inputs, return_tensors
 from optimize.program import MAX_BATCH, Program, step_of
@@ -23,7 +23,7 @@ from optimize.program import MAX_BATCH, Program, step_of
 
 def capture(
     module: torch.nn.Module,
-    args: torch.Tensor | Sequence[Any],
+    args: torch.Tensor | Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_batch: bool = True,
@@ -71,8 +71,10 @@ def capture(
     """
     hint = "Make the module and load its weights first; the command opens files: optimize MODEL --to onnx."
     require(module, torch.nn.Module, "capture", hint=hint)
+    if args is None and kwargs is None:
+        raise UsageError("A module needs example inputs.", hint="optimize.capture(module, (x,))")
     source, notes = inference_copy(module)
-    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(() if args is None else args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from optimize.errors import Refused, UsageError, nearest
+from optimize.errors import Refused, UsageError, nearest, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -82,7 +82,7 @@ def call(found: Any, spec: str) -> Any:
         return found()
     except (Exception, SystemExit) as error:
         raise Refused(
-            f"'{spec}' raised {type(error).__name__}: {error}.",
+            f"'{spec}' raised {spell(error)}.",
             hint="It is called without arguments; wrap it in a function that fills them in.",
         ) from error
 
@@ -106,7 +106,10 @@ def _import(home: str) -> Any:
             ) from error
         raise Refused(f"Importing '{home}' failed: it needs '{error.name}', which is not installed.") from error
     except (Exception, SystemExit) as error:
-        raise Refused(f"Importing '{home}' raised {type(error).__name__}: {error}.") from error
+        hint = f"python -c 'import {home}', run here, shows the line."
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            hint = f"Name the module with its package, package.{home}:name, in the folder that holds the package."
+        raise Refused(f"Importing '{home}' raised {spell(error)}.", hint=hint) from error
 
 
 def _attribute(owner: Any, name: str, spec: str) -> Any:

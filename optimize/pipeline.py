@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import Progress, heard_by, silent, tell
 from optimize.records import MergeOutlook
-from optimize.registry import find_target
+from optimize.registry import find_pass, find_target
 from optimize.wording import plural
 
 
@@ -69,6 +70,21 @@ class Trace:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
+def require_passes(given: Any, what: str) -> tuple[Pass, ...]:
+    """Return what a function was given as its passes, checked to be some.
+
+    Raises:
+        UsageError: It is no list, or an entry of it is no pass.
+    """
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    found = tuple(given) if listed else (given,)
+    for entry in found:
+        kind = find_pass(entry) if isinstance(entry, str) else entry if isinstance(entry, type) else type(entry)
+        name = kind.__name__ if issubclass(kind, Pass) else "FuseConvBN"
+        require(entry, Pass if listed else list, what, f"Passes are a list, each made with parentheses: [{name}()].")
+    return found
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """An ordered list of passes.
@@ -86,9 +102,7 @@ class Pipeline:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        for entry in self.passes:
-            name = getattr(entry, "__name__", "FuseConvBN")
-            require(entry, Pass, "Pipeline", hint=f"A pass is made with parentheses: {name}().")
+        object.__setattr__(self, "passes", require_passes(self.passes, "Pipeline"))
         for first, second in zip(self.passes, self.passes[1:], strict=False):
             if second.stage < first.stage:
                 raise UsageError(

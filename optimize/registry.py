@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from optimize.errors import UsageError, first_line, nearest
+from optimize.errors import UsageError, nearest, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +32,22 @@ _T = TypeVar("_T", bound="type[Target]")
 
 
 def register_pass(cls: _P) -> _P:
-    """Register a pass under its class name (a class decorator)."""
+    """Register a pass under its class name (a class decorator); an option that it lacks is told as a usage error."""
     _passes[cls.__name__] = cls
+    make, signature = cls.__init__, inspect.signature(cls.__init__)
+
+    @functools.wraps(make)
+    def checked(self: Pass, *given: Any, **options: Any) -> None:
+        try:
+            signature.bind(self, *given, **options)
+        except TypeError as error:
+            _, *known = signature.parameters
+            wrong = next((option for option in options if option not in known), "")
+            what = f"has no option '{wrong}'" if wrong else f"is not made so: {error}"
+            raise UsageError(f"{cls.__name__} {what}.", hint=nearest(wrong, known)) from error
+        make(self, *given, **options)
+
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
     return cls
 
 
@@ -72,9 +87,7 @@ def _import_others(group: str) -> tuple[str, ...]:
             entry.load()
         except Exception as error:  # another package's defect is no reason to do nothing at all
             owner = entry.dist.name if entry.dist else "another package"
-            failures.append(
-                f"'{entry.name}' of {owner} cannot be imported: {type(error).__name__}: {first_line(error)}."
-            )
+            failures.append(f"'{entry.name}' of {owner} cannot be imported: {spell(error)}.")
     return tuple(failures)
 
 

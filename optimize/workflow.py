@@ -30,7 +30,7 @@ from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.opening import open_program
 from optimize.pace import keep_pace
 from optimize.passes.base import Pass, Stage
-from optimize.pipeline import Pipeline, Step, Trace, Variant, transform
+from optimize.pipeline import Pipeline, Step, Trace, Variant, require_passes, transform
 from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
@@ -110,7 +110,7 @@ def optimize(
     asked |= {"targets": targets, "target_options": target_options, "dynamic": dynamic, "metric": metric}
     given = job_of(
         model, inputs, "optimize.optimize", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        given_passes=tuple(passes),
+        given_passes=require_passes(passes, "optimize.optimize"),
     )  # fmt: skip
     return run_job(given)
 

@@ -84,6 +84,17 @@ def test_npy_tensor_and_list_of_tensors_have_no_labels(tmp_path: Path) -> None:
             open_data(spec, inputs=ONE, labelled=True)
 
 
+def test_an_array_that_is_nearly_called_labels_is_named(tmp_path: Path) -> None:
+    told = rf"Nothing takes the array 'lables' of '{tmp_path}/d.npz'. Did you mean 'labels'?"
+    save(tmp_path / "d.npz", x=X, lables=Y, order=Y)
+    assert open_data(tmp_path / "d.npz", inputs=ONE).notes == (told,)
+    with pytest.raises(UsageError, match="has no labels") as refused:
+        open_data(tmp_path / "d.npz", inputs=ONE, labelled=True)
+    assert refused.value.hint.startswith(told)
+    save(tmp_path / "d.npz", x=X, lables=Y, y=Y)
+    assert open_data(tmp_path / "d.npz", inputs=ONE).notes == ()
+
+
 def test_several_inputs(tmp_path: Path) -> None:
     ids, mask = np.arange(24).reshape(4, 6), np.ones((4, 5), np.float32)
     save(tmp_path / "d.npz", mask=mask, ids=ids.astype(np.int32), y=np.arange(4))
@@ -220,7 +231,8 @@ def test_of_many_arrays_a_few_are_named() -> None:
         (["text"], UsageError, "a batch of type str"),
         (TensorDataset(torch.from_numpy(X)), UsageError, "Dataset gives samples"),
         (failing, Refused, "raised RuntimeError: disk on fire"),
-        ("tests.test_data:failing", Refused, "raised RuntimeError: disk on fire"),
+        ("tests.test_data:failing", Refused, r"on fire\.\nIt is called without arguments, and .* A batch is \(x\) or"),
+        (lambda one: one, Refused, r"raised TypeError: .*'one'\.\nIt is called without arguments"),
         ("tests.test_data:no_such_name", Refused, "there is no 'no_such_name'"),
         ("no_such_package:data", Refused, "no module 'no_such_package'"),
     ],
@@ -373,6 +385,9 @@ def test_image_folders_that_do_not_fit(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "a.png", (0, 0, 0))
     with pytest.raises(UsageError, match="not one image"):
         open_data(tmp_path, inputs=TWO)
+    for numbers, shape in ((12288, "3,64,64"), (784, "1,28,28"), (10, "3,224,224"), (None, "3,224,224")):
+        with pytest.raises(UsageError, match=rf"not one image .*\n.* say so: --input-shape {shape}\."):
+            open_data(tmp_path, inputs=(InputSpec("x", (numbers,)),))
     free = (InputSpec("x", (3, None, None)),)
     with pytest.raises(UsageError, match="say which size"):
         open_data(tmp_path, inputs=free)

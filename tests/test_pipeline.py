@@ -25,14 +25,34 @@ MISTAKES = {
         lambda: optimize.export(optimize.Pipeline([]).run(small()), "onnx", "net.onnx"),
         "trace.program",
     ),
-    "a path for a module": (lambda: optimize.capture("net.pth", ()), "load its weights"),
+    "a path for a module": (lambda: optimize.capture("net.pth"), "load its weights"),
+    "a module alone": (lambda: optimize.capture(nn.ReLU()), "optimize.capture(module, (x,))"),
+    "a pass without parentheses in a run": (
+        lambda: optimize.optimize(nn.ReLU(), passes=[optimize.FuseConvBN]),  # type: ignore[list-item]
+        "[FuseConvBN()]",
+    ),
+    "a pass for a list": (
+        lambda: optimize.optimize(nn.ReLU(), passes=optimize.Reparameterize()),  # type: ignore[arg-type]
+        "[Reparameterize()]",
+    ),
+    "the name of a pass": (
+        lambda: optimize.optimize(nn.ReLU(), passes=["Reparameterize"]),  # type: ignore[list-item]
+        "[Reparameterize()]",
+    ),
+    "a misspelt name of a pass": (lambda: optimize.Pipeline("FuseConBN"), "Did you mean 'FuseConvBN'?"),
+    "a misspelt option": (
+        lambda: optimize.QuantizeStatic(calibraton=[]),  # type: ignore[call-arg]
+        "Did you mean 'calibration'?",
+    ),
+    "a pass without its data": (lambda: optimize.QuantizeStatic(), "Known: bits, cache, calibration"),  # type: ignore[call-arg]
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_what_is_given_in_place_of_another_is_named_with_the_mend(name: str) -> None:
     call, mend = MISTAKES[name]
-    with pytest.raises(optimize.UsageError, match="is wanted, not ") as refused:
+    told = "is wanted, not |needs example inputs|no pass 'FuseConBN'|no option 'calibraton'|argument: 'calibration'"
+    with pytest.raises(optimize.UsageError, match=told) as refused:
         call()
     assert mend in refused.value.hint
 

@@ -42,8 +42,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.min_accuracy
 @options.data("--data", metavar="DATA", help="Samples that outputs are compared on.  [default: noise]")
 @options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
-@options.preprocess
-@options.tokenizer
+@options.pictures
 @options.input_shape
 @options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
 @options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
@@ -67,6 +66,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.model("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
 @options.output("--junit", type=options.Destination(), help="Write JUnit XML.")
 @options.output("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
+@options.factory
 @options.trust
 def check(models: tuple[str, ...], **given: Any) -> None:
     """Compare CANDIDATE with BASE: outputs and accuracy first, then time, in fresh processes, side by side.
@@ -126,7 +126,7 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
 
     path = given["config"] or limits.find(Path.cwd())
     content = limits.read(path) if path else {}
-    said = {**given, "eval": given["evaluate"], "preprocess": options.preprocessing(given)}
+    said = {**given, "eval": given["evaluate"], "model": given["factory"], "preprocess": options.preprocessing(given)}
     said["verify_on"] = given["verify_on"] and given["verify_on"].split(",")
     keys = (*limits.Case.model_fields, "on_inconclusive", "on")
     asked = {key: said[key] for key in keys if said.get(key) not in (None, "", (), {})}

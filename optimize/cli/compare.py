@@ -41,6 +41,7 @@ from optimize.regular import require_data, require_model
     type=options.Destination(),
     help="Write a .html page, an .svg plot or a .json file (reports: .md), too.",
 )
+@options.factory
 @options.model("--trust", is_flag=True, help="Run the code that pickles in the files name.")
 def compare(first: str, second: str, **given: Any) -> None:
     """Compare SECOND (.onnx, TorchScript, .pt2) with FIRST, which is taken for the truth, on the same samples.
@@ -84,7 +85,7 @@ def _compare_files(first: str, second: str, given: dict[str, Any]) -> None:
             threshold_db=limit,
             asked=given["min_sqnr"] is not None,
             command=options.command_line(),
-            **{name: given[name] for name in ("layers", "data", "input_shape", "trust")},
+            **{name: given[name] for name in ("layers", "data", "input_shape", "factory", "trust")},
         )
     options.tell(tell_layers(record, worst_first=given["worst_first"]), lambda: record, "Comparison")
     sys.exit(1 if given["min_sqnr"] is not None and (record.found.is_below or not record.found.judged) else 0)

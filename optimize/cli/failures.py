@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import shlex
 import sys
 import traceback
 import warnings
@@ -75,9 +76,16 @@ def tell(error: BaseException, *, debug: bool = False) -> int:
     if debug:
         click.echo(plain_lines("".join(traceback.format_exception(error))), err=True)
     click.echo(f"optimize: {shortened(plain(found.what.strip()))}", err=True)
-    for line in filter(None, found.hint.splitlines()):
+    for line in filter(None, (*found.hint.splitlines(), _with_trust(found.hint))):
         click.echo(f"  {shortened(plain(line.strip()))}", err=True)
     return found.exit_code
+
+
+def _with_trust(hint: str) -> str:
+    """Return the command as it would be with ``--trust``, where a hint begins with that; empty where it cannot be."""
+    command = shlex.join(["optimize", *sys.argv[1:], "--trust"])
+    whole = "--" not in sys.argv and shortened(plain(command)) == command
+    return command if whole and hint.startswith("Add --trust if you trust this file") else ""
 
 
 def described(error: BaseException) -> str:
@@ -108,7 +116,17 @@ def quiet(*, debug: bool) -> Iterator[None]:
 def _usage(error: click.ClickException) -> OptimizeError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "optimize"
-    return UsageError(error.format_message(), hint=f"'{command} --help' lists the options.")
+    alike = _alike(error.option_name, context) if isinstance(error, click.NoSuchOption) and context is not None else []
+    meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
+    told = error.message if alike else error.format_message()
+    return UsageError(told, hint=f"{meant}'{command} --help' lists the options.")
+
+
+def _alike(name: str, context: click.Context) -> list[str]:
+    """Return the options of a command that take what an option of that name takes in the commands that have it."""
+    commands = getattr(context.parent and context.parent.command, "commands", {}).values()
+    taken = {entry.metavar for command in commands for entry in command.params if name in entry.opts} - {None}
+    return sorted(entry.opts[0] for entry in context.command.params if entry.metavar in taken)
 
 
 def _memory(error: BaseException) -> OptimizeError:

@@ -65,10 +65,8 @@ def open_data(
     if first is None:
         raise Refused(f"'{source.name}' is empty: it gives no samples.")
     if labelled and first.labels is None:
-        raise UsageError(
-            f"'{source.name}' has no labels, which accuracy needs.",
-            hint="An .npz holds them as 'y', an image folder as sub-folders; a callable gives (inputs, labels).",
-        )
+        hint = "An .npz holds them as 'y', an image folder as sub-folders; a callable gives (inputs, labels)."
+        raise UsageError(f"'{source.name}' has no labels, which accuracy needs.", hint=" ".join((*source.notes, hint)))
     return replace(source, labelled=first.labels is not None)
 
 

@@ -24,7 +24,7 @@ def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...
     """
     if not shapes:
         raise InputsUnknown(
-            "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data with --calib."
+            "Nothing says what the model takes.", hint="Give --input-shape, such as 3,224,224, or data."
         )
     generator = torch.Generator().manual_seed(0)
     return tuple(_drawn(*part, generator) for part in bounds.read_shapes(shapes, samples))

@@ -202,6 +202,14 @@ def _sizes(spec: InputSpec) -> tuple[int | None, ...]:
     return (spec.shape[-1], *spec.shape[:-1]) if spec.is_picture else spec.shape
 
 
+def _flattened(shape: Sequence[int | None]) -> str:
+    """Return the square images that have as many numbers as a sample; the usual ones where none have."""
+    count = math.prod(size or 0 for size in shape)
+    sides = ((channels, math.isqrt(count // channels)) for channels in (3, 1))
+    fitting = (f"{channels},{side},{side}" for channels, side in sides if channels * side * side == count > 0)
+    return next(fitting, "3,224,224")
+
+
 def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> tuple[int, int]:
     """Return height and width of the crop after checking that the model takes such images."""
     shape = specs[0].shape
@@ -209,7 +217,8 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
         shapes = ", ".join(str(list(spec.shape)) for spec in specs)
         raise UsageError(
             f"'{folder}' is a folder of images, but the model takes {shapes} and not one image [C, H, W].",
-            hint="Give the data as an .npz or as package.module:callable.",
+            hint=f"If it flattens images, say so: --input-shape {_flattened(shape)}. Else give the data as an .npz or "
+            "as package.module:callable.",
         )
     channels, height, width = _sizes(specs[0])
     if image.transform is not None:  # what it returns is looked at, picture by picture

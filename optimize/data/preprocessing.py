@@ -18,7 +18,7 @@ import torch
 
 from optimize import named
 from optimize.data.conform import InputSpec, as_tensor
-from optimize.errors import Refused, UsageError, nearest
+from optimize.errors import Refused, UsageError, nearest, spell
 from optimize.regular import shown
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class ImagePreprocessing:
         try:
             found = transform(picture)
         except Exception as error:  # the user's own code
-            raise Refused(f"'{self.name}' raised {type(error).__name__}: {error}.") from error
+            raise Refused(f"'{self.name}' raised {spell(error)}.") from error
         if not isinstance(found, torch.Tensor | np.ndarray):
             hint = "End it with ToTensor, or return an array [C, H, W]."
             raise Refused(f"'{self.name}' returns a {type(found).__name__} and no tensor.", hint=hint)
@@ -223,7 +223,7 @@ def read_words(text: str | Mapping[str, Any]) -> dict[str, str]:
         raise ValueError("words are wanted, such as 'resize=256 size=224', or a mapping of them")
     unknown = next((word for word in text if word not in _READERS), None)
     if unknown is not None:
-        raise ValueError(f"there is no '{shown(str(unknown))}'. {nearest(str(unknown), _READERS)}")
+        raise ValueError(f"there is no '{shown(str(unknown))}'. {nearest(str(unknown), _READERS).rstrip('.')}")
     if "transform" in text and len(text.keys() - {"tokenizer"}) > 1:
         raise ValueError("a transform does all of it; nothing else is said beside it")
     return {word: ",".join(map(str, value)) if isinstance(value, list) else str(value) for word, value in text.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
 from optimize.data.samples import Samples
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError, spell
 from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -30,7 +32,8 @@ def from_file(path: Path, specs: Specs) -> Samples:
     Raises:
         Refused: It is neither, damaged, holds objects, or does not fit the model.
     """
-    return _from_arrays(_read(open_arrays(path), specs, str(path)), specs, str(path))
+    arrays = open_arrays(path)
+    return replace(_from_arrays(_read(arrays, specs, str(path)), specs, str(path)), notes=_strays(arrays, specs, path))
 
 
 def from_python(value: Any, specs: Specs, name: str) -> Samples:
@@ -51,20 +54,21 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
     if isinstance(value, Iterable):
         return Samples(name, lambda: _told(_from_batches(value, specs, name), name))
     if callable(value):
-        return Samples(name, lambda: _told(_from_result(value, specs, name), name))
+        hint = f"It is called without arguments, and gives one batch or several. {_expected(specs)}"
+        return Samples(name, lambda: _told(_from_result(value, specs, name), name, hint))
     raise UsageError(
         f"{name} cannot be read as data.", hint="Give an array, a list of batches, a DataLoader or a path."
     )
 
 
-def _told(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
+def _told(batches: Iterator[Batch], name: str, hint: str = "") -> Iterator[Batch]:
     """Pass batches on; what the user's code raises becomes a refusal."""
     try:
         yield from batches
     except OptimizeError:
         raise
     except Exception as error:
-        raise Refused(f"Reading {name} raised {type(error).__name__}: {error}.") from error
+        raise Refused(f"Reading {name} raised {spell(error)}.", hint=hint) from error
 
 
 def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterator[Batch]:
@@ -123,23 +127,35 @@ def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:
     return arrays | ({"": value[-1]} if len(value) > len(specs) else {})
 
 
-def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:
-    labels = next(
-        (value[key] for key in _LABEL_KEYS if key in value and key not in [spec.name for spec in specs]), None
-    )
+def _keys(value: Mapping[str, Any], specs: Specs) -> dict[str, str]:
+    """Return the name of the array of each input, and under "" that of the labels where there are some."""
     rest = [key for key in value if key not in _LABEL_KEYS]
     names = {spec.name: spec.name for spec in specs}
+    labels = next((key for key in _LABEL_KEYS if key in value and key not in names), None)
     if len(specs) == 1 and specs[0].name not in value:
         names[specs[0].name] = next((key for key in _INPUT_KEYS if key in value), rest[0] if rest else "")
-    missing = [key for key in names.values() if key not in value]
+    return names if labels is None else names | {"": labels}
+
+
+def _strays(value: Any, specs: Specs, name: Path) -> tuple[str, ...]:
+    """Say which arrays nobody takes, where there are no labels and the name is nearly theirs."""
+    keys = _keys(value, specs) if isinstance(value, Mapping) else {"": ""}
+    few = [] if "" in keys else [key for key in itertools.islice(value, _NAMED) if key not in keys.values()]
+    meant = {key: difflib.get_close_matches(key, _LABEL_KEYS, n=1) for key in few}
+    told = "Nothing takes the array '{}' of '{}'. Did you mean '{}'?"
+    return tuple(told.format(shown(key), shown(name), found[0]) for key, found in meant.items() if found)
+
+
+def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:
+    keys = _keys(value, specs)
+    missing = [key for key in keys.values() if key not in value]
     if missing:
         wanted = ", ".join(f"'{spec.name}'" for spec in specs)
         raise UsageError(
             f"{name} has the arrays {_listed(value)}; the model takes {wanted}.",
             hint="Name each array after the input that it is for; labels are called 'y'.",
         )
-    arrays = {own: value[key] for own, key in names.items()}
-    return arrays if labels is None else arrays | {"": labels}
+    return {own: value[key] for own, key in keys.items()}
 
 
 def _listed(value: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
         return _record(state, verdict, f"the {side} does not run: {error}".rstrip("."))
     except OptimizeError as error:
-        return _record(state, Verdict.NOT_COMPARABLE, error.what.rstrip("."))
+        return _record(state, Verdict.NOT_COMPARABLE, str(error).replace("\n", " ").rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
     return _record(state, verdict, "; ".join(_reasons(state.findings, verdict)))
 
@@ -185,7 +185,7 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     Raises:
         OptimizeError: One cannot be opened or run here, or they do not take the same inputs.
     """
-    stored = baseline.stored_by(case)
+    stored, opening = baseline.stored_by(case), dataclasses.replace(opening, factory=case.model)
     source = str(stored.file) if stored else case.base
     base = open_model(source, _apart(opening), case.input_shape)
     if stored is not None:

@@ -135,6 +135,7 @@ class Case(Limits):
         name: In the report; the candidate's file name where none is given.
         base: A model file, or a baseline file (``.json``).
         candidate: A model file.
+        model: ``package.module:factory`` of the module that a state dict among them belongs to.
         data: Unlabelled samples that outputs are compared on; noise where none are given.
         eval: Labelled samples.
         metric: What answers are judged by, as ``--metric`` says it.
@@ -152,6 +153,7 @@ class Case(Limits):
     name: str = ""
     base: str = ""
     candidate: str = ""
+    model: str | None = None
     data: str | None = None
     eval: str | None = None
     metric: str | None = None

@@ -17,7 +17,7 @@ from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFail
 from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
-from optimize.load.guessing import guess_inputs
+from optimize.load.guessing import ask_for_shapes, guess_inputs
 from optimize.preparation import inference_copy
 from optimize.program import Program
 
@@ -126,10 +126,10 @@ def _examples(
         return told, []
     try:
         return inputs(), []
-    except InputsUnknown:
+    except InputsUnknown as error:
         guess = guess_inputs(module, batch)
         if guess is None:
-            raise
+            raise InputsUnknown(error.what, hint=ask_for_shapes(module) or error.hint) from error
         return guess[0], [guess[1]]
 
 

@@ -14,6 +14,8 @@ _LENGTHS = (128, 1024, 16_000)
 _TOKENS = 128
 _VIDEO = (16, 112, 112)
 _RECURRENT = {"LSTM", "GRU", "RNN"}
+#: How a note on a guess begins.
+GUESSED = "Nothing said what the model takes"
 
 
 def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tensor, ...], str] | None:
@@ -23,7 +25,7 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
         Of the first usual sizes that its first layer takes and it runs on; None where there are none, or it wants
         several inputs.
     """
-    if _required(module) != 1:
+    if len(_required(module)) != 1:
         return None
     training = [part for part in module.modules() if part.training]
     module.eval()
@@ -31,7 +33,7 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
         for example, shape in _usual(module, batch):
             if _runs(module, example):
                 return (example,), (
-                    f"Nothing said what the model takes: {shape} was guessed from its first layer. If it was made for "
+                    f"{GUESSED}: {shape} was guessed from its first layer. If it was made for "
                     f"another size, give that: --input-shape {shape}."
                 )
     finally:
@@ -40,22 +42,38 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
     return None
 
 
-def _required(module: torch.nn.Module) -> int:
-    """Return how many arguments its forward cannot do without."""
+def ask_for_shapes(module: torch.nn.Module) -> str:
+    """Return the hint that asks for what several inputs take, or numbers of rows; empty of one input of floats."""
+    names, is_of_rows = _required(module), any("Embedding" in _kinds(layer) for layer in module.modules())
+    if not names or (len(names) == 1 and not is_of_rows):
+        return ""
+    shapes = ";".join(["16:int64" if is_of_rows else "16"] * len(names))
+    return f'Give the sizes of one sample of {", ".join(names)}, such as --input-shape "{shapes}", or data.'
+
+
+def _required(module: torch.nn.Module) -> list[str]:
+    """Return the arguments that its forward cannot do without."""
     if isinstance(module, torch.jit.ScriptModule):
-        return sum(not entry.has_default_value() for entry in module.forward.schema.arguments) - 1  # type: ignore[attr-defined]
+        arguments = module.forward.schema.arguments[1:]  # type: ignore[attr-defined]
+        return [entry.name for entry in arguments if not entry.has_default_value()]
     entries = inspect.signature(module.forward).parameters.values()
-    return sum(
-        entry.default is entry.empty and entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)
+    return [
+        entry.name
         for entry in entries
-    )
+        if entry.default is entry.empty and entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)
+    ]
+
+
+def _kinds(layer: torch.nn.Module) -> set[str]:
+    """Return what a layer is called, and what it derives from."""
+    return {getattr(layer, "original_name", "")} | {cls.__name__ for cls in type(layer).__mro__}
 
 
 def _usual(module: torch.nn.Module, batch: int) -> Iterator[tuple[torch.Tensor, str]]:
     """Yield usual inputs of the first layer whose weight tells some, each as ``--input-shape`` says it."""
     generator = torch.Generator().manual_seed(0)
     for layer in module.modules():
-        kinds = {getattr(layer, "original_name", "")} | {cls.__name__ for cls in type(layer).__mro__}
+        kinds = _kinds(layer)
         weight = getattr(layer, "weight_ih_l0" if kinds & _RECURRENT else "weight", None)
         if not isinstance(weight, torch.Tensor) or is_lazy(weight):
             continue

@@ -179,7 +179,9 @@ def take(
     try:
         asked = Capturing(**{**how, "dynamic": read_dynamic(how["dynamic"]), "outputs": tuple(how["outputs"])})
         program = capture_model(held, lambda: _read_inputs(folder), asked)
-    except InputsUnknown:
+    except InputsUnknown as error:
+        if guess and error.hint:  # this process alone knows the model
+            raise
         return needs
     tell("capture", 1.0)
     stored.store(program, folder)
@@ -189,7 +191,7 @@ def take(
 def _read_inputs(folder: Path) -> tuple[torch.Tensor, ...]:
     path = folder / _INPUTS
     if not path.exists():
-        raise InputsUnknown("Nobody gave example inputs.")
+        raise InputsUnknown("Nothing says what the model takes.")
     found = load_file(path)
     return tuple(found[str(place)] for place in range(len(found)))
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ class Session:
                 hint="Give it if you made the file yourself.",
             )
         self.artifact, self.threads, self.affinity, self.place = artifact, threads, tuple(affinity), place
-        self._folder = folder
+        self._folder, self._interpreter = folder, interpreter
         self._patience_s = patience_s
         self._asked = 0
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
@@ -267,6 +268,10 @@ class Session:
         return reply
 
     def _fail(self, reason: str) -> WorkerFailed:
+        if self._interpreter is not None and not self.load_s:
+            lacks = re.search(r"No module named '(\w+)", reason)
+            install = f": {self._interpreter} -m pip install {lacks[1]}" if lacks else ""
+            reason += f" (in {self._interpreter}, which needs NumPy and the runtime of the file{install})"
         self.failure = reason
         self.close()
         return WorkerFailed(reason, self.place)

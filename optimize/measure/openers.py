@@ -196,7 +196,7 @@ def _named(path: Path, noun: str, artifact: Artifact) -> Subject:
     return Subject(path.name, f"{noun}, INT8 (--cpu {artifact.cpu})" if artifact.cpu else noun, artifact)
 
 
-def open_side(source: str, *, trust: bool = False) -> Side:
+def open_side(source: str, *, trust: bool = False, factory: str | None = None) -> Side:
     """Open and load a file: by its target where a runtime takes it as it is, else by the rules of ``optimize.load``.
 
     Without trust, this is done in a confined process: what is opened here is run here.
@@ -214,7 +214,7 @@ def open_side(source: str, *, trust: bool = False) -> Side:
         if found.missing:
             raise TargetUnavailable(f"'{source}' cannot run on this machine: {found.missing}.")
         return Side(found, found.artifact.load())
-    named = ModelSource.of(path)
+    named = ModelSource.of(path, model=factory)
     loaded = load_trusted(named) if trust else load_confined(named)
     call: Callable[..., Any] = loaded.module
     artifact = Artifact(MODULE, path, (), (), "", named.sha256 or "", 0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -70,8 +71,9 @@ class Terminal(Console):
 
 
 def standard_output() -> Console:
-    """Return the console of standard output; a file or a pipe gets lines long enough for every column."""
-    return Terminal() if sys.stdout.isatty() else Terminal(width=132)
+    """Return the console of standard output; a file or a pipe gets lines long enough for every column, or COLUMNS."""
+    is_said = os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
+    return Terminal() if sys.stdout.isatty() or is_said else Terminal(width=132)
 
 
 class Phases:

@@ -131,6 +131,7 @@ def compare_here(
     preprocessing: dict[str, str],
     threshold_db: float,
     asked: bool,
+    factory: str | None,
     trust: bool,
 ) -> dict[str, Any]:
     """Compare two files in this process; return what was found as JSON holds it.
@@ -146,9 +147,10 @@ def compare_here(
         preprocessing: Words of ``--preprocess`` for image folders, as text.
         threshold_db: SQNR below which a value is marked.
         asked: Whether the user asks for that, so that something must be judged.
+        factory: ``package.module:factory`` of the module that a state dict belongs to.
         trust: Run whatever code the files hold.
     """
-    opened = [open_side(source, trust=trust) for source in (first, second)]
+    opened = [open_side(source, trust=trust, factory=factory) for source in (first, second)]
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1

@@ -15,6 +15,7 @@ import pytest
 from optimize import pipeline
 from optimize.cli import COMMANDS, failures
 from optimize.errors import Refused
+from optimize.load.pickles import TRUST_HINT
 from optimize.report import console
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -59,6 +60,33 @@ def test_every_failure_is_one_paragraph(name: str, typed: Typed, monkeypatch: py
     assert max(map(len, lines)) < (3100 if name == "a flood" else 600)
     for told in (typed("--debug", "passes"), typed("passes", "--debug")):
         assert told.stderr.startswith("Traceback") and told.stderr.endswith(done.stderr)
+
+
+def test_what_wants_trust_is_told_as_a_command_to_paste(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise Refused("'net.pt' holds code.", hint=TRUST_HINT)
+
+    monkeypatch.setattr(console, "show", fail)
+    assert typed("passes", "--json", "a b.json").stderr.splitlines()[2:] == [
+        "  optimize passes --json 'a b.json' --trust"
+    ]
+    for words in (("passes", "--"), ("passes", "--json", "a" * 400)):
+        assert len(typed(*words).stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("compare", "a.onnx", "b.onnx", "--eval", "d.npz"), "  Did you mean --data? "),
+        (("check", "a.onnx", "b.onnx", "--calib", "d.npz"), "  Did you mean --data or --eval? "),
+        (("run", "net.pt", "--fuze"), "'--fuse'"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_option_of_another_command_is_answered_with_what_takes_the_same(
+    words: tuple[str, ...], meant: str, typed: Typed
+) -> None:
+    assert meant in typed(*words).stderr
 
 
 def test_a_defect_names_the_step() -> None:

@@ -25,6 +25,15 @@ def test_every_option_stands_once_in_a_section_and_nothing_is_wider_than_the_ter
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_that_takes_a_model_takes_what_opening_it_asks_for(command: click.Command) -> None:
+    """Refusals say --model, --trust and --input-shape, whichever command meets the file."""
+    options = {name for entry in command.params for name in entry.opts}
+    takes_model = any(isinstance(entry, click.Argument) for entry in command.params)
+    assert {"--model", "--trust", "--input-shape"} <= options or not takes_model
+    assert {"--mean", "--std"} <= options or "--preprocess" not in options
+
+
 def test_what_belongs_together_stands_together() -> None:
     (run,) = (command for command in COMMANDS if command.name == "run")
     sections = re.findall(r"^(\w+):\n((?:  .*\n?)+)", _help(run), flags=re.MULTILINE)

@@ -31,7 +31,7 @@ PROGRAMS = {
 #: Seconds that a command or a block may take.
 _LIMIT_S = 300
 #: Tells commands and blocks that they are read from a page of this width, on a machine at rest.
-_ENVIRONMENT = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1", "PYTHONWARNINGS": "ignore"}
+_ENVIRONMENT = {"COLUMNS": "132", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class WrongPage(AssertionError):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from optimize import processor
+from optimize.errors import Refused
 from optimize.gate import case as cases
 from optimize.gate import suite
 from optimize.gate.limits import Case, Growth, Settings
@@ -53,6 +54,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def check(tmp_path: Path, candidate: str = "candidate", **asked: object) -> CaseRecord:
     case = Case(base="base", candidate=candidate, **asked)  # type: ignore[arg-type]
     return cases.check(case, Settings(cases=(case,)), Opening(tmp_path))
+
+
+def test_a_file_that_is_refused_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, opening: Opening, input_shape: str | None) -> Subject:
+        raise Refused(f"'{source}' does not fit {opening.factory}.", hint="Add --trust.")
+
+    monkeypatch.setattr(cases, "open_model", refuse)
+    found = check(tmp_path, model="nets:Net")
+    assert found.verdict is Verdict.NOT_COMPARABLE and found.reason == "'base' does not fit nets:Net. Add --trust"
 
 
 def test_equal_answers_in_equal_time_pass(tmp_path: Path, models: Models, measured: Models) -> None:

@@ -1,14 +1,20 @@
 """What a model takes where nobody says it: guessed from its first layer, tried, and said."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from optimize.datasets import open_datasets
 from optimize.errors import InputsUnknown, UsageError
-from optimize.load import ModelSource
+from optimize.load import ModelSource, untrusted
 from optimize.load.capturing import AS_USUAL, Capturing, capture_model
 from optimize.load.guessing import guess_inputs
 from optimize.load.opening import capture_source
+from optimize.load.taking import take
+from optimize.recipe import parse
 
 
 def conv_net(side: int | None = None) -> nn.Module:
@@ -43,6 +49,15 @@ class Two(nn.Module):
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self.head(one + other)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.head((self.table(input_ids) * attention_mask[:, :, None]).sum(1))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +121,39 @@ def test_the_program_says_that_its_input_was_guessed_and_a_fixed_batch_is_kept()
 def test_a_shape_that_is_wrong_is_not_replaced_by_a_guess() -> None:
     with pytest.raises(UsageError, match="is not a shape"):
         capture_model(conv_net().eval(), malformed, AS_USUAL)
-    with pytest.raises(InputsUnknown):
-        capture_model(Two().eval(), unknown, AS_USUAL)
+    with pytest.raises(InputsUnknown, match=r"Nothing says what the model takes\.$"):
+        capture_model(Recurrent(batch_first=False).eval(), unknown, AS_USUAL)
+
+
+@pytest.mark.parametrize(
+    ("module", "asked"),
+    [
+        (Two(), 'one sample of one, other, such as --input-shape "16;16"'),
+        (Encoder(), 'one sample of input_ids, attention_mask, such as --input-shape "16:int64;16:int64"'),
+        (torch.jit.script(Encoder()), 'one sample of input_ids, attention_mask, such as --input-shape "16:int64;'),
+    ],
+    ids=["floats", "encoder", "TorchScript"],
+)
+def test_what_several_inputs_are_is_asked_by_their_names(
+    module: nn.Module, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the confined process, which alone knows the model of a file that nobody vouches for."""
+    with pytest.raises(InputsUnknown) as refused:
+        capture_model(module.eval(), unknown, AS_USUAL)
+    assert asked in refused.value.hint
+    monkeypatch.setattr(untrusted, "open_untrusted", lambda path, kind, name: (module, []))
+    told, how = (lambda phase, share: None), asdict(AS_USUAL)
+    with pytest.raises(InputsUnknown, match="Nothing says what the model takes") as refused:
+        take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=True)
+    assert asked in refused.value.hint
+    assert take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=False)["held"] == "needs inputs"
+
+
+def test_pictures_for_a_guess_of_a_flattened_input_are_told_that_it_is_one(tmp_path: Path) -> None:
+    program = capture_model(nn.Sequential(nn.Flatten(), nn.Linear(784, 2)).eval(), unknown, AS_USUAL)
+    with pytest.raises(UsageError, match="not one image") as refused:
+        open_datasets(parse({"calib": str(tmp_path)}), program)
+    assert "--input-shape 1,28,28" in refused.value.hint and "784 was guessed" in refused.value.hint
 
 
 @pytest.mark.parametrize("script", [False, True], ids=["module", "TorchScript"])

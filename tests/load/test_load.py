@@ -206,8 +206,16 @@ def test_nearest_name_and_failing_imports(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     with pytest.raises(Refused, match="needs 'no_such_dependency'"):
         load("needs_more:Net")
-    with pytest.raises(Refused, match="raised SystemExit"):
+    with pytest.raises(Refused, match="raised SystemExit: 0"):
         load("leaves:Net")
+    (tmp_path / "says_nothing.py").write_text("raise ImportError\n")
+    with pytest.raises(Refused, match="raised ImportError\\.") as caught:
+        load("says_nothing:Net")
+    assert caught.value.hint == "python -c 'import says_nothing', run here, shows the line."
+    (tmp_path / "inside.py").write_text("from . import nets\n")
+    with pytest.raises(Refused, match="no known parent package\\.") as caught:
+        load("inside:Net")
+    assert "package.inside:name" in caught.value.hint
 
 
 def test_model_option(tmp_path: Path) -> None:

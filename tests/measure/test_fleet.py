@@ -110,6 +110,30 @@ def test_another_interpreter_sees_this_package_and_its_own_environment(tmp_path:
         assert str(fleet.sessions[0].failure).startswith("load: ")  # it ran, and the file is not there
 
 
+@pytest.mark.parametrize(
+    ("module", "content", "told"),
+    [
+        (
+            "numpy",
+            "raise ModuleNotFoundError(\"No module named 'numpy'\")",
+            "'numpy' (in {0}, {1}: {0} -m pip install numpy)",
+        ),
+        ("onnxruntime", "raise RuntimeError('Unsupported model IR version: 10')", "version: 10 (in {0}, {1})"),
+    ],
+    ids=["without NumPy", "older runtime"],
+)
+def test_what_another_interpreter_lacks_is_told_with_its_name(
+    module: str, content: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(content)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    with Fleet([Artifact("onnx", tmp_path / "net.onnx", (), (), "", "", 0, "")], interpreters=[script]) as fleet:
+        failure = str(fleet.sessions[0].failure)
+    assert failure.endswith(told.format(script, "which needs NumPy and the runtime of the file")), failure
+
+
 def test_untrusted_files_on_a_gpu_are_not_limited_in_addresses(make: Make) -> None:
     limits = {}
     for device in ("cpu", "cuda"):

@@ -194,6 +194,10 @@ def test_half_precision_takes_the_same_samples(resnet: Pair, tmp_path: Path) -> 
     assert found.first_wrong is None and 40 < found.outputs[0].distance.sqnr_db < 100
 
 
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
 def test_other_runtimes_compare_their_outputs(
     two_by_two: tuple[nn.Module, tuple[Tensor, Tensor]], tmp_path: Path
 ) -> None:
@@ -203,6 +207,9 @@ def test_other_runtimes_compare_their_outputs(
     script_file = find_target("torchscript").export(program, tmp_path / "a.torchscript.pt").path
     eager_file = find_target("eager").export(program, tmp_path / "a.eager.pt2").path
     first, script, eager = (open_side(str(path), trust=True) for path in (onnx_file, script_file, eager_file))
+    torch.save(nn.Linear(4, 3).state_dict(), tmp_path / "weights.pt")
+    weights = open_side(str(tmp_path / "weights.pt"), trust=True, factory="tests.measure.test_layers:linear")
+    assert weights.subject.kind == "state dict"
     for pair in ((first, script), (script, eager), (eager, first)):
         found = compared_sides(*pair)
         assert len(found.outputs) == 2 and found.outputs[1].distance.sqnr_db > 100

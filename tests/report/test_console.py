@@ -24,6 +24,13 @@ def test_markup_and_control_characters_in_names_do_nothing(report: Report) -> No
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(("said", "width"), [("80", 80), ("", 132), ("0", 132), ("wide", 132)])
+def test_a_pipe_is_as_wide_as_columns_says(said: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", said)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert console.standard_output().width == width
+
+
 def test_phases_show_a_bar_each_on_a_terminal() -> None:
     output = io.StringIO()
     with console.Phases(console=Console(file=output, force_terminal=True, width=80)) as phases:
