@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import conditions
+
 TARGETS, RUNTIMES = ("onnx", "openvino", "torchscript"), ("ONNX Runtime", "OpenVINO", "TorchScript")
 RIGHT_DB, NEAR_DB, NOT_SLOWER = 90.0, 25.0, 0.97
 CALIBRATION = 16
@@ -306,7 +308,9 @@ def table(rows: Sequence[_Row]) -> str:
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     reasons = [f"- **{row['model']}**: {reason}" for row in rows for reason in _reasons(row)]
     title = "# Models outside image classification"
-    return "\n".join([title, "", *sums, "", *lines, "", "## What was refused, and why", "", *reasons, ""])
+    packages = ("transformers", "diffusers", "ultralytics", "segmentation_models_pytorch", "torchaudio")
+    said = conditions("onnxruntime", "openvino", *packages)
+    return "\n".join([title, "", said, "", *sums, "", *lines, "", "## What was refused, and why", "", *reasons, ""])
 
 
 def _share(some: Sequence[_Row], of: Sequence[_Row]) -> str:

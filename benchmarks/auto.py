@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.conditions import conditions
 from benchmarks.int8_onnx import Case, case
 from optimize import presets
 from optimize.auto.choices import FileChoice, every_target, first_choices
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=1200.0)
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
+    print(conditions("onnxruntime", "openvino", "optuna"), end="\n\n", flush=True)
     missed, gains = [], []
     with tempfile.TemporaryDirectory() as name:
         for model in asked.models:

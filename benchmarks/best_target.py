@@ -40,6 +40,7 @@ import torch
 
 import optimize
 from benchmarks import int8_onnx
+from benchmarks.conditions import conditions
 from benchmarks.flags import quantizing
 from benchmarks.int8_onnx import Case, case, merged, quantized
 from optimize import processor
@@ -276,6 +277,7 @@ def main() -> int:
     if asked.level:
         os.environ["ONEDNN_MAX_CPU_ISA"] = asked.level  # oneDNN reads it at its first call, processes at their start
     logging.disable(logging.WARNING)  # the peers' libraries warn a line a layer
+    print(conditions("onnxruntime", "openvino"), end="\n\n", flush=True)
     rows = json.loads(asked.results.read_text()) if asked.results and asked.results.exists() else {}
     for name in asked.models:
         if name not in rows:

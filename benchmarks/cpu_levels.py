@@ -33,6 +33,7 @@ from onnx import TensorProto, helper, numpy_helper
 import optimize
 from benchmarks import efficientnet_lite0, int8_onnx
 from benchmarks.best_target import interleaved
+from benchmarks.conditions import conditions
 from benchmarks.int8_onnx import Case
 from optimize.distances import ratio_db
 from optimize.measure.fleet import Fleet
@@ -205,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--no-peer", action="store_true")
     given = parser.parse_args(arguments)
+    print(conditions("onnxruntime", "openvino"), end="\n\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         if not given.models:

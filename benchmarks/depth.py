@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.distillation import BATCH, CALIBRATION, LOST, SEED, accuracy, described, progress
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.05, help="of training on")
     parser.add_argument("--whole", type=Path, help="State dict of the whole network")
     asked = parser.parse_args()
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     images, labels = load_split("train", DEFAULT_ROOT)
     test = tuple(tensor.numpy() for tensor in load_split("test", DEFAULT_ROOT))

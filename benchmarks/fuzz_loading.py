@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import conditions
 from optimize.sandbox import ChildLimits
 from tests.fuzzing import campaign, honest
 from tests.fuzzing.batch import DEEP
@@ -135,6 +136,7 @@ def main() -> int:
         campaign.prepare(files, kinds)
         if given.case is not None:
             return 0 if replay(kinds[0], files, given) else 1
+        print(conditions("onnx", "openvino"), end="\n\n", flush=True)
         names = " ".join(f"{name:>10}" for name in _COLUMNS)
         print(f"{'kind':<12} {'cases':>7} {names} {'seconds':>8} {'a second':>8}")
         kept = [judge(kind, files, given) for kind in kinds]

@@ -45,6 +45,7 @@ from scipy import stats
 from torch import nn
 
 import optimize
+from benchmarks.conditions import conditions
 from optimize.gate import case as cases
 from optimize.gate.limits import Case, Settings
 from optimize.gate.verdict import Verdict
@@ -300,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write seconds and estimates of every decision, and all of a wrong one"
     )
     given = parser.parse_args(arguments)
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     complaints, kept = [], {}
     with tempfile.TemporaryDirectory() as name:

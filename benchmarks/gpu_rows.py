@@ -25,6 +25,7 @@ import torch
 
 import optimize
 from benchmarks.best_target import sqnr_db
+from benchmarks.conditions import conditions
 from benchmarks.flags import fused
 from benchmarks.int8_onnx import Case
 from benchmarks.tensorrt_builds import network
@@ -111,17 +112,16 @@ def main() -> int:
     batches = [int(word) for word in asked.batches.split(",")]
     ways = [way for way in asked.to.split(",") if find_target(way).available().run]
     head = ["model", "file", *(word for batch in batches for word in (f"batch {batch}, ms", "x")), "SQNR, dB", "ran on"]
-    lines, right = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"], True
+    said = f"{conditions('onnxruntime', 'onnxruntime-gpu', 'tensorrt')} CUDA {torch.version.cuda}."
+    lines, right = [said, "", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"], True
     print(*lines, sep="\n", flush=True)
     for name in asked.models:
         for holds, line in rows(name, ways, batches, asked.budget_s):
             right = right and holds
             lines.append(line)
             print(line, flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    print(told := f"\n{device}, torch {torch.__version__}, CUDA {torch.version.cuda}.")
     if asked.out:
-        asked.out.write_text("# Ways to run on a GPU\n\n" + "\n".join([*lines, told]) + "\n", encoding="utf-8")
+        asked.out.write_text("# Ways to run on a GPU\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
     return int(not right)
 
 

@@ -33,6 +33,7 @@ import openvino
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.int8_onnx import Case, case, float_file, merged, peers, quantized
 from optimize.distances import ratio_db
 from optimize.presets import EFFORTS
@@ -128,6 +129,7 @@ def main() -> int:
     if given.maker:
         print(json.dumps(make(given.maker, given.models[0], given.samples, given.threads)))
         return 0
+    print(conditions("onnxruntime", "openvino", "nncf"), end="\n\n", flush=True)
     makers = list(OURS if given.efforts else PEERS)
     last = "" if given.efforts else " ours / the faster peer's |"
     print(f"| network | {' | '.join(f'{maker}, s (wall) | dB' for maker in makers)} |{last}")

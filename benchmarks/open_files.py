@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.conditions import conditions
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from optimize.errors import OptimizeError
 from optimize.job import Job
@@ -107,6 +108,7 @@ def main() -> int:
     parser.add_argument("--networks", default=",".join(NETWORKS), help="timm's names")
     parser.add_argument("--kinds", default=",".join(KINDS))
     given = parser.parse_args()
+    print(conditions("onnx", "openvino", "timm"), end="\n\n", flush=True)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     _kept = declare_torchvision_operators()

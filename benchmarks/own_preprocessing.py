@@ -25,6 +25,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import nn
 
+from benchmarks.conditions import conditions
 from models.data import DEFAULT_ROOT, fashion_mnist
 
 RESIZE, MEAN, STD = 40, (0.2, 0.5, 0.35), (0.25, 0.5, 0.3)
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--data", type=Path, default=DEFAULT_ROOT)
     given = parser.parse_args()
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.distillation import BATCH, CALIBRATION, SEED, resnet20
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models import REFERENCES
@@ -342,6 +343,7 @@ def main() -> int:
     parser.add_argument("--zeros", action="store_true", help="time files with zeros")
     parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of timing a file")
     given = parser.parse_args()
+    print(conditions("onnxruntime", "openvino", "torch-pruning"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     if given.criteria:
         criteria(given.criteria, given.again)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from models.resnet import resnet_tiny
 from optimize.bench.serving import Queue
 
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--p99-ms", type=float, default=60.0)
     given = parser.parse_args()
     missed = []
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     print("| file | batch at most | samples a second | of what it computes | p99 foretold, ms | p99 measured, ms |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.flags import fused
 from benchmarks.int8_onnx import case
 from models import REFERENCES, randomize_batch_norm
@@ -107,14 +108,9 @@ def table(rows: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """Return how many were built, on what, and how many data types were warned of."""
-    import tensorrt_rtx
-
     built = sum(not row.failure for row in rows)
     warned = sum(row.dtype_warnings for row in rows)
-    return (
-        f"{built} of {len(rows)} engines built, {warned} warnings about data types. "
-        f"TensorRT-RTX {tensorrt_rtx.__version__}, torch {torch.__version__}, no GPU."
-    )
+    return f"{built} of {len(rows)} engines built, {warned} warnings about data types."
 
 
 def main() -> None:
@@ -131,7 +127,8 @@ def main() -> None:
         for precision, program in variants(base, samples):
             rows.append(build(name, precision, program))
             print(*rows[-1].cells(), sep="  ", flush=True)
-    text = f"{table(rows)}\n\n{summary(rows)}\n"
+    said = f"`python -m benchmarks.tensorrt_builds`, {conditions('tensorrt-rtx')}"
+    text = f"{said}\n\n{table(rows)}\n\n{summary(rows)}\n"
     print(f"\n{text}")
     if given.out:
         given.out.write_text(f"# TensorRT-RTX builds\n\n{text}", encoding="utf-8")

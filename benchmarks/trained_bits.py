@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from benchmarks.conditions import conditions
 from models.data import fashion_mnist
 from optimize import graph, ops
 from optimize.errors import UsageError
@@ -189,6 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fashion", action="store_true", help="Fashion-MNIST, with the float network as teacher")
     asked = parser.parse_args()
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         try:

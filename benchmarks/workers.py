@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import optimize
+from benchmarks.conditions import conditions
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from optimize import workers
 from optimize.quantization.sensitivity import layer_errors
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--on", default="local:2")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    print(conditions(), end="\n\n", flush=True)
     print(f"| network | of {options.samples} samples | one, s | longest, s | gain | wall: one, s | workers, s | bits |")
     print(f"|---|---|{'---:|' * 5}---|", flush=True)
     held = [compare(model, options.samples, options.on) for model in options.models]

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 ASKED = [Requirement(line) for line in (*PROJECT["dependencies"], *(x for extra in EXTRAS.values() for x in extra))]
+RESULTS = sorted(ROOT.glob("benchmarks/results/*.md"))
+DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
 OF_DEVELOPERS = {
@@ -90,6 +92,23 @@ def test_links_between_pages_lead_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert not lost
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_figures_say_when_on_what_and_with_what_they_were_measured(page: Path) -> None:
+    whole = page.read_text(encoding="utf-8")
+    head = re.split(r"^(?:\||## )", whole, maxsplit=1, flags=re.M)[0]
+    assert DAY.search(head) and re.search(r"\b(AMD|Intel|NVIDIA)\s+\w", head)
+    assert re.search(r"\b(torch|ONNX\s+Runtime|onnxruntime)\s+\d+\.\d", head)
+    for script in set(re.findall(r"python -m benchmarks\.(\w+)", whole)):
+        assert "conditions(" in text(f"benchmarks/{script}.py"), f"{script} prints a table without its conditions"
+
+
+def test_pages_that_show_figures_say_the_day_of_their_source() -> None:
+    found = DAY.search(text("benchmarks/results/best_target.md"))
+    assert (
+        found is not None and found[0] in text("docs/decide/which-file.md") and found[0] in text("docs/decide/peers.md")
+    )
 
 
 def test_the_readme_is_short_and_begins_with_what_is_run() -> None:

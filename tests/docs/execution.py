@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests import onnx_release
 from tests.docs.pages import Block, before, blocks, commands, difference
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,8 @@ def execute(path: Path, folder: Path, server: Server) -> None:
     for name in GIVEN:
         if not (folder / Path(name).name).exists():
             shutil.copy(ROOT / name, folder)
+    if not (folder / "onnxruntime").exists():
+        onnx_release.lay(folder)
     with Session(folder, server) as session:
         last = ""
         for block in blocks(path, PAGES):
@@ -97,10 +100,11 @@ def _type(block: Block, folder: Path, server: Server) -> None:
 
 def _run(block: Block, words: list[str], folder: Path) -> tuple[int, str]:
     """Run a command of the system's in a process; return its exit code and what it prints."""
-    if words[0] not in PROGRAMS:
+    program = [words[0]] if words[0].startswith("./") else PROGRAMS.get(words[0])
+    if program is None:
         raise WrongPage(f"{block.place}: '{words[0]}' is none of optimize, {', '.join(PROGRAMS)}.")
     ended = subprocess.run(
-        [*PROGRAMS[words[0]], *words[1:]],
+        [*program, *words[1:]],
         cwd=folder,
         env=_environment(),
         text=True,

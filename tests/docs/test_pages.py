@@ -1,10 +1,12 @@
 """The commands and Python blocks of the pages do what the pages say."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from optimize import registry
 from tests.docs.execution import PAGES, Server, chains, execute, is_executed, written_pages
 from tests.docs.pages import Block, blocks
 
@@ -39,3 +41,9 @@ def test_no_block_of_commands_is_forgotten() -> None:
             assert block.language, f"{block.place} names no language"
             assert block.language not in ("bash", "sh", "shell") or block.skipped, f"{block.place} is not executed"
             assert is_executed(block) or "$ " not in block.text.splitlines()[:1] or block.skipped, block.place
+
+
+def test_every_target_has_a_page() -> None:
+    folder = PAGES / "howto" / "targets"
+    text = "\n".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md") if page.name != "index.md")
+    assert not [name for name in registry.targets() if not re.search(rf"`(--to )?{name}`", text)]

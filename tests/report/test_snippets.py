@@ -1,8 +1,10 @@
 """The programs of a report: copied out of the page, run in fresh processes, compiled where there is a compiler."""
 
 import ast
+import contextlib
 import html
 import importlib.util
+import io
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +22,8 @@ import optimize
 from optimize.registry import find_target
 from optimize.targets.base import TensorSpec
 from optimize.targets.snippets import snippets
+from tests import onnx_release
 
-HEADERS = Path(__file__).parents[1] / "targets" / "headers"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 TARGETS = ("torchscript", "onnx", "openvino")
@@ -88,13 +91,23 @@ def test_the_program_in_c_runs_an_openvino_file(programs: tuple[Path, dict[str, 
 
 
 @NEEDS_COMPILER
-def test_the_program_in_c_for_onnx_runtime_has_its_types_right(
+def test_the_program_in_c_answers_as_python_does_to_an_onnx_file(
     programs: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
-    """Against declarations: the runtime's package has no headers. It is neither linked nor run here."""
-    (tmp_path / "run.cpp").write_text(programs[1]["onnx C++"])
-    words = [str(COMPILER), "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", f"-I{HEADERS}", "run.cpp"]
-    _run(words, tmp_path)
+    out, found = programs
+    onnx_release.lay(tmp_path)
+    last = '" values\\n"'
+    assert last in found["onnx C++"]
+    text = found["onnx C++"].replace(last, '" values " << found[at].GetTensorData<float>()[3] << "\\n"')
+    (tmp_path / "run.cpp").write_text(text)
+    _run([str(COMPILER), "-std=c++17", "-Wall", "-Werror", "run.cpp", *onnx_release.FLAGS, "-o", "run"], tmp_path)
+    names: dict[str, Any] = {}
+    with contextlib.chdir(out), contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(found["onnx Python"], "<page>", "exec"), names)
+    answers = dict(zip(("logits", "pooled"), names["f"](*names["inputs"].values()), strict=True))
+    lines = [line.split() for line in _run([str(tmp_path / "run")], out).splitlines()]
+    assert [line[:3] for line in lines] == [[name, str(value.size), "values"] for name, value in answers.items()]
+    assert [float(line[3]) for line in lines] == pytest.approx([value[0, 3] for value in answers.values()], rel=1e-4)
 
 
 def test_names_are_quoted_and_what_numpy_lacks_has_no_program() -> None:
