@@ -39,13 +39,6 @@ def fastest(report: Report) -> Row | None:
     return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 
-def as_fast(report: Report, best: Row) -> list[str]:
-    """Return the names of the other artifacts that answer like the original and are as fast within the intervals."""
-    least = best.speedup.ci_low if best.speedup else math.inf
-    rows = (row for row in report.rows if row is not best and is_timed(row) and agrees(row))
-    return [row.name for row in rows if row.speedup and row.speedup.ci_high >= least]
-
-
 def agrees(row: Row) -> bool:
     """Say whether a row's outputs are near the original's; one that was not judged counts as near."""
     return row.agreement is None or not row.agreement.judged or row.agreement.sqnr_db >= DISAGREES_DB
@@ -213,15 +206,17 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
 def winner(report: Report) -> Iterator[tuple[str, str]]:
     """Yield in one line which artifact is the fastest that answers like the original; nothing where none was timed."""
     if (row := fastest(report)) is not None and row.speedup is not None:
-        over = f" and {form.ratio(over_best_float32(report, row))} the best float32"
-        over = "" if row is best_float32(report) else over
+        ratio = form.ratio(over_best_float32(report, row))
+        over = "" if row is best_float32(report) else f" and {ratio} the best float32"
         told = f"{row.name}, {form.ratio(row.speedup.ratio)} eager{over}: {file_name(row)}{_beside(report, row)}"
         yield "Fastest", told
 
 
 def _beside(report: Report, row: Row) -> str:
     """Return which others are as fast as the fastest, as the end of a sentence; empty where it is surely that."""
-    names = as_fast(report, row)
+    least = row.speedup.ci_low if row.speedup else math.inf
+    others = (other for other in report.rows if other is not row and is_timed(other) and agrees(other))
+    names = [other.name for other in others if other.speedup and other.speedup.ci_high >= least]
     return f"; as fast, within the intervals: {', '.join(names)}" if names else ""
 
 

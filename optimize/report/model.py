@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field
 
+from optimize.errors import UsageError, nearest
 from optimize.escaping import plain
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
@@ -367,6 +368,17 @@ class Report(SavedRecord):
     recipe: str | None = None
     calibration: CalibrationRecord | None = None
     search: SearchRecord | None = None
+
+    def __getitem__(self, name: str) -> Row:
+        """Return the row of a name, ``report["onnx int8"]``.
+
+        Raises:
+            UsageError: No row is called so.
+        """
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise UsageError(f"The report has no row '{name}'.", hint=nearest(name, rows))
+        return rows[name]
 
     def __repr__(self) -> str:
         """Return a line a row; ``report.md`` and ``report.html`` have the rest, ``model_dump()`` all of it."""

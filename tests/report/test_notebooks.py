@@ -4,10 +4,12 @@ import html
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import optimize
+from optimize.errors import UsageError
 from optimize.pipeline import Trace
 from optimize.report.model import Report
 
@@ -66,3 +68,11 @@ def test_a_report_is_a_line_a_row_and_its_page_in_a_frame(report: Report) -> Non
     frames.feed(report._repr_html_())
     (frame,) = frames.found
     assert frame["srcdoc"] is not None and frame["srcdoc"].startswith("<!doctype html>") and frame["sandbox"]
+
+
+def test_a_report_gives_a_row_by_its_name(report: Report) -> None:
+    for row in report.rows:
+        assert report[row.name] is row
+    with pytest.raises(UsageError, match="The report has no row 'onx int8'") as refused:
+        report["onx int8"]
+    assert "Did you mean" in refused.value.hint or report.rows[-1].name in refused.value.hint
