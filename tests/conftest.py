@@ -29,6 +29,8 @@ OF_PROCESSES = (
 
 #: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+#: Processes of pytest-xdist are told a width that no pipe has; commands obey it.
+os.environ.pop("COLUMNS", None)
 
 # Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
