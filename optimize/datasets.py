@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from optimize.costs import fitting_batch
-from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_texts
 from optimize.data.examples import draw_inputs
 from optimize.data.preprocessing import read_words, unsaid
 from optimize.dimensions import BATCH
@@ -167,8 +168,12 @@ def open_datasets(
         raise UsageError(error.what, hint="\n".join((error.hint, *guesses))) from error
 
 
-def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:
+def example_inputs(recipe: Recipe, takes: Mapping[str, bool] = MappingProxyType({})) -> tuple[torch.Tensor, ...]:
     """Return example inputs from ``--input-shape``, or the first samples of the data where the shape is not given.
+
+    Args:
+        recipe: What is asked.
+        takes: The arguments of the model, and whether it can do without each; none where nobody knows them.
 
     Raises:
         UsageError: Neither shape nor data is given, or the shape is malformed.
@@ -176,7 +181,7 @@ def example_inputs(recipe: Recipe) -> tuple[torch.Tensor, ...]:
     samples, spec = recipe.static_batch or 2, recipe.calib or recipe.eval
     if recipe.input_shape or spec is None:
         return draw_inputs(recipe.input_shape, samples)
-    chunk = next(_open_of_any_rank(spec, ImagePreprocessing.read(recipe.preprocessing)).batches(samples))
+    chunk = next(_open_of_any_rank(spec, ImagePreprocessing.read(recipe.preprocessing), takes).batches(samples))
     return tuple(torch.cat([tensor] * samples)[:samples] for tensor in chunk.inputs)
 
 
@@ -193,10 +198,10 @@ def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
 
 
-def _open_of_any_rank(spec: str, image: ImagePreprocessing) -> Samples:
-    """Open data of one input whose rank is not known yet."""
+def _open_of_any_rank(spec: str, image: ImagePreprocessing, takes: Mapping[str, bool]) -> Samples:
+    """Open data of one input whose rank is not known yet, or of texts."""
     if image.tokenizer:
-        return open_data(spec, inputs=[InputSpec("input_ids", (None,), "int64")], image=image)
+        return open_texts(spec, image, takes)
     refusals: list[OptimizeError] = []
     for rank in (3, 1, 2, 4):
         try:

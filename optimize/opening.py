@@ -26,7 +26,7 @@ def open_program(job: Job, progress: Progress | None = None) -> CapturedModel:
         return capture_users(job.source, job.inputs, how)
     return capture_source(
         ModelSource.of(job.source, model=job.factory),
-        lambda: job.inputs if job.inputs is not None else example_inputs(job.recipe),
+        lambda takes: job.inputs if job.inputs is not None else example_inputs(job.recipe, takes),
         how,
         trust=job.trust,
         progress=progress or silent,

@@ -333,7 +333,7 @@ def test_what_an_export_would_fix_is_refused(tmp_path: Path) -> None:
 
 def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
-    ids, mask = capture_model(Encoder().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    ids, mask = capture_model(Encoder().eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
 
 
@@ -347,7 +347,7 @@ class Chosen(Encoder):
 
 def test_a_mask_of_truths_lets_everything_through_and_tokens_are_none() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
-    ids, mask = capture_model(Chosen().eval(), lambda: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    ids, mask = capture_model(Chosen().eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
 
 

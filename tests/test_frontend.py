@@ -129,10 +129,10 @@ def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
     program = optimize.capture(Alone().eval(), (torch.rand(1, 3, 4),))
     assert program.inputs[0].shape == (1, 3, 4)
     assert program.notes == ["The batch stays fixed to 1: the model fails on a batch of 2."]
-    opened = capture_model(Alone().eval(), lambda: (torch.rand(2, 3, 4),), Capturing())
+    opened = capture_model(Alone().eval(), lambda _: (torch.rand(2, 3, 4),), Capturing())
     assert opened.inputs[0].shape == (1, 3, 4) and opened.notes == program.notes
     with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 3, 5\]\]"):
-        capture_model(Alone().eval(), lambda: (torch.rand(2, 3, 5),), Capturing())
+        capture_model(Alone().eval(), lambda _: (torch.rand(2, 3, 5),), Capturing())
 
 
 def test_a_bound_of_the_batch_is_found_and_kept() -> None:
@@ -382,5 +382,5 @@ def test_what_cannot_be_captured_is_not_captured_again_with_one_sample(monkeypat
     asked = []
     monkeypatch.setattr(capturing, "capture_module", lambda *given: asked.append(given) or capture_module(*given))
     with pytest.raises(Refused):
-        capture_model(Deciding().eval(), lambda: (torch.rand(2, 3),), Capturing())
+        capture_model(Deciding().eval(), lambda _: (torch.rand(2, 3),), Capturing())
     assert len(asked) == 1

@@ -2,19 +2,26 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 
 from optimize import sandbox
-from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, json_lines, open_data
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, json_lines, open_data, open_texts
+from optimize.data.json_lines import text_inputs
+from optimize.datasets import example_inputs
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.gate import limits
+from optimize.load.capturing import Capturing, capture_model
 from optimize.progress import silent
+from optimize.recipe import parse
 from optimize.report.model import Report
 from optimize.sandbox import ChildLimits
 from tests.test_cli import command
@@ -268,3 +275,46 @@ def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
     assert row.accuracy is not None and row.accuracy.samples == 60 and row.accuracy.lost == 0
     assert any("were cut to 8 tokens" in text for text in report.warnings)
     assert "tokenizer: tokenizer.json" in (tmp_path / "out" / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "takes, pairs, wanted",
+    [
+        ({}, True, ["input_ids"]),
+        ({"x": False}, False, ["x"]),
+        ({"input_ids": True, "attention_mask": True, "token_type_ids": True, "position_ids": True}, False, 2),
+        ({"input_ids": True, "attention_mask": True, "token_type_ids": True, "position_ids": True}, True, 3),
+        ({"input_ids": False, "attention_mask": False, "token_type_ids": False}, False, 3),
+        ({"input_ids": True, "attention_mask": True, "head_mask": True}, False, 2),
+        ({"input_ids": True, "past": True, "attention_mask": True}, False, 1),
+    ],
+)
+def test_what_a_model_takes_of_texts(takes: dict[str, bool], pairs: bool, wanted: Any, tmp_path: Path) -> None:
+    pair = {"text_pair": "w3"} if pairs else {}
+    path = lines(tmp_path, {"text": "w1 w2"}, {"text": "w4", **pair})
+    image = ImagePreprocessing(tokenizer=str(tokenizer(tmp_path)))
+    found = next(open_texts(str(path), image, takes).chunks())
+    names = wanted if isinstance(wanted, list) else list(takes)[:wanted]
+    assert len(found.inputs) == len(names)
+    assert [spec.name for spec in text_inputs(takes)][: len(names)] == names
+
+
+class Masked(nn.Module):
+    """As models of a hub have it: what they can do without has no value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 4)
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, past: Any = None
+    ) -> torch.Tensor:
+        values: torch.Tensor = self.embed(input_ids)
+        return values.sum(1) if attention_mask is None else (values * attention_mask[:, :, None]).sum(1)
+
+
+def test_a_mask_that_a_model_can_do_without_is_an_input_of_the_file(tmp_path: Path) -> None:
+    name, path = tokenizer(tmp_path), lines(tmp_path, *texts(5))
+    recipe = parse({"preprocess": {"tokenizer": name}, "calib": str(path), "dynamic": "n"}, source="here")
+    held = capture_model(Masked().eval(), partial(example_inputs, recipe), Capturing(dynamic=recipe.dynamic))
+    assert held.input_names == ("input_ids", "attention_mask")

@@ -93,7 +93,8 @@ def test_embeddings_beside_the_original_and_their_neighbours(tmp_path: Path, typ
     report = Report.model_validate_json((tmp_path / "one" / "report.json").read_text())
     row = quantized(report)
     assert row.accuracy is not None and row.accuracy.beside_original and row.accuracy.baseline == 1.0
-    assert 0.99 < row.accuracy.value < 1.0 and row.bound is not None and row.bound.met
+    assert row.accuracy.worst is not None and "worst sample 0.9" in markdown.render(tell_run(report))
+    assert 0.99 < row.accuracy.worst < row.accuracy.value < 1.0 and row.bound is not None and row.bound.met
     assert not any("Accuracy was not measured" in text for text in report.warnings)
     done = typed(*words, "--eval", "data.npz", "--metric", "recall@3", "--out", "two", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ How a batch is read when a callable, a loader or a list gives it, for a model of
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from optimize import named
 from optimize.data.conform import Batch, InputSpec, require_classes
 from optimize.data.image_folder import open_folder
-from optimize.data.json_lines import from_lines, is_json_lines
+from optimize.data.json_lines import from_lines, is_json_lines, role, text_inputs
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
 from optimize.data.sources import from_file, from_python
@@ -68,6 +68,28 @@ def open_data(
         hint = "An .npz holds them as 'y', an image folder as sub-folders; a callable gives (inputs, labels)."
         raise UsageError(f"'{source.name}' has no labels, which accuracy needs.", hint=" ".join((*source.notes, hint)))
     return replace(source, labelled=first.labels is not None)
+
+
+def open_texts(spec: str, image: ImagePreprocessing, takes: Mapping[str, bool]) -> Samples:
+    """Open texts for a model of which its arguments are known alone.
+
+    Args:
+        spec: Lines of JSON.
+        image: Its tokenizer.
+        takes: The arguments, and whether the model can do without each. It is given the tokens and a mask; types that
+            it can do without where there are pairs: of single texts all are 0.
+
+    Raises:
+        UsageError: The model takes something else.
+        Refused: The data is missing or damaged.
+    """
+    inputs = text_inputs(takes)
+    found = open_data(spec, inputs=inputs, image=image)
+    *others, last = inputs
+    has_types = role(last.name) == "type_ids" and takes[last.name]
+    if has_types and not any(bool(chunk.inputs[-1].any()) for chunk in found.chunks()):
+        return open_data(spec, inputs=others, image=image)
+    return found
 
 
 def _of_classes(source: Samples) -> Samples:

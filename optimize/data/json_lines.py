@@ -218,7 +218,7 @@ def _roles(specs: Sequence[InputSpec]) -> tuple[str, ...]:
     Raises:
         UsageError: Not one is left for the tokens, or one has another rank.
     """
-    roles = tuple(_role(spec.name.lower()) for spec in specs)
+    roles = tuple(role(spec.name) for spec in specs)
     if roles.count("ids") != 1 or len(set(roles)) < len(roles) or any(len(spec.shape) != 1 for spec in specs):
         listed = ", ".join(map(str, specs))
         raise UsageError(
@@ -228,7 +228,24 @@ def _roles(specs: Sequence[InputSpec]) -> tuple[str, ...]:
     return roles
 
 
-def _role(name: str) -> str:
+def text_inputs(takes: Mapping[str, bool]) -> list[InputSpec]:
+    """Return the inputs of a model that texts fill: its first and what else it demands, then a mask and types.
+
+    Args:
+        takes: Its arguments, and whether it can do without each; of none, the tokens alone are.
+    """
+    first, *others = takes or ("input_ids",)
+    found = [first]
+    for name in others:
+        if takes[name] and role(name) in {"ids", *map(role, found)}:
+            break
+        found.append(name)
+    return [InputSpec(name, (None,), "int64") for name in found]
+
+
+def role(name: str) -> str:
+    """Return what an input of such a name is: ``ids``, ``attention_mask`` or ``type_ids``."""
+    name = name.lower()
     if "mask" in name:
         return "attention_mask"
     return "type_ids" if "type" in name or "segment" in name else "ids"

@@ -55,7 +55,7 @@ def _captured(subject: Subject, source: str, opening: Opening, input_shape: str 
     from optimize.load.opening import capture_source
 
     named = ModelSource.of(source, model=opening.factory)
-    model = capture_source(named, lambda: draw_inputs(input_shape), trust=opening.trust)
+    model = capture_source(named, lambda _: draw_inputs(input_shape), trust=opening.trust)
     stem = hashlib.sha256(source.encode()).hexdigest()[:12]
     artifact = opening.write_program(model.program, stem, subject.artifact.path)
     return replace(subject, artifact=artifact, loading={})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFail
 from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
-from optimize.load.guessing import ask_for_shapes, guess_inputs
+from optimize.load.guessing import arguments_of, ask_for_shapes, guess_inputs
 from optimize.preparation import inference_copy
 from optimize.program import Program
 
@@ -47,15 +47,15 @@ AS_USUAL = Capturing()
 
 def capture_model(
     held: torch.nn.Module | torch.export.ExportedProgram | Exported,
-    inputs: Callable[[], Sequence[Any]],
+    inputs: Callable[[Mapping[str, bool]], Sequence[Any]],
     how: Capturing,
 ) -> Program:
     """Capture an eager module, TorchScript or an exported program, and check it against the module it came from.
 
     Args:
         held: The model.
-        inputs: Returns example inputs; not asked of an exported program, which has its own. Where nobody knows them,
-            they are guessed, and the program's notes say so.
+        inputs: Returns example inputs for the arguments of its forward; not asked of an exported program, which
+            has its own. Where nobody knows them, they are guessed, and the program's notes say so.
         how: How to capture.
 
     Raises:
@@ -119,13 +119,13 @@ def _runs(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
 
 
 def _examples(
-    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], batch: int
+    module: torch.nn.Module, inputs: Callable[[Mapping[str, bool]], Sequence[Any]], batch: int
 ) -> tuple[Sequence[Any], list[str]]:
     """Return example inputs, and what to say of them where they are guessed."""
     if isinstance(module, ForeignGraph) and (told := module.examples(batch)) is not None:
         return told, []
     try:
-        return inputs(), []
+        return inputs(arguments_of(module)), []
     except InputsUnknown as error:
         guess = guess_inputs(module, batch)
         if guess is None:

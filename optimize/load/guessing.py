@@ -51,17 +51,20 @@ def ask_for_shapes(module: torch.nn.Module) -> str:
     return f'Give the sizes of one sample of {", ".join(names)}, such as --input-shape "{shapes}", or data.'
 
 
-def _required(module: torch.nn.Module) -> list[str]:
-    """Return the arguments that its forward cannot do without."""
+def arguments_of(module: torch.nn.Module) -> dict[str, bool]:
+    """Return the arguments that its forward takes by their places, and whether it can do without each."""
     if isinstance(module, torch.jit.ScriptModule):
         arguments = module.forward.schema.arguments[1:]  # type: ignore[attr-defined]
-        return [entry.name for entry in arguments if not entry.has_default_value()]
-    entries = inspect.signature(module.forward).parameters.values()
-    return [
-        entry.name
-        for entry in entries
-        if entry.default is entry.empty and entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)
-    ]
+        return {entry.name: entry.has_default_value() for entry in arguments}
+    return {
+        entry.name: entry.default is not entry.empty
+        for entry in inspect.signature(module.forward).parameters.values()
+        if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def _required(module: torch.nn.Module) -> list[str]:
+    return [name for name, is_optional in arguments_of(module).items() if not is_optional]
 
 
 def _kinds(layer: torch.nn.Module) -> set[str]:

@@ -6,7 +6,7 @@ opened in a confined one and comes back as data (`taking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from optimize.load.taking import take_over
 from optimize.program import Program
 from optimize.progress import Progress, silent
 
-#: Gives example inputs, where a file has none of its own.
-Inputs = Callable[[], Sequence[Any]]
+#: Gives example inputs, where a file has none of its own, by the arguments of its forward, and whether
+#: that can do without each; none where nobody knows them yet.
+Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 
 
 @dataclass(frozen=True)

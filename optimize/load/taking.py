@@ -53,7 +53,7 @@ class Taken:
 def take_over(
     path: Path,
     kind: Kind,
-    inputs: Callable[[], Sequence[torch.Tensor]],
+    inputs: Callable[[Mapping[str, bool]], Sequence[torch.Tensor]],
     how: Capturing = AS_USUAL,
     *,
     progress: Progress | None = None,
@@ -64,7 +64,7 @@ def take_over(
         path: The file.
         kind: What `identify` said it is.
         inputs: Returns example inputs, or raises the error that says why there are none; asked only where the file
-            may need some.
+            may need some, and without arguments of the model, which nobody knows by then.
         how: How to capture.
         progress: Told what is going on.
 
@@ -114,10 +114,10 @@ def _ask(
     return _taken(path, folder, answer)
 
 
-def _write_inputs(folder: Path, inputs: Callable[[], Sequence[torch.Tensor]]) -> OptimizeError | None:
+def _write_inputs(folder: Path, inputs: Callable[[Mapping[str, bool]], Sequence[torch.Tensor]]) -> OptimizeError | None:
     """Give the child example inputs, and return what to say if it needs some and there are none."""
     try:
-        found = inputs()
+        found = inputs({})
     except UsageError as error:
         return error
     tensors = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(found)}
@@ -178,7 +178,7 @@ def take(
     tell("capture", 0.0)
     try:
         asked = Capturing(**{**how, "dynamic": read_dynamic(how["dynamic"]), "outputs": tuple(how["outputs"])})
-        program = capture_model(held, lambda: _read_inputs(folder), asked)
+        program = capture_model(held, lambda _: _read_inputs(folder), asked)
     except InputsUnknown as error:
         if guess and error.hint:  # this process alone knows the model
             raise

@@ -38,6 +38,7 @@ class Accuracy:
         higher_is_better: Whether more is better.
         flips: Whether each sample is right or wrong.
         beside_original: Whether the original's outputs stood for labels.
+        worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
     """
 
     metric: str
@@ -54,6 +55,7 @@ class Accuracy:
     higher_is_better: bool = True
     flips: bool = False
     beside_original: bool = False
+    worst: float | None = None
 
     @property
     def drop(self) -> float:
@@ -236,6 +238,7 @@ def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, 
         "lost": int((sign * more < 0).sum()),
         "gained": int((sign * more > 0).sum()),
         "flips": False,
+        "worst": sign * float((sign * found[counts > 0, 0] / counts[counts > 0]).min()),
     }
     value, baseline = (float(rows[:, 0].sum() / counts.sum()) for rows in (found, expected))
     told |= {"difference_low": low, "difference_high": high, "low": ends[0], "high": ends[1]}

@@ -135,7 +135,7 @@ _ALL = (
     Metric(
         "cosine",
         scores.cosines,
-        "cosine between output and label, mean over samples",
+        "cosine between all numbers of a sample's output and of its label, mean over samples",
         _LIKE,
         usual_drop=0.01,
         beside_original=True,

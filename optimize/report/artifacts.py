@@ -158,9 +158,14 @@ def worst_outputs(report: Report) -> Iterator[tuple[str, str]]:
 def _accuracy(row: Row, *, baseline: bool) -> Cell:
     if row.accuracy is None:
         return Cell()
-    change, between = _change(row.accuracy)
     shown = form.score(row.accuracy.value, row.accuracy.unit)
-    return Cell(shown, "" if baseline else (change, *(("\n", between) if between else ())))
+    told = [part for part in (*_change(row.accuracy), _worst(row.accuracy)) if part]
+    return Cell(shown, "" if baseline else tuple(part for line in told for part in ("\n", line))[1:])
+
+
+def _worst(found: Accuracy) -> str:
+    """Return what the sample that is answered worst comes to, empty where samples have no number of their own."""
+    return "" if found.worst is None else f"worst sample {form.score(found.worst, found.unit)}"
 
 
 def _change(found: Accuracy) -> tuple[str, str]:
@@ -195,7 +200,8 @@ def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
 def _quality_card(row: Row) -> tuple[str, Cell]:
     if row.accuracy:
         found, (change, between) = row.accuracy, _change(row.accuracy)
-        detail = f"{between} at {form.score(found.value, found.unit)}, {form.plural(found.samples, 'sample')}".strip()
+        where = f"{between} at {form.score(found.value, found.unit)}, {form.plural(found.samples, 'sample')}".strip()
+        detail = ", ".join(part for part in (where, _worst(found)) if part)
         return f"{metric_title(found)} change", Cell(change, detail)
     cell, detail = agreement_cell(row.agreement), "accuracy was not measured" if row.agreement else "not measured"
     if row.agreement and row.agreement.top1 is not None:

@@ -87,7 +87,7 @@ def _opened(kind: str, path: Path) -> None:
     if kind in _TORCH:
         found = identify(path)
         if found is not Kind.SAFETENSORS:
-            take_over(path, found, lambda: (torch.ones(honest.INPUTS),))
+            take_over(path, found, lambda _: (torch.ones(honest.INPUTS),))
     elif kind == "taken":
         open_taken(path, here)
     elif kind in ("npy", "npz"):

@@ -104,11 +104,11 @@ def test_a_guess_leaves_statistics_and_training_flags_alone() -> None:
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
-def unknown() -> tuple[torch.Tensor, ...]:
+def unknown(_: object) -> tuple[torch.Tensor, ...]:
     raise InputsUnknown("Nothing says what the model takes.")
 
 
-def malformed() -> tuple[torch.Tensor, ...]:
+def malformed(_: object) -> tuple[torch.Tensor, ...]:
     raise UsageError("--input-shape 'x' is not a shape.")
 
 

@@ -118,7 +118,7 @@ class Drifting(nn.Module):
 @pytest.mark.parametrize("target, ending", [("onnx", ".onnx"), ("openvino", ".xml")])
 def test_no_runtime_writes_where_a_file_tells_it_to(target: str, ending: str, tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Drifting().eval(), (X,)), tmp_path / "net.pt2")
-    program = take_over(tmp_path / "net.pt2", Kind.EXPORTED, lambda: (X,)).program
+    program = take_over(tmp_path / "net.pt2", Kind.EXPORTED, lambda _: (X,)).program
     assert program is not None and clamps(program)
     answer = optimize.export(program, target, tmp_path / f"net{ending}").load()(X)
     written = X.flatten(1)[:, :4].numpy()

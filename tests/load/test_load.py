@@ -276,7 +276,9 @@ def test_an_exported_program_that_returns_none_beside_its_tensors_returns_those(
 
     torch.export.save(torch.export.export(Cached().eval(), (X,)), tmp_path / "net.pt2")
     for trust in (False, True):
-        held = capture_source(ModelSource.of(tmp_path / "net.pt2"), lambda: (), AS_USUAL, trust=trust, progress=silent)
+        held = capture_source(
+            ModelSource.of(tmp_path / "net.pt2"), lambda _: (), AS_USUAL, trust=trust, progress=silent
+        )
         found = held.program(X)
         assert torch.equal(found["sum"], X.sum(1)) and torch.equal(found["pair"][0], X * 2)
         told = "Left out of the outputs, which are tensors in a file: 'cache' (None), 'pair.0' (None)."

@@ -81,13 +81,13 @@ def test_tied_weights_types_and_trees_stay(tmp_path: Path) -> None:
 def test_whole_module_and_old_format(tmp_path: Path) -> None:
     model = plain()
     torch.save(model, tmp_path / "m.pt", _use_new_zipfile_serialization=False)
-    taken = take_over(tmp_path / "m.pt", Kind.LEGACY, lambda: (X,), Capturing())
+    taken = take_over(tmp_path / "m.pt", Kind.LEGACY, lambda _: (X,), Capturing())
     assert taken.program is not None and taken.noun == "whole module" and taken.warnings == ()
     same(capture(model, (X,)), taken.program)
 
 
 def test_inputs_are_asked_for_where_they_are_needed(tmp_path: Path) -> None:
-    def unknown() -> tuple[torch.Tensor, ...]:
+    def unknown(_: object) -> tuple[torch.Tensor, ...]:
         raise UsageError("Nothing says what the model takes.")
 
     torch.save(plain(), tmp_path / "m.pt")
@@ -654,7 +654,7 @@ def test_every_listed_operator_exists_and_nothing_else_is_found() -> None:
 def test_weights_of_every_type_and_shape(tmp_path: Path) -> None:
     tensors = {"a": torch.ones(2, 3).t(), "b": torch.ones(4)[1:3], "c": torch.zeros(0, 3), "d": torch.tensor(1.5)}
     torch.save(tensors, tmp_path / "w.pt")
-    taken = take_over(tmp_path / "w.pt", Kind.CHECKPOINT, lambda: (X,), Capturing())
+    taken = take_over(tmp_path / "w.pt", Kind.CHECKPOINT, lambda _: (X,), Capturing())
     assert taken.state is not None
     assert all(torch.equal(taken.state[key], value) for key, value in tensors.items())
     safetensors.torch.save_file(taken.state, tmp_path / "again.safetensors")

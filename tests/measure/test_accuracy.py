@@ -84,6 +84,7 @@ def test_users_metric_has_the_interval_of_its_samples() -> None:
     result = score(np.array([1.0, 2, 1, 2]), np.array([3.0, 3, 3, 5]), np.zeros(4), own(mean_error))
     assert result is not None and (result.metric, result.unit) == ("mean_error", "")
     assert (result.value, result.baseline, result.lost, result.gained) == (3.5, 1.5, 4, 0)
+    assert result.worst == 5.0
     assert result.drop == 2.0 and result.drop_interval() == pytest.approx((1.1998, 2.8002), abs=1e-4)
 
 
@@ -95,6 +96,7 @@ def test_users_metric_of_right_and_wrong_counts_flips() -> None:
         own(lambda outputs, labels: outputs["y"].argmax(1) == labels),
     )
     assert result is not None and result.flips and (result.lost, result.gained, result.unit) == (1, 0, "%")
+    assert result.worst is None
 
 
 def test_users_metric_of_the_whole_set() -> None:

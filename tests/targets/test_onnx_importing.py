@@ -69,7 +69,9 @@ def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -
 
 
 def opened(path: Path) -> Program:
-    return capture_source(ModelSource.of(path), lambda: pytest.fail("the file says what it takes"), trust=True).program
+    return capture_source(
+        ModelSource.of(path), lambda _: pytest.fail("the file says what it takes"), trust=True
+    ).program
 
 
 def decibels(want: torch.Tensor, found: torch.Tensor) -> float:
@@ -223,7 +225,7 @@ def test_a_reader_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(OPERATORS, "LeakyRelu", lambda call: torch.relu(call.x))
     held = OnnxGraph(onnx.load(path), path)
     with pytest.raises(VerificationFailed, match="answers otherwise than its runtime"):
-        capture_model(held, lambda: (), AS_USUAL)
+        capture_model(held, lambda _: (), AS_USUAL)
 
 
 def test_the_command_starts_from_a_file_that_nobody_vouches_for(typed: Typed, tmp_path: Path) -> None:
