@@ -98,6 +98,7 @@ class Datasets:
         for chunk in chunks:
             if fixed and len(chunk) != fixed:
                 return
+            program.require_sizes(chunk.inputs)
             # The labels of calibration data are not looked at: accuracy on what ranges were learned from flatters.
             yield [to_array(tensor) for tensor in chunk.inputs], chunk.wanted if self.evaluation else None
             seen += len(chunk)

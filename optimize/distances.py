@@ -10,6 +10,9 @@ from optimize.errors import VerificationFailed
 if TYPE_CHECKING:
     import torch
 
+#: What is no more than the first is taken for a mask, such as -1e9 or the lowest float in place of minus infinity,
+#: where it is so many times as large as all else: it is no signal that noise is held against.
+MASKED, MASKED_TIMES = -1e4, 1e3
 #: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
 CAP_DB = 200.0
 
@@ -53,6 +56,12 @@ def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     difference[(wide == other) | (wide.isnan() & other.isnan())] = 0.0  # equal infinities, such as masked logits
     if not bool(difference.isfinite().all()):
         raise VerificationFailed("an output is no longer finite.")
-    finite = wide[wide.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    is_mask = (wide <= MASKED) & (wide == other)
+    finite = wide.isfinite()
+    scale, rest = (_largest(wide[kept]) for kept in (finite, finite & ~is_mask))
+    scale = rest if 0 < MASKED_TIMES * rest < scale else scale
     return float(difference.max()), max(scale, 1e-30)
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 1.0

@@ -98,7 +98,9 @@ def capture(
                 exported = _export(unbound, arguments, keywords, free)
         program = from_exported(exported, inputs, in_spec, source=source, free=free)
         check_capture(program)
-        return check_sizes(program)
+        program = check_sizes(program)
+        notes.extend(program.tell_bounds(free.sizes))
+        return program
 
     try:
         program = captured(dynamic_batch, source, source)

@@ -167,10 +167,28 @@ class Program:
             raise Refused(f"The program takes {len(self.inputs)} input(s) {self.input_names}; got {len(flat)}.")
         for name, value, example, dims in zip(self.input_names, flat, self.inputs, self.dynamic, strict=True):
             _check_input(name, value, example, dims)
+        self.require_sizes(flat)
+        return tuple(flat)
+
+    def require_sizes(self, flat: Sequence[torch.Tensor]) -> None:
+        """Check that the model takes the sizes of flat inputs, of whatever is free besides the batch.
+
+        Raises:
+            Refused: It computes otherwise with one, or fails.
+        """
+        for name, value, dims in zip(self.input_names, flat, self.dynamic, strict=True):
             for dim, word in dims.items():
                 if word != BATCH and word in self.free and not self.free[word].holds(size := int(value.shape[dim])):
                     raise Refused(f"Input '{name}' has {size} for '{word}', which may be {self.free[word]}.", hint=_CUT)
-        return tuple(flat)
+
+    def tell_bounds(self, asked: Mapping[str, FreeSize]) -> list[str]:
+        """Return what is to be said of the largest sizes that the model takes, but for those that are asked."""
+        found = {name: size.most for name, size in self.free.items() if size.most is not None}
+        return [
+            f"'{name}' may be {most} at most: with more the model computes otherwise, or fails, and no file looks."
+            for name, most in found.items()
+            if most < (MAX_BATCH if name == BATCH else most + 1) and (name not in asked or asked[name].most != most)
+        ]
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
         """Return flat inputs of another batch size, cycling through the example inputs; those where it is fixed."""

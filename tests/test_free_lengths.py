@@ -14,10 +14,15 @@ import yaml
 from torch import Tensor, nn
 
 import optimize
+from optimize.data import open_data
+from optimize.datasets import open_datasets
 from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, UsageError
 from optimize.load.capturing import Capturing, capture_model
 from optimize.measure.fleet import Fleet
+from optimize.progress import silent
+from optimize.quantization.batches import FlatBatches, sample_specs
+from optimize.recipe import Recipe
 from optimize.registry import find_target
 
 SEQUENCE = {"input_ids": {1: "sequence"}, "attention_mask": {1: "sequence"}}
@@ -206,6 +211,12 @@ def test_a_table_of_positions_that_is_looked_up_bounds_the_length() -> None:
     assert program.free["time"].most == 40 and program.free["time"].others == (40, 17)
     with pytest.raises(Refused, match=r"'x' has 41 for 'time', which may be 1\.\.40"):
         program(torch.rand(2, 41, 6))
+    with pytest.raises(Refused, match=r"'x' has 41 for 'time', which may be 1\.\.40"):
+        next(open_datasets(Recipe(), program, evaluate=(np.ones((3, 41, 6)), [0, 1, 0])).judged(program, 2, silent))
+    with pytest.raises(Refused, match=r"'x' has 41 for 'time', which may be 1\.\.40"):
+        next(iter(FlatBatches(program, open_data([torch.ones(3, 41, 6)], inputs=sample_specs(program)))))
+    assert [note for note in program.notes if note.startswith("'time' may be 40 at most")]
+    assert not optimize.capture(LookedUp().eval(), (torch.rand(2, 16, 6),), dynamic="time:2..40").notes
 
 
 @pytest.mark.parametrize("offset", [0, 2])

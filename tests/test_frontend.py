@@ -146,6 +146,7 @@ def test_a_bound_of_the_batch_is_found_and_kept() -> None:
 
     program = optimize.capture(Rows().eval(), (torch.rand(2, 3),))
     assert program.batch == 2 and program.free["batch"].most == 64
+    assert [note for note in program.notes if note.startswith("'batch' may be 64 at most")]
     assert program.export().range_constraints.popitem()[1].upper == 64
 
 

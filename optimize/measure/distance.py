@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimize.distances import CAP_DB, ratio_db
+from optimize.distances import CAP_DB, MASKED, MASKED_TIMES, ratio_db
 from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
@@ -26,6 +26,7 @@ class Distance:
         sqnr_db: ``10 log10(sum y² / sum (y - y')²)``, within ±200: 200 for equal values, -200 where an element is
             finite in one file only. Of classes and places (integers of 32 and 64 bits, booleans), which are right or
             wrong however near, ``10 log10`` of all elements over those that differ: 20 dB where one of a hundred does.
+            Equal masks, below -1e4 and a thousand times what differs, are no signal.
         signal_power: Mean of ``y²`` over the elements that are finite in both; 1 of classes and places.
         noise_power: Mean of ``(y - y')²`` over them; the share that differs of classes and places.
         max_abs_error: Largest ``|y - y'|`` of them.
@@ -64,6 +65,8 @@ class DistanceMeter:
     _noise: float = 0.0
     _count: int = 0
     _max_abs_error: float = 0.0
+    _differing: float = 0.0
+    _masks: dict[int, tuple[float, int]] = field(default_factory=dict)
     _ranges: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def update(self, expected: np.ndarray, found: np.ndarray) -> None:
@@ -88,10 +91,14 @@ class DistanceMeter:
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
-        signal, difference = want[finite], want[finite] - got[finite]
+        masks = finite & (want <= MASKED) & (want == got)
+        signal, difference = want[finite & ~masks], (want - got)[finite & ~masks]
+        self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
         if {expected.dtype.name, found.dtype.name} <= CHOICES:
             signal, difference = np.ones(expected.size), (expected != found).astype(np.float64)
+        else:
+            self._set_aside(want[masks])
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
             self._signal += float(np.square(signal).sum())
             self._noise += float(np.square(difference).sum())
@@ -99,12 +106,22 @@ class DistanceMeter:
         for side, values in enumerate((want, got)):
             self._widen(side, values[np.isfinite(values)])
 
+    def _set_aside(self, masks: np.ndarray) -> None:
+        """Add up what may be masks by its power of two: what differs elsewhere is known when all batches are there."""
+        for power in np.unique(powers := np.frexp(masks)[1]):
+            (square, count), these = self._masks.get(int(power), (0.0, 0)), masks[powers == power]
+            with np.errstate(over="ignore"):
+                self._masks[int(power)] = square + float(np.square(these).sum()), count + these.size
+
     def result(self) -> Distance:
         """Return the distance over all batches."""
-        count = max(self._count, 1)
+        least = MASKED_TIMES * self._differing or math.inf
+        signals = [entry for power, entry in self._masks.items() if 2.0 ** (power - 1) < least]
+        signal = self._signal + sum(square for square, _ in signals)
+        count = max(self._count + sum(count for _, count in signals), 1)
         return Distance(
-            sqnr_db=self._sqnr_db(),
-            signal_power=self._signal / count,
+            sqnr_db=self._sqnr_db(signal),
+            signal_power=signal / count,
             noise_power=self._noise / count,
             max_abs_error=self._max_abs_error,
             first_range=self._ranges.get(0),
@@ -117,9 +134,9 @@ class DistanceMeter:
             low, high = self._ranges.get(side, (math.inf, -math.inf))
             self._ranges[side] = min(low, float(values.min())), max(high, float(values.max()))
 
-    def _sqnr_db(self) -> float:
-        squares_vanish = self._signal == 0.0 < self._max_abs_error
-        return -CAP_DB if self.not_finite or squares_vanish else ratio_db(self._signal, self._noise)
+    def _sqnr_db(self, signal: float) -> float:
+        squares_vanish = signal == 0.0 < self._max_abs_error
+        return -CAP_DB if self.not_finite or squares_vanish else ratio_db(signal, self._noise)
 
 
 def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

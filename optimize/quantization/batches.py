@@ -146,6 +146,7 @@ class FlatBatches:
         for batch in source.batches(fixed) if fixed else source.chunks():
             if fixed and len(batch) < fixed:
                 break
+            self.program.require_sizes(batch.inputs)
             yield batch.inputs
             seen += len(batch)
             if source.count:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from optimize.distances import output_error
 from optimize.errors import VerificationFailed
 from optimize.measure.agreement import AgreementMeter
 from optimize.measure.distance import DistanceMeter
@@ -65,6 +67,30 @@ def test_equal_infinities_agree() -> None:
     masked = np.array([[1.0, -np.inf]])
     result = meter(([masked], [masked])).result()
     assert result is not None and result.sqnr_db == 200.0 and result.max_abs_error == 0.0
+
+
+@pytest.mark.parametrize("mask", [-1e4, -1e9, -1e30, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("cut", [8, 3])
+def test_a_mask_in_place_of_minus_infinity_hides_no_error(mask: float, cut: int) -> None:
+    draw = np.random.default_rng(0)
+    want = draw.normal(size=(8, 20)).astype(np.float32)
+    got = want + 0.1 * draw.normal(size=(8, 20)).astype(np.float32)
+    halves = [(want, got)] if cut == 8 else [(want[:cut], got[:cut]), (want[cut:], got[cut:])]
+    plain = meter(*(([one], [other]) for one, other in halves)).result()
+    want[:, ::4] = got[:, ::4] = mask
+    masked = meter(*(([one], [other]) for one, other in halves)).result()
+    assert plain is not None and masked is not None
+    assert 15 < plain.sqnr_db < 25 and abs(masked.sqnr_db - plain.sqnr_db) < 2
+    error, scale = output_error(torch.from_numpy(want), torch.from_numpy(got))
+    assert error == masked.max_abs_error and scale < 5
+    same = meter(([want], [want])).result()
+    assert same is not None and same.sqnr_db == 200.0
+
+
+def test_large_answers_are_no_masks() -> None:
+    large = np.array([[-5e4, -2.5e4, 3e4, 1e3]], np.float32)
+    found = meter(([large], [large + np.array([0, 100, 0, 0], np.float32)])).result()
+    assert found is not None and found.sqnr_db == pytest.approx(10 * np.log10((25 + 6.25 + 9 + 0.01) * 1e8 / 1e4))
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
