@@ -15,6 +15,7 @@ from optimize.data.preprocessing import INTERPOLATIONS, read_words
 from optimize.datasets import Datasets, example_inputs
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
+from optimize.measure.accuracy import Accuracy
 from optimize.recipe import parse, read
 from optimize.replay import recipe_of
 
@@ -105,6 +106,10 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     partly, wholly = Datasets(data, None, said=said), Datasets(data, None, said=read_words(data.prepared))
     assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
     assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
+    at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
+    assert "has 20.40 %" in partly.doubt(at_chance) and partly.doubt(at_chance).endswith(partly.guessed)
+    assert "labels are the model's classes" in wholly.doubt(at_chance) and data.prepared in wholly.doubt(at_chance)
+    assert not partly.doubt(better) and not partly.doubt(None)
     found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
     assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}
     assert recipe_of(Job(torch.nn.Identity(), recipe), [], [], Datasets(None, None)) == recipe

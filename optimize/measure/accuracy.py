@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from optimize import bounds
+from optimize import wording as form
 from optimize.errors import Refused
 from optimize.measure import paired
 from optimize.measure.metrics import METRICS, Metric, Unit
@@ -38,6 +39,8 @@ class Accuracy:
         higher_is_better: Whether more is better.
         flips: Whether each sample is right or wrong.
         beside_original: Whether the original's outputs stood for labels.
+        guessed: The share that always naming the most frequent labels has right; None where labels are no classes, or
+            all are so frequent.
     """
 
     metric: str
@@ -54,6 +57,7 @@ class Accuracy:
     higher_is_better: bool = True
     flips: bool = False
     beside_original: bool = False
+    guessed: float | None = None
 
     @property
     def drop(self) -> float:
@@ -78,6 +82,15 @@ class Accuracy:
     def noun(self) -> str:
         """What it was judged on, one of it."""
         return "sample" if self.beside_original else "label"
+
+    @property
+    def no_better(self) -> str:
+        """How many labels the original and guessing have right; empty where the original surely has more."""
+        if self.guessed is None or paired.wilson(self.baseline, self.samples)[0] > self.guessed:
+            return ""
+        right, guessed = (form.score(share, self.unit) for share in (self.baseline, self.guessed))
+        labels = form.plural(self.samples, self.noun)
+        return f"{right} of {labels} right, and always naming the most frequent of them has {guessed}"
 
     def beside(self, baseline: float) -> Accuracy:
         """Return it beside a figure that was written down of as many samples, which need not be the same ones.
@@ -128,6 +141,7 @@ class AccuracyMeter:
     metric: Metric | None = None
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
+    _labels: list[np.ndarray] = field(default_factory=list)
     _beside_original: bool = False
     _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
 
@@ -145,6 +159,7 @@ class AccuracyMeter:
                 return
             labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or _usual(expected)
+        self._labels += [labels] if self.metric.guesses else []
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
             self._room -= rows[-1].nbytes
@@ -177,8 +192,15 @@ class AccuracyMeter:
             unit=self.metric.unit or ("%" if figures["flips"] else ""),
             higher_is_better=self.metric.higher_is_better,
             beside_original=self._beside_original,
+            guessed=_guessed(self.metric.guesses, np.concatenate(self._labels)) if self._labels else None,
             **figures,
         )
+
+
+def _guessed(most: int, labels: np.ndarray) -> float | None:
+    """Return the share of labels ``[N]`` that are among the most frequent; None where all are."""
+    counts = np.sort(np.unique(labels, return_counts=True)[1])
+    return float(counts[-most:].sum() / len(labels)) if len(counts) > most else None
 
 
 def _usual(outputs: Outputs) -> Metric:

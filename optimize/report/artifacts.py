@@ -34,8 +34,8 @@ def best_float32(report: Report) -> Row | None:
 
 
 def fastest(report: Report) -> Row | None:
-    """Return the fastest artifact that was measured and answers like the original."""
-    rows = [row for row in report.rows if is_timed(row) and agrees(row)]
+    """Return the fastest artifact that was measured and answers like the original; None where nothing shows that."""
+    rows = [row for row in report.rows if is_timed(row) and agrees(row) and not report.doubt]
     return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 

@@ -48,6 +48,7 @@ def tell_run(report: Report) -> doc.Document:
     reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
     notes = ((row.name, note) for row in report.rows for note in row.notes)
     sections = (
+        doc.Text(report.doubt, "bad"),
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
         artifacts(report),
@@ -314,9 +315,10 @@ def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
     facts += _pictures(model)
     if model.sha256:
         facts.append(("SHA-256", model.sha256))
-    if report.calibration:
-        kind = "synthetic" if report.calibration.synthetic else report.calibration.source
-        facts.append(("Calibration", f"{form.plural(report.calibration.samples, 'sample')}, {kind}"))
+    for name, data in (("Calibration", report.calibration), ("Evaluation", report.evaluation)):
+        if data is not None:
+            source = "synthetic" if data.synthetic else data.source
+            facts.append((name, f"{form.plural(data.samples, 'sample')}, {source}"))
     return tuple(facts)
 
 
