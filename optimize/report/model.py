@@ -227,7 +227,7 @@ class ModelRecord(StrictRecord):
     Attributes:
         source: File, or ``package.module:factory``, or the class of a module given in Python.
         sha256: Hash of the file, None where there is none.
-        parameters: Scalars in the weights.
+        parameters: Scalars in the weights that are learned.
         macs: Multiply-accumulates of one sample.
         inputs: Name, type and shape of each input, as text.
         preprocess: How pictures became inputs, as ``--preprocess`` takes it; None where there were none.
