@@ -62,6 +62,14 @@ def of_another_size(picture: Image.Image) -> torch.Tensor:
     return torch.zeros(3, 8, 8)
 
 
+def of_a_path(path: Path) -> torch.Tensor:
+    return trained_with(Image.open(path))
+
+
+def of_two(picture: Image.Image, size: int) -> torch.Tensor:
+    return trained_with(picture)
+
+
 def no_tensor(picture: Image.Image) -> Image.Image:
     return picture
 
@@ -162,6 +170,8 @@ def test_words_that_are_none(said: str, message: str) -> None:
         ("mean=0.5 std=0.5", "has 3 channels, the image preprocessing 1 means"),
         (f"{HERE}:HERE", "cannot be called"),
         (f"{HERE}:files", "raised TypeError|cannot be prepared"),
+        (f"{HERE}:of_a_path", r"raised AttributeError.*\n.*given a picture of Pillow and returns \[C, H, W\]"),
+        (f"{HERE}:of_two", r"called with one picture alone, .* is \(picture: .*size: .*\n.*takes a picture of Pillow"),
         (f"{HERE}:of_another_size", r"has the shape \[1, 3, 8, 8\] for input 'x'"),
         (f"{HERE}:no_tensor", "End it with ToTensor"),
         (f"{HERE}:nowhere", "there is no 'nowhere'"),
@@ -179,6 +189,6 @@ def test_a_recipe_holds_it_as_text_or_by_its_words(tmp_path: Path) -> None:
     assert parse({"preprocess": {"resize": 36, "size": 32, "mean": [0.5, 0.5, 0.5]}}).preprocessing == words
     recipe = parse({"preprocess": "a.b:c"})
     (tmp_path / "recipe.yaml").write_text(recipe.yaml())
-    with pytest.raises(Refused, match=r"names Python code: a\.b:c"):
+    with pytest.raises(Refused, match=r"names Python code: a\.b:c\.\n.*the command line \(--preprocess a\.b:c\)"):
         read(tmp_path / "recipe.yaml")
     assert read(tmp_path / "recipe.yaml", trust=True) == recipe

@@ -104,6 +104,7 @@ def assemble(
             inputs=tuple(map(str, eager.inputs)),
             preprocess=datasets.preprocessing or None,
             included=included(recipe) or None,
+            size_bytes=_size_bytes(job.source),
         ),
         calibration=DataRecord.model_validate(calibrations[0]) if calibrations else None,
         evaluation=_evaluation(datasets, eager),
@@ -117,6 +118,14 @@ def assemble(
         warnings=(*_about_artifacts(exports), *_about_rows(others), *about, *doubts),
         doubt=doubt,
     )
+
+
+def _size_bytes(source: object) -> int | None:
+    """Return the bytes of the user's own file, of those that belong together in all; None where there is none."""
+    if not isinstance(source, str | Path) or not (path := Path(source)).is_file():
+        return None
+    owner = next((target for target in registry.targets().values() if target.owns(path)), None)
+    return sum(file.stat().st_size for file in (owner.files(path) if owner else (path,)))
 
 
 def _evaluation(datasets: Datasets, eager: Row) -> DataRecord | None:

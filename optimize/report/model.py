@@ -232,6 +232,7 @@ class ModelRecord(StrictRecord):
         inputs: Name, type and shape of each input, as text.
         preprocess: How pictures became inputs, as ``--preprocess`` takes it; None where there were none.
         included: Which of that the files do themselves, which take uint8 pictures; None where they do not.
+        size_bytes: Of the user's file, and of what lies beside it; None where there is none.
     """
 
     source: str
@@ -241,6 +242,7 @@ class ModelRecord(StrictRecord):
     inputs: tuple[str, ...] = ()
     preprocess: str | None = None
     included: str | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
 from optimize.records import now
 from optimize.report import artifacts
-from optimize.report.assemble import _about_rows
+from optimize.report.assemble import _about_rows, _size_bytes
 from optimize.report.document import FORMS, Text
 from optimize.report.model import Report, Row, TraceStep
 from optimize.report.run import tell_run
@@ -75,6 +75,13 @@ def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastes
     assert not artifacts.cards(found) and not list(artifacts.winner(found)) and exit_code(found) == 3
     assert repr(found).splitlines()[1] == found.doubt
     assert any("at most 1 point lost: not judged: it guesses" in line for line in _about_rows(rows))
+
+
+def test_the_users_file_has_the_bytes_of_all_that_belongs_to_it(tmp_path: Path) -> None:
+    for name, length in (("net.pt", 7), ("net.onnx", 3), ("net.onnx.data", 40)):
+        (tmp_path / name).write_bytes(bytes(length))
+    found = [_size_bytes(tmp_path / name) for name in ("net.pt", "net.onnx")]
+    assert found == [7, 43] and _size_bytes("nets:make") is _size_bytes(nn.Identity()) is None
 
 
 def test_contract(report: Report) -> None:
