@@ -31,8 +31,9 @@ NOTE = (
 )
 LAYER_NOTE = (
     "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
-    "follows it up to the next one count to it. SQNR alone: the outputs with that layer alone in INT8, simulated."
+    "follows it up to the next one count to it."
 )
+_ALONE_NOTE = " SQNR alone: the outputs with that layer alone in INT8, simulated."
 TYPE_NOTE = (
     "Layers by the type they compute in. The engine inspector lists what the GPU runs; a parsed network is what was "
     "asked for, before layers were fused: its types are binding, which kernels run is decided on the GPU."
@@ -146,7 +147,8 @@ def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:
 
 def _layers(report: Report) -> Iterator[doc.Section]:
     if report.layers:
-        yield doc.Text(LAYER_NOTE, "dim", title="Layers", on=doc.PAGES)
+        alone = _ALONE_NOTE if any(layer.sqnr_db is not None for layer in report.layers) else ""
+        yield doc.Text(LAYER_NOTE + alone, "dim", title="Layers", on=doc.PAGES)
     for name, found in layers_by_row(report):
         levels = [layer.sqnr_db for layer in found if layer.sqnr_db is not None]
         if len(levels) == len(found) and any(layer.int8_s is not None for layer in found):
