@@ -143,13 +143,14 @@ def count(program: Program) -> Stats:
     """Return the size of a program, and its work for one sample: of several in a fixed batch, the share of one."""
     module, samples = program.graph_module, 1 if program.batch else program.samples
     weights = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    measured = {graph.attribute(module, path) for path in ops.measured(program.graph)}
     costs = program_costs(program)
     fixed = {node.name for node in program.graph.nodes if graph.weights_behind(node)}
     once = sum(size for call in costs.calls.values() for name, size in call.reads.items() if name in fixed)
     once += sum(call.written_bytes for call in costs.calls.values() if call.name in fixed)
     return Stats(
         ops=dict(sorted(Counter(graph.op_name(node) for node in program.graph.nodes if _is_call(node)).items())),
-        parameters=sum(t.numel() for t in weights),
+        parameters=sum(t.numel() for t in module.parameters() if t not in measured),
         weight_bytes=size_bytes(weights),
         macs=costs.macs // samples,
         moved_bytes=(costs.moved_bytes - once) // samples + once,

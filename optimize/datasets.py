@@ -19,7 +19,7 @@ from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError, UsageError
 from optimize.load.guessing import GUESSED
 from optimize.measure import quality
-from optimize.measure.accuracy import AccuracyMeter
+from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.metrics import Metric
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -71,12 +71,26 @@ class Datasets:
             found.append("Accuracy was not measured: no labelled data was given (--eval).")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
-        if words := [word for word in self.unsaid if word != "order"]:  # which is RGB for all but a few
-            found.append(
-                f"Pictures were prepared ImageNet's way in {', '.join(words)}, because nothing else was said: if the "
-                f"model was trained otherwise, change what differs in --preprocess '{self.preprocessing}'."
-            )
-        return found
+        return [*found, self.guessed] if self.guessed else found
+
+    @property
+    def guessed(self) -> str:
+        """That pictures were prepared in a way that nobody said; empty where somebody did, or there were none."""
+        words = [word for word in self.unsaid if word != "order"]  # which is RGB for all but a few
+        told = (
+            f"Pictures were prepared ImageNet's way in {', '.join(words)}, because nothing else was said: if the "
+            f"model was trained otherwise, change what differs in --preprocess '{self.preprocessing}'."
+        )
+        return told if words else ""
+
+    def doubt(self, found: Accuracy | None) -> str:
+        """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
+        if found is None or not found.no_better:
+            return ""
+        prepared = f": --preprocess '{self.preprocessing}'" if self.preprocessing else ""
+        check = f"Check that labels are the model's classes, in its order, and samples as in training{prepared}."
+        shown = "what is no better than guessing does not show what a file loses"
+        return f"The original has {found.no_better}: {shown}. {self.guessed or check}"
 
     def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
         """Yield the batches that agreement and accuracy are taken on: labelled data, else calibration data, else noise.

@@ -108,6 +108,12 @@ def layer_paths(nodes: fx.Graph) -> dict[str, str]:
     return paths
 
 
+def measured(nodes: fx.Graph) -> set[str]:
+    """Return the paths of what training measures and does not learn: the running statistics of BatchNorm."""
+    read = (entry for norm in graph.calls(nodes, aten.batch_norm.default) for entry in norm.args[3:5])
+    return {str(entry.target) for entry in read if isinstance(entry, fx.Node) and entry.op == "get_attr"}
+
+
 def is_elementwise(node: fx.Node) -> bool:
     """Say whether a call computes every value from those at its own place, and weights of its channel at most."""
     is_tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())

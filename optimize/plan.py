@@ -9,6 +9,8 @@ from typing import Literal
 
 #: ``measured`` keeps what data shows to need float32; the others are the optimization levels of Apex.
 Policy = Literal["measured", "O0", "O1", "O2", "O3"]
+#: Why recurrent layers stay in float beside layers of static INT8, whatever the runtime.
+NO_STATIC_KERNEL = "recurrent layers have no static INT8 kernel; dynamic INT8 has: --int8=dynamic, QuantizeDynamic"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from optimize.targets.base import Target
 _DATA_FIELDS = {"calibration"}
 #: The type of fields that hold several words.
 _WORDS = tuple[str, ...]
+#: What may name code on the command line, too.
+_OF_CODE = ("calib", "eval", "metric", "preprocess")
 #: Options of passes and targets that name where something is kept for the next run.
 _PLACES = ("cache", "timing_cache")
 
@@ -242,11 +244,11 @@ def read(path: Path, *, trust: bool = False) -> Recipe:
         UsageError: It is not YAML, or a key, pass, option or target is unknown (the nearest valid name is given).
     """
     content = texts.read_yaml(path)
-    if not trust and (code := next(named.named_in(content), None)):
-        raise _names_code(path, code)
+    if not trust:
+        _refuse_code(path, content)
     found = parse(content, source=str(path))
-    if not trust and (code := next(named.named_in(found.model_dump()), None)):
-        raise _names_code(path, code)
+    if not trust:
+        _refuse_code(path, found.model_dump())
     if not trust and (place := next(found.places, None)):
         raise Refused(
             f"'{path}' names a place to write to, and to read what lies there: {shown(place)}.",
@@ -255,11 +257,18 @@ def read(path: Path, *, trust: bool = False) -> Recipe:
     return found
 
 
-def _names_code(path: Path, code: str) -> Refused:
-    return Refused(
-        f"'{path}' names Python code: {shown(code)}.",
-        hint="Name it on the command line (--calib, --eval), or give --trust if you trust the recipe.",
-    )
+def _refuse_code(path: Path, content: Any) -> None:
+    """Refuse a recipe that names Python code, and say which option may name it.
+
+    Raises:
+        Refused: It does.
+    """
+    parts = content.items() if isinstance(content, Mapping) else [("", content)]
+    key, code = next(((key, code) for key, held in parts for code in named.named_in([key, held])), ("", ""))
+    if code:
+        said = f" and say it on the command line (--{key} {shown(code)})" if key in _OF_CODE else ""
+        hint = f"Take it out{said}, or give --trust if you trust the recipe."
+        raise Refused(f"'{path}' names Python code: {shown(code)}.", hint=hint)
 
 
 def parse(content: Any, *, source: str = "recipe") -> Recipe:

@@ -72,7 +72,7 @@ class Stats:
 
     Attributes:
         ops: How often each ATen operator is called.
-        parameters: Scalars in the weights.
+        parameters: Scalars in the weights that are learned: no integers, nor the running statistics of BatchNorm.
         weight_bytes: Bytes of the weights.
         macs: Multiply-accumulates of one sample.
         moved_bytes: Bytes that one sample moves when every operator runs on its own: each call reads its tensors and

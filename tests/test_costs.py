@@ -115,6 +115,13 @@ def test_a_layer_moves_its_input_output_and_weights() -> None:
     assert (stats.parameters, stats.weight_bytes) == (8 * 3 * 9 + 8, 4 * (8 * 3 * 9 + 8))
 
 
+def test_what_batch_norm_measures_is_no_parameter() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8, affine=False))
+    stats = captured(net, 3, 16, 16).stats()
+    assert stats.parameters == sum(weight.numel() for weight in net.parameters()) == 8 * 3 * 9 + 8 + 16
+    assert stats.weight_bytes >= 4 * (stats.parameters + 4 * 8)
+
+
 def test_views_are_free_and_adds_read_twice() -> None:
     class Doubled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from optimize.data.preprocessing import INTERPOLATIONS, read_words
 from optimize.datasets import Datasets, example_inputs
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
+from optimize.measure.accuracy import Accuracy
 from optimize.recipe import parse, read
 from optimize.replay import recipe_of
 
@@ -61,6 +62,14 @@ def of_another_size(picture: Image.Image) -> torch.Tensor:
     return torch.zeros(3, 8, 8)
 
 
+def of_a_path(path: Path) -> torch.Tensor:
+    return trained_with(Image.open(path))
+
+
+def of_two(picture: Image.Image, size: int) -> torch.Tensor:
+    return trained_with(picture)
+
+
 def no_tensor(picture: Image.Image) -> Image.Image:
     return picture
 
@@ -105,6 +114,10 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     partly, wholly = Datasets(data, None, said=said), Datasets(data, None, said=read_words(data.prepared))
     assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
     assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
+    at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
+    assert "has 20.40 %" in partly.doubt(at_chance) and partly.doubt(at_chance).endswith(partly.guessed)
+    assert "labels are the model's classes" in wholly.doubt(at_chance) and data.prepared in wholly.doubt(at_chance)
+    assert not partly.doubt(better) and not partly.doubt(None)
     found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
     assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}
     assert recipe_of(Job(torch.nn.Identity(), recipe), [], [], Datasets(None, None)) == recipe
@@ -157,6 +170,8 @@ def test_words_that_are_none(said: str, message: str) -> None:
         ("mean=0.5 std=0.5", "has 3 channels, the image preprocessing 1 means"),
         (f"{HERE}:HERE", "cannot be called"),
         (f"{HERE}:files", "raised TypeError|cannot be prepared"),
+        (f"{HERE}:of_a_path", r"raised AttributeError.*\n.*given a picture of Pillow and returns \[C, H, W\]"),
+        (f"{HERE}:of_two", r"called with one picture alone, .* is \(picture: .*size: .*\n.*takes a picture of Pillow"),
         (f"{HERE}:of_another_size", r"has the shape \[1, 3, 8, 8\] for input 'x'"),
         (f"{HERE}:no_tensor", "End it with ToTensor"),
         (f"{HERE}:nowhere", "there is no 'nowhere'"),
@@ -174,6 +189,6 @@ def test_a_recipe_holds_it_as_text_or_by_its_words(tmp_path: Path) -> None:
     assert parse({"preprocess": {"resize": 36, "size": 32, "mean": [0.5, 0.5, 0.5]}}).preprocessing == words
     recipe = parse({"preprocess": "a.b:c"})
     (tmp_path / "recipe.yaml").write_text(recipe.yaml())
-    with pytest.raises(Refused, match=r"names Python code: a\.b:c"):
+    with pytest.raises(Refused, match=r"names Python code: a\.b:c\.\n.*the command line \(--preprocess a\.b:c\)"):
         read(tmp_path / "recipe.yaml")
     assert read(tmp_path / "recipe.yaml", trust=True) == recipe

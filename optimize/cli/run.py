@@ -198,7 +198,7 @@ def run(model: str, **given: Any) -> None:
 def exit_code(report: Report) -> int:
     """Return 4 when a target was unavailable (no file was made), 1 when one failed or misses the bound, else 0.
 
-    And 3 where a float32 file answers differently, or the samples cannot tell whether a file keeps the bound.
+    And 3 where a float32 file answers differently, or the samples do not tell whether a file keeps the bound.
     """
     if any(row.status == "not_run" and row.path is None for row in report.rows):
         return 4

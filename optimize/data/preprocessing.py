@@ -177,7 +177,8 @@ class ImagePreprocessing:
         try:
             found = transform(picture)
         except Exception as error:  # the user's own code
-            raise Refused(f"'{self.name}' raised {spell(error)}.") from error
+            hint = "It is given a picture of Pillow and returns [C, H, W]; a picture that it cannot take is left out."
+            raise Refused(f"'{self.name}' raised {spell(error)}.", hint=hint) from error
         if not isinstance(found, torch.Tensor | np.ndarray):
             hint = "End it with ToTensor, or return an array [C, H, W]."
             raise Refused(f"'{self.name}' returns a {type(found).__name__} and no tensor.", hint=hint)
@@ -296,13 +297,26 @@ def _transform(text: str) -> Callable[[Any], Any]:
     if isinstance(found, torch.nn.Module):
         return found
     try:
-        inspect.signature(found).bind()
-    except (TypeError, ValueError):  # it takes the picture
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of C, which tells none
+        return found
+    if not _takes(signature):
+        if not _takes(signature, "a picture"):
+            raise ValueError(f"it is called with one picture alone, and its signature is {shown(str(signature))}")
         return found
     made: Callable[[Any], Any] = named.call(found, text)
     if not callable(made):
         raise ValueError("called without arguments it makes no transform, and it does not take a picture")
     return made
+
+
+def _takes(signature: inspect.Signature, *given: object) -> bool:
+    """Say whether what has a signature can be called with these."""
+    try:
+        signature.bind(*given)
+    except TypeError:
+        return False
+    return True
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from optimize import bounds
+from optimize import wording as form
 from optimize.errors import Refused
 from optimize.measure import paired
 from optimize.measure.metrics import METRICS, Metric, Unit
@@ -38,7 +39,12 @@ class Accuracy:
         higher_is_better: Whether more is better.
         flips: Whether each sample is right or wrong.
         beside_original: Whether the original's outputs stood for labels.
+<<<<<<< HEAD
         worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
+=======
+        guessed: The share that always naming the most frequent labels has right; None where labels are no classes, or
+            all are so frequent.
+>>>>>>> f1516170dd770caa0ec6e7b45f4167fefeb94678
     """
 
     metric: str
@@ -55,7 +61,11 @@ class Accuracy:
     higher_is_better: bool = True
     flips: bool = False
     beside_original: bool = False
+<<<<<<< HEAD
     worst: float | None = None
+=======
+    guessed: float | None = None
+>>>>>>> f1516170dd770caa0ec6e7b45f4167fefeb94678
 
     @property
     def drop(self) -> float:
@@ -80,6 +90,15 @@ class Accuracy:
     def noun(self) -> str:
         """What it was judged on, one of it."""
         return "sample" if self.beside_original else "label"
+
+    @property
+    def no_better(self) -> str:
+        """How many labels the original and guessing have right; empty where the original surely has more."""
+        if self.guessed is None or paired.wilson(self.baseline, self.samples)[0] > self.guessed:
+            return ""
+        right, guessed = (form.score(share, self.unit) for share in (self.baseline, self.guessed))
+        labels = form.plural(self.samples, self.noun)
+        return f"{right} of {labels} right, and always naming the most frequent of them has {guessed}"
 
     def beside(self, baseline: float) -> Accuracy:
         """Return it beside a figure that was written down of as many samples, which need not be the same ones.
@@ -130,6 +149,7 @@ class AccuracyMeter:
     metric: Metric | None = None
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
+    _labels: list[np.ndarray] = field(default_factory=list)
     _beside_original: bool = False
     _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
 
@@ -147,6 +167,7 @@ class AccuracyMeter:
                 return
             labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or _usual(expected)
+        self._labels += [labels] if self.metric.guesses else []
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
             self._room -= rows[-1].nbytes
@@ -179,8 +200,15 @@ class AccuracyMeter:
             unit=self.metric.unit or ("%" if figures["flips"] else ""),
             higher_is_better=self.metric.higher_is_better,
             beside_original=self._beside_original,
+            guessed=_guessed(self.metric.guesses, np.concatenate(self._labels)) if self._labels else None,
             **figures,
         )
+
+
+def _guessed(most: int, labels: np.ndarray) -> float | None:
+    """Return the share of labels ``[N]`` that are among the most frequent; None where all are."""
+    counts = np.sort(np.unique(labels, return_counts=True)[1])
+    return float(counts[-most:].sum() / len(labels)) if len(counts) > most else None
 
 
 def _usual(outputs: Outputs) -> Metric:

@@ -9,6 +9,8 @@ with the estimate ``d`` and its 95 % interval ``[low, high]``:
 - it is *missed* where ``d > B`` and ``low > 0`` (the estimate breaks it, and that something is lost is no chance);
 - everything else *cannot be told* with so many samples. It is neither failed nor passed, and no layer is paid for it.
 
+Where the original is no better than guessing, nothing is kept but *not judged*: one fixed answer would keep it, too.
+
 With many samples this is the estimate's own answer, with few it is none: one sample of 180 is 0.56 points, and its
 interval reaches from -1.6 to 2.9. What the metric itself must reach is kept or missed where its whole interval does so,
 else it cannot be told. A single sample has no interval: its estimate decides.
@@ -51,7 +53,8 @@ class BoundCheck:
     @property
     def verdict(self) -> str:
         """What is said of it in a word or three."""
-        return "cannot be told" if self.met is None else "kept" if self.met else "MISSED"
+        unknown = "not judged" if self.why.startswith("not judged") else "cannot be told"
+        return unknown if self.met is None else "kept" if self.met else "MISSED"
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,13 @@ def _lost(most: float, found: Accuracy | None) -> BoundCheck:
     wanted = " ".join(filter(None, (f"at most {most:g}", unit, worse)))
     if found is None:
         return BoundCheck(wanted, "not measured", met=False)
-    met = _keeps(most, found)
+    met, guessing = _keeps(most, found), found.no_better
     change = form.change(found.value - found.baseline, found.unit)
     between = form.change_interval(found.difference_low, found.difference_high, found.unit)
-    why = "" if met is not None else _advice(most, found)
-    return BoundCheck(wanted, f"{change} {between}".strip() + _sides(most, found), met, why)
+    shown = f"{change} {between}".strip()
+    if met is not False and guessing:
+        return BoundCheck(wanted, shown, None, f"not judged: what it is held against has {guessing}")
+    return BoundCheck(wanted, shown + _sides(most, found), met, _advice(most, found) if met is None else "")
 
 
 def _sides(most: float, found: Accuracy) -> str:

@@ -49,6 +49,7 @@ class Metric:
         whole: Makes a figure of samples that were drawn so many times of all rows; None for means.
         tuned: The fields that the number behind an ``@`` of the name changes; None where there is none to say.
         package: The package that it needs; empty for nothing.
+        guesses: How many classes an answer may name; 0 where labels are none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Metric:
     whole: Callable[[np.ndarray], Drawn] | None = None
     tuned: Callable[[float], Mapping[str, Any]] | None = None
     package: str = ""
+    guesses: int = 0
 
     def rows_of(self, outputs: Outputs, labels: np.ndarray) -> np.ndarray:
         """Return a row a sample, in one of the forms of this module.
@@ -90,7 +92,7 @@ _LIKE = "numbers of the output's shape, or no labels: then the original's output
 def _top(k: int) -> Metric:
     score = "the largest score" if k == 1 else f"one of the {k} largest scores"
     about = f"share of samples whose label has {score}"
-    return Metric(f"top{k}", partial(scores.among_the_largest, k), about, _CLASSES, "%", usual_drop=1.0)
+    return Metric(f"top{k}", partial(scores.among_the_largest, k), about, _CLASSES, "%", usual_drop=1.0, guesses=k)
 
 
 _ALL = (

@@ -15,7 +15,7 @@ from optimize import graph, ops
 from optimize.data import Given
 from optimize.errors import UsageError
 from optimize.passes.base import IntegerPass, Outcome, Rewrite, Skip
-from optimize.plan import Calibration, Quantization, Range
+from optimize.plan import NO_STATIC_KERNEL, Calibration, Quantization, Range
 from optimize.program import Program
 from optimize.progress import tell
 from optimize.quantization import cache
@@ -208,5 +208,5 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
 
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
     if graph.is_call(node, *ops.RECURRENT):
-        return "recurrent layers have no static INT8 kernel; QuantizeDynamic covers them"
+        return NO_STATIC_KERNEL
     return reason_for_float(graph.constant(program.graph_module, graph.argument(node, "weight")))

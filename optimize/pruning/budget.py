@@ -119,8 +119,10 @@ class Budget:
 
 
 def _parameters(program: Program, found: Dependencies) -> list[_Part]:
-    values = [graph.attribute(program.graph_module, next(iter(weight.paths))) for weight in found.weights]
-    return [_Part(value.numel(), _labelled(weight.axes)) for value, weight in zip(values, found.weights, strict=True)]
+    measured = ops.measured(program.graph)
+    learned = [weight for weight in found.weights if weight.paths.isdisjoint(measured)]
+    values = (graph.attribute(program.graph_module, next(iter(weight.paths))) for weight in learned)
+    return [_Part(value.numel(), _labelled(weight.axes)) for value, weight in zip(values, learned, strict=True)]
 
 
 def _seconds(program: Program, macs: Mapping[str, float], times: Mapping[str, float]) -> dict[str, float]:

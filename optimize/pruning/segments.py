@@ -171,7 +171,7 @@ def _segment(
     source, target = outside.pop(), _before_activation(result, held)
     macs = sum(work[node.name].macs for node in inside if node.name in work)
     weights = {path for node in inside for each in node.all_input_nodes for path in graph.weights_behind(each)}
-    parameters = sum(graph.attribute(module, path).numel() for path in weights)
+    parameters = sum(graph.attribute(module, path).numel() for path in weights - ops.measured(result.graph))
     layers = [node for node in inside if graph.is_call(node, *ops.LAYERS)]
     forms = tuple(form for form in _forms(source, target, layers) if form.macs < macs)
     if not forms:

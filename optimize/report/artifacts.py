@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize import wording as form
@@ -34,8 +35,8 @@ def best_float32(report: Report) -> Row | None:
 
 
 def fastest(report: Report) -> Row | None:
-    """Return the fastest artifact that was measured and answers like the original."""
-    rows = [row for row in report.rows if is_timed(row) and agrees(row)]
+    """Return the fastest artifact that was measured and answers like the original; None where nothing shows that."""
+    rows = [row for row in report.rows if is_timed(row) and agrees(row) and not report.doubt]
     return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 
@@ -191,9 +192,10 @@ def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
         ratio = form.ratio(over_best_float32(report, row))
         over = "it is the best fp32" if row is best_float32(report) else f"{ratio} over best fp32"
         found.append(("Speed-up over eager", Cell(form.ratio(row.speedup.ratio), over)))
-    before = report.baseline.size_bytes
+    given = report.model.size_bytes
+    name, before = (Path(report.files[0]).name, given) if given else ("captured graph", report.baseline.size_bytes)
     smaller = form.ratio(before / row.size_bytes if before and row.size_bytes else None)
-    found.append(("Smaller file", Cell(smaller, f"{form.size(before)} → {form.size(row.size_bytes)}")))
+    found.append(("Smaller file", Cell(smaller, f"{name} {form.size(before)} → {form.size(row.size_bytes)}")))
     return (*found, _quality_card(row))
 
 

@@ -18,7 +18,7 @@ from optimize.program import Program
 from optimize.replay import included
 from optimize.report.artifacts import agrees, cost_s
 from optimize.report.model import (
-    CalibrationRecord,
+    DataRecord,
     LayerFigures,
     ModelRecord,
     Report,
@@ -86,7 +86,9 @@ def assemble(
     change = compare(model.program, variants[0].program)
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
-    about = [*model.warnings, *model.program.notes, *datasets.warnings, *dict.fromkeys(_about_passes(variants))]
+    doubt = datasets.doubt(eager.accuracy)
+    warned = (text for text in datasets.warnings if text not in doubt)
+    about = [*model.warnings, *model.program.notes, *warned, *dict.fromkeys(_about_passes(variants))]
     if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):
         about.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
     about += _about_sizes(model.program)
@@ -102,8 +104,10 @@ def assemble(
             inputs=tuple(map(str, eager.inputs)),
             preprocess=datasets.preprocessing or None,
             included=included(recipe) or None,
+            size_bytes=_size_bytes(job.source),
         ),
-        calibration=CalibrationRecord.model_validate(calibrations[0]) if calibrations else None,
+        calibration=DataRecord.model_validate(calibrations[0]) if calibrations else None,
+        evaluation=_evaluation(datasets, eager),
         environment=machine,
         baseline=eager,
         rows=tuple(others),
@@ -112,7 +116,23 @@ def assemble(
         graph=change,
         layers=tuple(_layers(exports)),
         warnings=(*_about_artifacts(exports), *_about_rows(others), *about, *doubts),
+        doubt=doubt,
     )
+
+
+def _size_bytes(source: object) -> int | None:
+    """Return the bytes of the user's own file, of those that belong together in all; None where there is none."""
+    if not isinstance(source, str | Path) or not (path := Path(source)).is_file():
+        return None
+    owner = next((target for target in registry.targets().values() if target.owns(path)), None)
+    return sum(file.stat().st_size for file in (owner.files(path) if owner else (path,)))
+
+
+def _evaluation(datasets: Datasets, eager: Row) -> DataRecord | None:
+    """Return what accuracies are of; of data whose length nobody knows, the samples that were judged."""
+    if (data := datasets.evaluation) is None:
+        return None
+    return DataRecord(source=data.name, samples=data.count or (eager.accuracy.samples if eager.accuracy else 0))
 
 
 def _about_sizes(program: Program) -> Iterator[str]:

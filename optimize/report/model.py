@@ -227,11 +227,12 @@ class ModelRecord(StrictRecord):
     Attributes:
         source: File, or ``package.module:factory``, or the class of a module given in Python.
         sha256: Hash of the file, None where there is none.
-        parameters: Scalars in the weights.
+        parameters: Scalars in the weights that are learned.
         macs: Multiply-accumulates of one sample.
         inputs: Name, type and shape of each input, as text.
         preprocess: How pictures became inputs, as ``--preprocess`` takes it; None where there were none.
         included: Which of that the files do themselves, which take uint8 pictures; None where they do not.
+        size_bytes: Of the user's file, and of what lies beside it; None where there is none.
     """
 
     source: str
@@ -241,6 +242,7 @@ class ModelRecord(StrictRecord):
     inputs: tuple[str, ...] = ()
     preprocess: str | None = None
     included: str | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,12 +252,12 @@ class LayerFigures(LayerCost):
     row: str
 
 
-class CalibrationRecord(StrictRecord):
-    """The data that INT8 ranges were learned from: where it came from, samples, and whether it was made up."""
+class DataRecord(StrictRecord):
+    """The data that INT8 ranges, or accuracies, are of: where it came from, samples, and whether it was made up."""
 
     source: str
     samples: int
-    synthetic: bool
+    synthetic: bool = False
 
 
 class SavedRecord(StrictRecord):
@@ -347,6 +349,7 @@ class Report(SavedRecord):
         recipe: The recipe as YAML text, None where there was none.
         model: What was optimized.
         calibration: None without static quantization.
+        evaluation: The labelled data; None where there was none.
         baseline: The original model, run like an artifact.
         rows: One an artifact.
         trace: One step a pass.
@@ -354,6 +357,7 @@ class Report(SavedRecord):
         graph: The graph before and after the passes.
         layers: What the weighted layers cost in float and in INT8; empty where no runtime told it.
         warnings: What makes a figure doubtful.
+        doubt: Why the accuracies show nothing, and what to do: nothing is called the best then; empty where they do.
         search: What was tried for these rows; None where they are what was asked for.
     """
 
@@ -365,8 +369,10 @@ class Report(SavedRecord):
     graph: Comparison | None = None
     layers: tuple[LayerFigures, ...] = ()
     warnings: tuple[str, ...] = ()
+    doubt: str = ""
     recipe: str | None = None
-    calibration: CalibrationRecord | None = None
+    calibration: DataRecord | None = None
+    evaluation: DataRecord | None = None
     search: SearchRecord | None = None
 
     def __getitem__(self, name: str) -> Row:
@@ -391,7 +397,7 @@ class Report(SavedRecord):
             right = f"{row.accuracy.metric} {row.accuracy.value:.4f}" if row.accuracy else ""
             told = [faster, level, right] if row.status == "measured" else [f"{row.status}: {row.reason}"]
             lines.append(f"  {row.name}: {', '.join(filter(None, told))}")
-        return "\n".join(map(plain, [f"Report of {self.model.source}", *lines]))
+        return "\n".join(map(plain, [f"Report of {self.model.source}", *([self.doubt] if self.doubt else ()), *lines]))
 
     __str__ = __repr__
 

@@ -31,8 +31,9 @@ NOTE = (
 )
 LAYER_NOTE = (
     "Each weighted layer in its own runtime, runs of both files interleaved; conversions around a layer and what "
-    "follows it up to the next one count to it. SQNR alone: the outputs with that layer alone in INT8, simulated."
+    "follows it up to the next one count to it."
 )
+_ALONE_NOTE = " SQNR alone: the outputs with that layer alone in INT8, simulated."
 TYPE_NOTE = (
     "Layers by the type they compute in. The engine inspector lists what the GPU runs; a parsed network is what was "
     "asked for, before layers were fused: its types are binding, which kernels run is decided on the GPU."
@@ -48,6 +49,7 @@ def tell_run(report: Report) -> doc.Document:
     reasons = [(row.name, reason) for row in report.rows if (reason := status_text(row))]
     notes = ((row.name, note) for row in report.rows for note in row.notes)
     sections = (
+        doc.Text(report.doubt, "bad"),
         doc.Cards(cards(report), on=doc.PAGES),
         doc.only(warnings, *doc.PAGES),
         artifacts(report),
@@ -145,7 +147,8 @@ def layers_by_row(report: Report) -> list[tuple[str, list[LayerFigures]]]:
 
 def _layers(report: Report) -> Iterator[doc.Section]:
     if report.layers:
-        yield doc.Text(LAYER_NOTE, "dim", title="Layers", on=doc.PAGES)
+        alone = _ALONE_NOTE if any(layer.sqnr_db is not None for layer in report.layers) else ""
+        yield doc.Text(LAYER_NOTE + alone, "dim", title="Layers", on=doc.PAGES)
     for name, found in layers_by_row(report):
         levels = [layer.sqnr_db for layer in found if layer.sqnr_db is not None]
         if len(levels) == len(found) and any(layer.int8_s is not None for layer in found):
@@ -314,9 +317,10 @@ def model_facts(report: Report) -> tuple[tuple[str, str], ...]:
     facts += _pictures(model)
     if model.sha256:
         facts.append(("SHA-256", model.sha256))
-    if report.calibration:
-        kind = "synthetic" if report.calibration.synthetic else report.calibration.source
-        facts.append(("Calibration", f"{form.plural(report.calibration.samples, 'sample')}, {kind}"))
+    for name, data in (("Calibration", report.calibration), ("Evaluation", report.evaluation)):
+        if data is not None:
+            source = "synthetic" if data.synthetic else data.source
+            facts.append((name, f"{form.plural(data.samples, 'sample')}, {source}"))
     return tuple(facts)
 
 

@@ -18,7 +18,7 @@ def searched(report: Report) -> Iterator[doc.Section]:
         return
     tried, kept = form.plural(len(search.trials), "file"), len(report.rows)
     facts = [("Tried", f"{tried} in {form.span(search.spent_s)}, {kept} on the front. {search.ended.capitalize()}.")]
-    if search.best:
+    if search.best and not report.doubt:
         facts.append(("Best" if search.met else "Nearest to what was asked", search.best))
     yield doc.Facts(tuple(facts))
     rows = [

@@ -7,7 +7,7 @@ import pytest
 
 from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.agreement import Agreement
-from optimize.measure.bound import Bound
+from optimize.measure.bound import Bound, BoundCheck
 from optimize.measure.metrics import Unit
 from optimize.measure.quality import Quality
 
@@ -95,6 +95,28 @@ def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> No
     assert Bound(max_drop=4).check(judged(0, 0, 60)).found.endswith(", none of 60 labels lost")
     nothing = Bound(max_drop=0).check(judged(1, 1, 180))  # no number of labels shows that nothing is lost
     assert nothing.why == "cannot be told with 180 labels: ask for 1.3 points"
+
+
+def test_nothing_is_kept_beside_an_original_that_guesses() -> None:
+    """Of five balanced classes 20 % are right by chance; what is surely lost is missed all the same."""
+    labels = np.arange(500) % 5
+
+    def check(right: float, lost: int, labels: np.ndarray) -> BoundCheck:
+        expected = np.where(np.arange(len(labels)) < right * len(labels), labels, labels + 1)
+        found, meter = np.where(np.arange(len(labels)) < lost, labels + 1, expected), AccuracyMeter()
+        meter.update({"y": np.eye(6)[expected]}, {"y": np.eye(6)[found]}, labels)
+        return Bound(max_drop=0.5).check(Quality(accuracy=meter.result()))
+
+    found = check(0.2, 0, labels)
+    assert found.met is None and found.verdict == "not judged"
+    assert found.why == (
+        "not judged: what it is held against has 20.00 % of 500 labels right, and always naming the most frequent of "
+        "them has 20.00 %"
+    )
+    assert check(0.3, 0, labels).met is True and check(0.2, 90, labels).met is False
+    mostly = np.where(np.arange(500) < 450, 0, 1)
+    assert check(0.91, 0, mostly).met is None and check(0.96, 0, mostly).met is True
+    assert check(0.9, 0, np.zeros(500, np.int64)).met is True  # of one class there is nothing to guess
 
 
 def test_a_file_that_is_worse_by_twice_the_bound_hardly_ever_keeps_it() -> None:

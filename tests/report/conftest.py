@@ -11,8 +11,8 @@ from optimize.measure.latency import Latency, Speedup
 from optimize.measure.quality import Quality
 from optimize.records import MergeOutlook, Rewrite, Skip, Stats, WeightOutlook
 from optimize.report.model import (
-    CalibrationRecord,
     Comparison,
+    DataRecord,
     Graph,
     LayerFigures,
     ModelRecord,
@@ -211,7 +211,8 @@ def report() -> Report:
             macs=68_900_000,
             inputs=("x float32[N, 3, 32, 32]",),
         ),
-        calibration=CalibrationRecord(source="images/", samples=256, synthetic=False),
+        calibration=DataRecord(source="images/", samples=256),
+        evaluation=DataRecord(source="test/", samples=10_000),
         environment=Environment(
             cpu="Example 9000",
             cpu_flags=("avx2", "avx512_vnni"),

@@ -2,12 +2,13 @@
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 import optimize
-from optimize.report import console, html
+from optimize.report import console, html, markdown
 from optimize.report.artifacts import artifacts
 from optimize.report.document import Cards, Cell, Document, grid
 from optimize.report.listings import tell_passes
@@ -114,3 +115,9 @@ def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:
     long = Cards((("Activations", Cell("25.9 MB", "alive at once, in blocks.1.conv1x1.bn; weights 2.12 MB")),))
     lines = on_console(Document("", "", (long,)), 60).splitlines()
     assert len(lines) > 1 and lines[1].startswith(" " * 28)
+
+
+def test_a_column_that_is_not_there_is_not_explained(report: Report) -> None:
+    timed = tuple(replace(layer, sqnr_db=None) for layer in report.layers)
+    for found, is_told in ((report, True), (report.model_copy(update={"layers": timed}), False)):
+        assert ("SQNR alone" in markdown.render(tell_run(found))) is is_told

@@ -14,12 +14,15 @@ from torch import nn
 import optimize
 from optimize.cli.run import exit_code
 from optimize.measure.agreement import Agreement
+from optimize.measure.bound import BoundCheck
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
 from optimize.records import now
 from optimize.report import artifacts
-from optimize.report.assemble import _about_rows
+from optimize.report.assemble import _about_rows, _size_bytes
+from optimize.report.document import FORMS, Text
 from optimize.report.model import Report, Row, TraceStep
+from optimize.report.run import tell_run
 from optimize.targets.base import Artifact, Coverage, FloatLayer, TensorSpec
 
 
@@ -60,6 +63,25 @@ def test_a_float32_file_that_answers_differently_has_failed(report: Report) -> N
     for levels, status in (({"y": 90.0, "places": 28.0}, "measured"), ({"y": 28.0, "places": 90.0}, "failed")):
         assert Row.measured(places, timing, Quality(Agreement(28.0, 1.0, None, outputs=levels))).status == status
     assert Row.measured(replace(made, precision="float16"), timing, Quality(Agreement(28.0, 0.1, None))).latency
+
+
+def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastest(report: Report) -> None:
+    unjudged = BoundCheck("at most 1 point lost", "±0.00 points", None, "not judged: it guesses")
+    rows = tuple(row.model_copy(update={"bound": unjudged if row.precision == "int8" else None}) for row in report.rows)
+    found = report.model_copy(update={"doubt": "The original guesses: edit --preprocess.", "rows": rows[:3]})
+    for form in FORMS:
+        first = tell_run(found).shown(form)[0]
+        assert isinstance(first, Text) and first.text == found.doubt
+    assert not artifacts.cards(found) and not list(artifacts.winner(found)) and exit_code(found) == 3
+    assert repr(found).splitlines()[1] == found.doubt
+    assert any("at most 1 point lost: not judged: it guesses" in line for line in _about_rows(rows))
+
+
+def test_the_users_file_has_the_bytes_of_all_that_belongs_to_it(tmp_path: Path) -> None:
+    for name, length in (("net.pt", 7), ("net.onnx", 3), ("net.onnx.data", 40)):
+        (tmp_path / name).write_bytes(bytes(length))
+    found = [_size_bytes(tmp_path / name) for name in ("net.pt", "net.onnx")]
+    assert found == [7, 43] and _size_bytes("nets:make") is _size_bytes(nn.Identity()) is None
 
 
 def test_contract(report: Report) -> None:

@@ -14,11 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import optimize
+from optimize.data import ImagePreprocessing, InputSpec
+from optimize.data.preprocessing import read_words
 from optimize.registry import find_target
 from optimize.targets.base import TensorSpec
 from optimize.targets.snippets import snippets
@@ -110,12 +114,38 @@ def test_the_program_in_c_answers_as_python_does_to_an_onnx_file(
     assert [float(line[3]) for line in lines] == pytest.approx([value[0, 3] for value in answers.values()], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("said", "spec"),
+    [
+        ("resize=36 size=32", InputSpec("x", (3, 32, 32))),
+        ("resize=50x40 size=32x24 order=bgr interpolation=nearest", InputSpec("x", (3, 32, 24), "float16")),
+        ("resize=40 size=32 order=bgr", InputSpec("x", (3, 32, 32), "uint8")),
+        ("mean=0.5 std=0.25 size=20", InputSpec("x", (1, 20, 20))),
+        ("resize=36", InputSpec("x", (32, 32, 3), "uint8")),
+    ],
+)
+def test_the_program_prepares_a_picture_as_the_run_did(said: str, spec: InputSpec) -> None:
+    image, taken = ImagePreprocessing.read(read_words(said)), TensorSpec("x", ("N", *spec.shape), spec.dtype)
+    size = image.size or (32, 32)
+    text = dict(snippets(find_target("onnx"), "a.onnx", [taken], [], {}, image.text(size, pixels=spec.is_picture)))
+    names: dict[str, Any] = {}
+    exec(text["Python"].partition("path =")[0], names)
+    pixels = np.random.default_rng(0).integers(0, 255, (61, 83, 3), np.uint8)
+    for array in (pixels, pixels.transpose(1, 0, 2)):
+        picture = Image.fromarray(array).convert("L" if 1 in spec.shape else "RGB")
+        found, wanted = names["prepared"](picture), image.prepared(picture, size, spec)[None].numpy()
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert np.allclose(found, wanted, atol=1e-5 if spec.dtype == "float32" else 2e-3)
+    assert '"x": prepared(Image.new(' in text["Python"]
+    assert "prepared(" not in dict(snippets(find_target("onnx"), "a", [taken], [], {}, "nets:transform"))["Python"]
+
+
 def test_names_are_quoted_and_what_numpy_lacks_has_no_program() -> None:
     hostile = TensorSpec('x"); import os  #', ("batch\nimport os", 3), "float32")
     made = dict(snippets(find_target("onnx"), 'a"\nimport os', [hostile], [hostile], {}, preprocess="size=8 mean=0.5"))
     nodes = [node for node in ast.walk(ast.parse(made["Python"])) if isinstance(node, ast.Import)]
     assert {alias.name for node in nodes for alias in node.names} == {"numpy", "onnxruntime"}
-    assert "pictures: size=8 mean=0.5" in made["Python"]
+    assert "is a picture: size=8 mean=0.5" in made["Python"] and "prepared(" not in made["Python"]
     half = TensorSpec("x", (1, 3), "bfloat16")
     assert not dict(snippets(find_target("onnx"), "a.onnx", [half], [half], {}))
     assert not dict(snippets(find_target("tensorrt"), "a.engine", [hostile], [hostile], {}))

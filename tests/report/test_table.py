@@ -9,6 +9,7 @@ from optimize.measure.runs import Clock, Speedup
 from optimize.report import artifacts
 from optimize.report.assemble import _about_rows
 from optimize.report.changes import grouped_skips
+from optimize.report.document import Cell
 from optimize.report.model import Report
 
 
@@ -69,9 +70,15 @@ def test_headline(report: Report) -> None:
     assert found == {
         "Fastest artifact": ("onnx int8", "model.int8.onnx"),
         "Speed-up over eager": ("7.67×", "3.42× over best fp32"),
-        "Smaller file": ("3.84×", "11.2 MB → 2.91 MB"),
+        "Smaller file": ("3.84×", "captured graph 11.2 MB → 2.91 MB"),
         "Accuracy change": ("−0.25 points", "[−0.46, −0.04] at 90.98 %, 10,000 samples"),
     }
+
+
+def test_a_file_is_smaller_than_the_users_own(report: Report) -> None:
+    model = report.model.model_copy(update={"size_bytes": 5_820_000})
+    found = report.model_copy(update={"model": model, "files": ("nets/model.pt",)})
+    assert dict(artifacts.cards(found))["Smaller file"] == Cell("2.00×", "model.pt 5.82 MB → 2.91 MB")
 
 
 def test_the_fastest_is_held_against_others_alone_and_a_tie_is_said(report: Report) -> None:

@@ -19,11 +19,17 @@ import optimize
 from models import REFERENCES
 from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.quantize_dynamic import QuantizeDynamic
+from optimize.passes.quantize_static import QuantizeStatic
+from optimize.plan import NO_STATIC_KERNEL
 from optimize.program import Program
 from optimize.registry import find_target
 from optimize.targets.onnx import Onnx, runner
 from optimize.targets.onnx_graph import export
 from optimize.targets.onnx_graph.export import save, to_onnx
+from optimize.targets.onnx_graph.policy import ONNX_RUNTIME, OPENVINO, TENSORRT
+from optimize.targets.onnx_graph.quantize import quantize_onnx
+from optimize.targets.pt2 import placement as pt2
+from optimize.targets.torchscript import placement as torchscript
 from tests import references
 
 
@@ -268,6 +274,18 @@ def test_dynamic_int8_leaves_a_gru_in_float_and_says_why(target: Onnx, tmp_path:
     x = torch.randn(5, 7, 16, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert sqnr_db(net(x), artifact.load(threads=1)(x)) > 30
+
+
+def test_static_int8_counts_recurrent_layers_as_float_whatever_the_runtime() -> None:
+    """A run of an LSTM said that no operator was left in float, while the LSTM was."""
+    program = optimize.capture(Recurrent().eval(), (torch.randn(2, 7, 16),))
+    program, outcome = QuantizeStatic([(torch.randn(8, 7, 16),)]).apply(program)
+    policies = (ONNX_RUNTIME, OPENVINO, TENSORRT)
+    told = [quantize_onnx(*to_onnx(program), program.plan, policy).left_float for policy in policies]
+    told += [place(program, program.plan).left_float for place in (torchscript.place, pt2.place)]
+    for found in told:
+        assert [layer.name for layer in found if layer.reason == NO_STATIC_KERNEL] == ["lstm", "gru"]
+    assert {skip.reason for skip in outcome.skips} == {NO_STATIC_KERNEL} and "--int8=dynamic" in NO_STATIC_KERNEL
 
 
 def test_a_plan_without_a_layer_that_fits_is_refused(target: Onnx, tmp_path: Path) -> None:

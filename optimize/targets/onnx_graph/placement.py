@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from optimize.plan import Quantization, Range
+from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.targets.base import FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import alters_input, constant, moves, name_of, readers, scalar
@@ -23,6 +23,7 @@ from optimize.targets.onnx_graph.policy import Placement
 from optimize.targets.onnx_graph.ranges import clip_bounds, range_of
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_RECURRENT = frozenset({"LSTM", "GRU"})
 _JOINING = frozenset({"Add", "Mul", "Concat"})
 
 
@@ -36,7 +37,7 @@ class PlacedParts:
         rescaled: Multiplications by a positive number of a value stored as integers: the same integers, another scale.
         values: Range of each value to store as integers.
         readers: For each such value, the nodes that read the integers; None when all do.
-        left_float: Layers that were asked for and stay in float.
+        left_float: Layers that were asked for and stay in float, and recurrent ones.
     """
 
     layers: list[ir.Node] = field(default_factory=list)
@@ -100,6 +101,8 @@ def _choose_layers(
     found, asked = set(), plan.layers | plan.left_float.keys()
     for node in graph:
         name = node.metadata_props.get(ORIGIN, "")
+        if node.op_type in _RECURRENT:
+            decision.left_float.append(FloatLayer(str(node.name), node.op_type, NO_STATIC_KERNEL))
         if node.op_type not in _WEIGHTED or name not in asked or constant(node.inputs[1]) is None:
             continue
         found.add(name)

@@ -25,7 +25,7 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.plan import Quantization, Range
+from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.program import Program, tensor_value
 from optimize.quantization.flow import trace_integers
 from optimize.quantization.weights import read_parameters
@@ -94,6 +94,8 @@ def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torc
     Raises:
         Refused: It has none; the message is the reason, without a full stop.
     """
+    if graph.is_call(node, *ops.RECURRENT):
+        raise Refused(NO_STATIC_KERNEL)
     if node.name not in plan.layers:
         raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
     if node.target not in LAYERS:

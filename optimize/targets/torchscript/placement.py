@@ -19,7 +19,7 @@ from torch import fx
 from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.plan import Quantization, Range
+from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.program import Program
 from optimize.quantization.flow import trace_integers
 from optimize.targets.base import FloatLayer
@@ -87,7 +87,7 @@ def is_float(node: fx.Node) -> bool:
 
 def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Mapping[fx.Node, Range]) -> PackedLayer:
     if graph.is_call(node, *ops.RECURRENT):
-        raise Refused("recurrent layers have no static integer kernel; dynamic INT8 has one")
+        raise Refused(NO_STATIC_KERNEL)
     if node.name not in plan.layers:
         reason = plan.left_float.get(node.name, "the quantization plan leaves it in float")
         raise Refused(f"{reason}; it has bfloat16" if node.meta["val"].dtype is torch.bfloat16 else reason)
