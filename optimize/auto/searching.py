@@ -28,7 +28,7 @@ from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_fro
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError, spell
 from optimize.files import write_text
 from optimize.job import Job
 from optimize.measure.environment import current
@@ -343,7 +343,7 @@ class _Searching:
         try:
             trial = self._tried(trial)
         except Exception as error:  # whatever came of one choice, the others are still to be tried
-            why = str(error) if isinstance(error, OptimizeError) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, OptimizeError) else spell(error)
             trial = trial.model_copy(update={"why": why})
         took_s = time.monotonic() - began_s
         trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
