@@ -224,6 +224,7 @@ def _step(step: TraceStep) -> doc.Item:
     """Return what a pass did; a page unfolds every place."""
     done = [form.plural(len(step.rewrites), "rewrite"), f"{len(step.skips)} skipped" if step.skips else ""]
     error = f"max error {form.error(step.max_error)}" if step.max_error is not None else ""
+    origin = f"of {step.origin}" if step.origin else ""
     before, after = step.before, step.after
     counts = (
         f"{form.count(before.parameters)} → {form.count(after.parameters)} parameters, {form.count(before.macs)} → "
@@ -233,7 +234,7 @@ def _step(step: TraceStep) -> doc.Item:
     rewrites = [(doc.Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
     return doc.Item(
         f"{step.pass_name} for {', '.join(step.targets)}" if step.targets else step.pass_name,
-        ", ".join(filter(None, (*done, error))),
+        ", ".join(filter(None, (*done, error, origin))),
         tag=step.exactness,
         end=form.seconds(step.seconds),
         lines=tuple(
