@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from optimize.passes.merging import merge_branches as merge_branches
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
+    from optimize.registry import register_pass as register_pass
     from optimize.training import Training as Training
     from optimize.workflow import export as export
     from optimize.workflow import optimize as optimize
@@ -95,6 +96,7 @@ _HOMES = {
     "merge_branches": "optimize.passes.merging",
     "narrow": "optimize.load.narrowing",
     "Program": "optimize.program",
+    "register_pass": "optimize.registry",
     "Training": "optimize.training",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",

@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 
 from optimize.dimensions import BATCH, Dimensions
-from optimize.errors import Refused, first_line
+from optimize.errors import Refused, spell
 
 _LOGGER = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 _MADE = re.compile(r"create_symbol (\w+) = \d+ for (\S+)\.size\(\)\[(\d+)\]")
@@ -126,7 +126,7 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
         )
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
-        f"torch.export cannot capture the model: {type(error).__name__}: {first_line(error)}",
+        f"torch.export cannot capture the model: {spell(error)}.",
         hint="Control flow that depends on data must be rewritten (torch.where) before deployment."
         if depends_on_data
         else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",

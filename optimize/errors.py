@@ -135,6 +135,24 @@ def spell(error: BaseException) -> str:
     return ": ".join(dict.fromkeys((type(error).__name__, first_line(error).rstrip("."))))
 
 
+def raised(what: str, error: BaseException, hint: str = "") -> Refused:
+    """Return what code of the user's raised as a refusal; an import that failed in it with the file that asks for it.
+
+    Args:
+        what: The code that was run.
+        error: What it raised.
+        hint: What to do about any other error.
+    """
+    if not isinstance(error, ImportError):
+        return Refused(f"{what} raised {spell(error)}.", hint=hint)
+    import traceback  # not in a worker, whose memory is measured, before it is needed
+
+    walked = [(at.f_code.co_filename, line) for at, line in traceback.walk_tb(error.__traceback__)]
+    file, line = next(place for place in reversed(walked) if not place[0].startswith("<frozen importlib"))
+    advice = f"Install '{error.name}', or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
+    return Refused(f"{what} raised {spell(error)}, in {file}, line {line}.", hint=f"{advice} that import.")
+
+
 #: Where the traceback of an error in somebody else's code is seen.
 _TRACEBACK = {
     "pass": "The command shows the traceback with --debug.",
@@ -181,7 +199,7 @@ def attributed(kind: str, name: str, owner: type) -> Iterator[None]:
         frames = [(module, line) for module, line in walked if module.partition(".")[0] == package]
         place = " in {}, line {}".format(*frames[-1]) if frames else ""
         raise Refused(
-            f"{named_with_package(kind, name, owner)} failed{place}: {type(error).__name__}: {first_line(error)}",
+            f"{named_with_package(kind, name, owner)} failed{place}: {spell(error)}.",
             hint=f"It is the {kind} that failed, not the model: mend it, or leave it out to go on. {_TRACEBACK[kind]}",
         ) from error
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import Refused, UsageError, nearest, raised, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -81,10 +81,8 @@ def call(found: Any, spec: str) -> Any:
     try:
         return found()
     except (Exception, SystemExit) as error:
-        raise Refused(
-            f"'{spec}' raised {spell(error)}.",
-            hint="It is called without arguments; wrap it in a function that fills them in.",
-        ) from error
+        hint = "It is called without arguments; wrap it in a function that fills them in."
+        raise raised(f"'{spec}'", error, hint if isinstance(error, TypeError) else "") from error
 
 
 def import_from_here() -> None:
@@ -104,12 +102,13 @@ def _import(home: str) -> Any:
                 f"packages, for '{home}').",
                 hint="Run from the directory that holds it, or install it.",
             ) from error
-        raise Refused(f"Importing '{home}' failed: it needs '{error.name}', which is not installed.") from error
+        raise raised(f"Importing '{home}'", error) from error
     except (Exception, SystemExit) as error:
         hint = f"python -c 'import {home}', run here, shows the line."
         if isinstance(error, ImportError) and "relative import" in str(error):
             hint = f"Name the module with its package, package.{home}:name, in the folder that holds the package."
-        raise Refused(f"Importing '{home}' raised {spell(error)}.", hint=hint) from error
+            raise Refused(f"Importing '{home}' raised {spell(error)}.", hint=hint) from error
+        raise raised(f"Importing '{home}'", error, hint) from error
 
 
 def _attribute(owner: Any, name: str, spec: str) -> Any:

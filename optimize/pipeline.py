@@ -27,6 +27,7 @@ class Step:
 
     Attributes:
         pass_name: The pass.
+        kind: Its class.
         options: Its fields as text.
         exactness: What it promises.
         outcome: Rewrites, skips and notes.
@@ -39,6 +40,7 @@ class Step:
     """
 
     pass_name: str
+    kind: type[Pass]
     options: str
     exactness: Exactness
     outcome: Outcome
@@ -144,6 +146,7 @@ def _run_pass(entry: Pass, program: Program, *, verify: bool) -> tuple[Step, Pro
             raise VerificationFailed(f"{entry.name}: {error.what}", hint=error.hint) from error
     step = Step(
         pass_name=entry.name,
+        kind=type(entry),
         options=_options(entry),
         exactness=entry.exactness,
         outcome=outcome,

@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused, UsageError, first_line, nearest
+from optimize.errors import Refused, UsageError, nearest, spell
 from optimize.escaping import shortened
 from optimize.program import name_outputs
 
@@ -42,7 +42,7 @@ def inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]
             tensor.requires_grad_(False)
     except Exception as error:
         raise Refused(
-            f"The model cannot be copied: {_uncopied(module)}{type(error).__name__}: {first_line(error)}",
+            f"The model cannot be copied: {_uncopied(module)}{spell(error)}.",
             hint="Keep locks, open files, generators and the like outside the module.",
         ) from error
     if not source.training:
@@ -109,8 +109,7 @@ def check_it_runs(
     except Exception as error:
         shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
         raise Refused(
-            f"The model fails on inputs of shape {shapes}{_where(error, module)}: {type(error).__name__}: "
-            f"{first_line(error)}",
+            f"The model fails on inputs of shape {shapes}{_where(error, module)}: {spell(error)}.",
             hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
             "--preprocess makes of pictures, or the example inputs.",
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optimize.processor import adds_pairs, named
+from optimize.registry import find_pass
 
 #: What INT8 may cost to make, from seconds to minutes.
 EFFORTS = ("quick", "default", "best")
@@ -36,6 +37,28 @@ def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]
         (adds_pairs(named(cpu)), "PairChannels", {}),
         (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
     )
+
+
+def ordered(entries: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return passes with others among them, each behind the last of those that come no later by what they declare.
+
+    That is the stage; then on the graph the promise, exact ones first; then whether they prepare for a precision pass.
+
+    >>> made = [{"name": "FuseConvBN"}, {"name": "QuantizeStatic"}]
+    >>> [entry["name"] for entry in ordered(made, [{"name": "CastFP16"}, {"name": "Reparameterize"}])]
+    ['FuseConvBN', 'Reparameterize', 'QuantizeStatic', 'CastFP16']
+    """
+    found = list(entries)
+    for entry in own:
+        place = _place(entry)
+        found.insert(max((at for at, other in enumerate(found, 1) if _place(other) <= place), default=0), entry)
+    return found
+
+
+def _place(entry: dict[str, Any]) -> tuple[int, int, bool]:
+    kind = find_pass(entry["name"])
+    promise = ("exact", "rounding", "lossy").index(kind.exactness.value) if kind.stage.name == "GRAPH" else 0
+    return kind.stage, promise, not kind.prepares
 
 
 def chosen(*asked: tuple[Any, str, dict[str, Any]]) -> list[dict[str, Any]]:

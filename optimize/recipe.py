@@ -53,7 +53,7 @@ class PassEntry(BaseModel):
     """One pass and its options.
 
     Attributes:
-        name: Class name of the pass.
+        name: Class name of the pass, or ``package.module:Pass`` of one that is not registered.
         options: Its options by field name.
     """
 
@@ -77,7 +77,8 @@ class PassEntry(BaseModel):
             for name, (value, usual) in given.items()
             if name not in _DATA_FIELDS and value != usual
         }
-        return cls(name=made.name, options=options)
+        registered = registry.passes().get(made.name) is type(made)
+        return cls(name=made.name if registered else named.spelled(type(made)), options=options)
 
     def build(self, calibration: Any, keep: Sequence[str] = (), cpu: str = "any") -> Pass:
         """Return the pass, with the run's calibration data, what it keeps in float and its processors, where it can."""

@@ -6,6 +6,7 @@ modules that register them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -15,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optimize.errors import UsageError, nearest, spell
+from optimize import named
+from optimize.errors import Refused, UsageError, is_foreign, nearest, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,10 @@ _T = TypeVar("_T", bound="type[Target]")
 
 
 def register_pass(cls: _P) -> _P:
-    """Register a pass under its class name (a class decorator); an option that it lacks is told as a usage error."""
+    """Register a pass under its class name, for recipes and ``--pass``; an option that it lacks is a usage error.
+
+    A class decorator, above ``@dataclass(frozen=True)``; ``docs/howto/own-pass.md`` says who imports its module.
+    """
     _passes[cls.__name__] = cls
     make, signature = cls.__init__, inspect.signature(cls.__init__)
 
@@ -101,12 +106,35 @@ def target_of(path: Path) -> Target | None:
     return next((target for target in targets().values() if target.owns(path)), None)
 
 
+def origin_of(cls: type) -> str:
+    """Return the distribution, with its version, that a pass of another package is of; where none is known, its module.
+
+    Empty of those of this package.
+    """
+    if not is_foreign(cls):
+        return ""
+    package = cls.__module__.partition(".")[0]
+    entries = importlib.metadata.entry_points(group=_PASSES)
+    told = [entry.dist for entry in entries if entry.dist and entry.module.partition(".")[0] == package]
+    known = importlib.metadata.packages_distributions().get(package, ())
+    found = [*told, *map(importlib.metadata.distribution, known)]
+    return f"{found[0].name} {found[0].version}" if found else f"the module {cls.__module__}"
+
+
 def find_pass(name: str) -> type[Pass]:
-    """Return the pass called ``name``.
+    """Return the pass called ``name``; of the form ``package.module:Pass``, the one that is called so there.
 
     Raises:
         UsageError: There is none; the message names the nearest.
+        Refused: There is nothing of that name there, or it is no pass.
     """
+    if named.is_named(name):
+        from optimize.passes.base import Pass  # imports torch
+
+        found = named.find(name)
+        if not (isinstance(found, type) and issubclass(found, Pass) and dataclasses.is_dataclass(found)):
+            raise Refused(f"'{name}' is no pass.", hint="Name a dataclass that derives from optimize.passes.base.Pass.")
+        return found
     if name not in passes():
         raise _unknown("pass", name, passes(), _PASSES)
     return passes()[name]

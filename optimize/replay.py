@@ -19,6 +19,7 @@ from optimize.measure.quality import Quality
 from optimize.ops import layer_paths
 from optimize.pipeline import Variant
 from optimize.recipe import PassEntry, Recipe
+from optimize.registry import find_pass, origin_of
 from optimize.regular import read_bytes
 from optimize.report import RECIPE
 from optimize.targets.packaging import describe_file
@@ -60,7 +61,9 @@ def is_written(path: Path) -> bool:
     return begins is None or read_bytes(path, first=max(map(len, begins))).startswith(begins)
 
 
-def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality) -> dict[str, str]:
+def about(
+    job: Job, recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str, quality: Quality
+) -> dict[str, str]:
     """Return what a file shall say of itself: where it came from, what was done to it, and what that came to."""
     agreement, accuracy = quality.agreement, quality.accuracy
     said = {
@@ -68,17 +71,16 @@ def about(recipe: Recipe, model: CapturedModel, datasets: Datasets, version: str
         "source_sha256": model.sha256 or "",
         "passes": json.dumps([{entry.name: entry.options} for entry in recipe.passes]),
         "preprocess": datasets.preprocessing,
-        "included": included(recipe),
+        "included": included(job),
         "sqnr_db": "" if agreement is None or not agreement.judged else f"{agreement.sqnr_db:.1f}",
         "accuracy": "" if accuracy is None else f"{accuracy.metric} {accuracy.value:.4f} of {accuracy.samples}",
     }
     return {key: text for key, text in said.items() if text}
 
 
-def included(recipe: Recipe) -> str:
-    """Return the words of ``--preprocess`` that the files of a recipe follow themselves; empty where they do not."""
-    found = (entry.build(None) for entry in recipe.passes if entry.is_entrance)
-    return " ".join(entry.included for entry in found)
+def included(job: Job) -> str:
+    """Return the words of ``--preprocess`` that the files of a run follow themselves; empty where they do not."""
+    return " ".join(entry.included for entry in job.entrance)
 
 
 def labelled(export: Export, said: Mapping[str, str]) -> Export:
@@ -98,6 +100,8 @@ def _about(job: Job, recipe: Recipe, name: str) -> list[str]:
         words += ["--recipe", str(Path(job.out) / name), "--out", str(out)]
         asks = next(named.named_in(recipe.model_dump()), None) or next(recipe.places, None)
         replayed = [_AGAIN, shlex.join([*words, *(["--trust"] if job.trust or asks else [])])]
+    kinds = [type(entry) for entry in job.given_passes or ()] or [find_pass(entry.name) for entry in recipe.passes]
+    replayed += [f"{kind.__name__} is of {origin}." for kind in dict.fromkeys(kinds) if (origin := origin_of(kind))]
     if job.given_calibration is not None and recipe.calib is None:
         replayed.append("Its calibration data came from Python code: name the same with --calib.")
     if job.given_metric is not None:

@@ -177,8 +177,9 @@ def reasons_to_stay(
             ((group, gain) for group, gain in zip(choices, gains, strict=True) if name in group), ((), None)
         )
         if gain is not None:
-            others = f" and {form.plural(len(group) - 1, 'other layer')}" if len(group) > 1 else ""
-            why = f"with it{others} in float the whole file is {_faster(gain)}, which is not surely {enough}"
+            them = f"{len(group)} such layers" if len(group) > 1 else "it"
+            verdict = "slower" if gain.ci_high < 1 else f"not surely {enough}"
+            why = f"with {them} in float the whole file is {_faster(gain)}, which is {verdict}"
         elif times[name].is_slower:
             why = "the file without it in INT8 could not be timed, or would have had no layer in INT8"
         else:

@@ -242,6 +242,15 @@ def and_others(number: int, noun: str) -> str:
     return f" and {plural(number, f'other {noun}')}" if number else ""
 
 
+def reach(least: str, most: str) -> str:
+    """Return how far figures go.
+
+    >>> reach("3 %", "12 %"), reach("3 %", "3 %")
+    ('3 % to 12 %', '3 %')
+    """
+    return least if least == most else f"{least} to {most}"
+
+
 def _decimals(value: float) -> int:
     return 2 if value == 0 else min(max(2 - math.floor(math.log10(abs(value))), 0), 2)
 

@@ -77,7 +77,8 @@ def optimize(
     Args:
         model: A module, a model file, or ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
-        passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32.
+        passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32. Your own
+            stand among them, any ``optimize.passes.base.Pass``; ``optimize.register_pass`` gives one a name in recipes.
         targets: Name or names of targets.
         target_options: Options of targets, such as ``{"tensorrt": {"max_batch": 16}}``.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
@@ -194,7 +195,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         baseline.path.unlink()
         judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
         exports = [
-            replay.labelled(entry, replay.about(recipe, model, datasets, version, next(judged)))
+            replay.labelled(entry, replay.about(job, recipe, model, datasets, version, next(judged)))
             if runs_here(entry)
             else entry
             for entry in exports

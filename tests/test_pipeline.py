@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite
 from optimize.program import Program
+from optimize.recipe import read
 
 
 def small() -> Program:
@@ -77,6 +79,37 @@ class Corrupt(Pass):
         for node in graph.calls(program.graph, aten.relu.default):
             node.target = torch.relu
         return Outcome((Rewrite("1", "relu to torch.relu"),))
+
+
+@dataclass(frozen=True)
+class Unlisted(Pass):
+    """Rounds weights, and says so where it is told to."""
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    told: bool = False
+
+    def rewrite(self, program: Program) -> Outcome:
+        weight = program.graph_module.get_parameter(next(iter(dict(program.graph_module.named_parameters()))))
+        weight.data = weight.data.half().float()
+        return Outcome((Rewrite("0", "weight rounded"),) if self.told else (), notes=("in halves",))
+
+
+def test_a_change_that_is_not_listed_is_refused_and_not_called_none() -> None:
+    program = small()
+    with pytest.raises(Refused, match=r"Unlisted of the package 'tests' changed the program, and its Outcome lists no"):
+        optimize.Pipeline([Unlisted()]).run(program)
+    assert optimize.Pipeline([Unlisted(told=True)]).run(program).program.applied
+
+
+def test_a_lossy_pass_that_is_not_registered_is_not_judged_on_noise_and_its_module_is_told(tmp_path: Path) -> None:
+    passes = [optimize.FuseConvBN(), Unlisted(told=True)]
+    report = optimize.optimize(nn.Linear(4, 4), (torch.rand(2, 4),), passes=passes, out=tmp_path)
+    assert report.rows[0].agreement is not None and not report.rows[0].agreement.judged
+    assert "in halves" in report.warnings and not any("no file of it" in warning for warning in report.warnings)
+    assert [step.origin for step in report.trace] == ["", f"the module {__name__}"]
+    text = (tmp_path / "recipe.yaml").read_text()
+    assert f"# Unlisted is of the module {__name__}." in text and f"- {__name__}:Unlisted" in text
+    assert [type(entry.build(None)) for entry in read(tmp_path / "recipe.yaml", trust=True).passes][1] is Unlisted
 
 
 def test_a_wrong_pass_is_stopped_by_name() -> None:
@@ -152,7 +185,7 @@ def test_an_error_in_somebody_elses_pass_is_told_as_the_passs(monkeypatch: pytes
     with pytest.raises(Refused) as told:
         optimize.Pipeline([Negate()]).run(small())
     assert told.value.what.startswith(f"The pass Negate of the package 'tests' failed in {__name__}, line ")
-    assert told.value.what.endswith("KeyError: 'axis'")
+    assert told.value.what.endswith("KeyError: 'axis'.")
     assert told.value.exit_code == 1 and told.value.__cause__ is raised
     monkeypatch.setattr(Negate, "__module__", "optimize.passes.negate")
     with pytest.raises(KeyError):

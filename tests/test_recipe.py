@@ -65,6 +65,20 @@ def test_code_that_a_recipe_names_needs_trust(content: str, tmp_path: Path, monk
     assert recipe.read(path, trust=True)
 
 
+def test_a_pass_goes_by_its_module_and_class(tmp_path: Path) -> None:
+    """Which a recipe needs trust for, as for any code; what is no pass is refused."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text('passes: [{"optimize.passes:QuantizeStatic": {calibrator: mse}}]')
+    with pytest.raises(Refused, match="names Python code: optimize"):
+        recipe.read(path)
+    (entry,) = recipe.read(path, trust=True).passes
+    assert entry.takes_data and recipe.PassEntry.of(entry.build([])).name == "QuantizeStatic"
+    with pytest.raises(UsageError, match=r"has no option 'calibrater'"):
+        recipe.parse({"passes": [{"optimize.passes:QuantizeStatic": {"calibrater": "mse"}}]})
+    with pytest.raises(Refused, match=r"'optimize.passes:base' is no pass\."):
+        recipe.parse({"passes": ["optimize.passes:base"]})
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -28,7 +28,7 @@ from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_fro
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError, spell
 from optimize.files import write_text
 from optimize.job import Job
 from optimize.measure.environment import current
@@ -40,7 +40,7 @@ from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.cache import fingerprint
 from optimize.recipe import PassEntry, Recipe
-from optimize.registry import find_pass, find_target
+from optimize.registry import find_target
 from optimize.regular import require_file
 from optimize.report import FILES, JOURNAL, POINTS, RECIPE
 from optimize.report.artifacts import cost_s
@@ -259,7 +259,7 @@ class _Searching:
     def run(self) -> Report:
         ended = "the time was up"
         plain, *_ = self.workshop.family(FileChoice("", "float32"))
-        exact = (step for step in plain.steps if find_pass(step.pass_name).stage < Stage.PRECISION)
+        exact = (step for step in plain.steps if step.kind.stage < Stage.PRECISION)
         self.told = [replace(plain, steps=(*self.opened.entrance, *exact))]
         with suppress(TimeIsUp):
             for choice in self._choices():
@@ -343,7 +343,7 @@ class _Searching:
         try:
             trial = self._tried(trial)
         except Exception as error:  # whatever came of one choice, the others are still to be tried
-            why = str(error) if isinstance(error, OptimizeError) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, OptimizeError) else spell(error)
             trial = trial.model_copy(update={"why": why})
         took_s = time.monotonic() - began_s
         trial = trial.model_copy(update={"at_s": self._spent_s(), "took_s": took_s})
@@ -357,7 +357,7 @@ class _Searching:
         program, datasets = self.program, self.opened.datasets
         timings, qualities = measure_files(job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S)
         version = self.machine.versions.get("optimize", "")
-        said = replay.about(recipe, self.opened.model, datasets, version, qualities[1])
+        said = replay.about(job, recipe, self.opened.model, datasets, version, qualities[1])
         export = replay.labelled(export, said)
         eager, row = rows_of(job, self.baseline, [export], timings, qualities)
         if choice.is_static and len(self.told) == 1:

@@ -11,7 +11,7 @@ from torch import nn
 
 from optimize.branches import kinds
 from optimize.branches.layers import CONVOLUTIONS, Branches, Conv
-from optimize.errors import Refused
+from optimize.errors import Refused, spell
 from optimize.preparation import private_copy
 from optimize.records import Skip
 
@@ -149,7 +149,7 @@ def _start_from(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     try:
         model.eval()(*inputs)
     except Exception as error:
-        raise Refused(f"The model fails on the inputs: {type(error).__name__}: {error}") from error
+        raise Refused(f"The model fails on the inputs: {spell(error)}.") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from optimize import keeping
-from optimize.errors import Defect, OptimizeError, Refused, UsageError, first_line, lacks_memory
+from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory, spell
 from optimize.escaping import plain, plain_lines, shortened
 
 DEBUG = "--debug"
@@ -60,7 +60,7 @@ def explained(error: BaseException) -> OptimizeError:
     if "can't start new thread" in str(error):
         return _os(OSError(errno.EAGAIN, ""))
     return Defect(
-        f"{described(error)} while {_step(error)}. This is a defect of optimize, not of the model or the command.",
+        f"{spell(error)}, while {_step(error)}. This is a defect of optimize, not of the model or the command.",
         hint=f"Run the command again with {DEBUG} for the traceback, and report it.",
     )
 
@@ -86,16 +86,6 @@ def _with_trust(hint: str) -> str:
     command = shlex.join(["optimize", *sys.argv[1:], "--trust"])
     whole = "--" not in sys.argv and shortened(plain(command)) == command
     return command if whole and hint.startswith("Add --trust if you trust this file") else ""
-
-
-def described(error: BaseException) -> str:
-    """Return the type of an error and the first line of what it says.
-
-    >>> described(KeyError("dim")), described(ValueError())
-    ("KeyError ('dim')", 'ValueError')
-    """
-    kind, line = type(error).__name__, first_line(error)
-    return kind if line == kind else f"{kind} ({line.rstrip('.')})"
 
 
 @contextlib.contextmanager
@@ -170,7 +160,7 @@ def _os(error: OSError) -> OptimizeError:
         return UsageError(f"The name{name} is too long for the system.", hint="Give a shorter one.")
     confined = error.errno in (errno.EACCES, errno.EPERM) and keeping.current() is not None
     return Refused(
-        f"The system refused{name}: {error.strerror or described(error)}, while {_step(error)}.",
+        f"The system refused{name}: {error.strerror or spell(error)}, while {_step(error)}.",
         hint="This command may write nothing but its results while it runs a file that somebody else may have made: "
         "add --trust if you know who made it."
         if confined

@@ -340,6 +340,32 @@ half_policy = passes(
 half_io = passes("--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too.")
 
 
+def named_passes(given: Sequence[str]) -> list[dict[str, Any]]:
+    """Return passes that are named with their options, as a recipe has them; values are read as a recipe's.
+
+    Raises:
+        UsageError: One is not of the form ``NAME[:OPTION=VALUE,...]``.
+
+    >>> named_passes(["Mine", "own.passes:Mine:step=0.5,words=a,b"])
+    [{'name': 'Mine', 'options': {}}, {'name': 'own.passes:Mine', 'options': {'step': 0.5, 'words': 'a,b'}}]
+    """
+    from optimize.texts import parse_yaml
+
+    found = []
+    for text in given:
+        split = re.fullmatch(r"([\w.]+(?::[\w.]+)?)(?::(\w+=.*))?", text, re.DOTALL)
+        if split is None:
+            raise UsageError(
+                f"--pass '{shown(text)}' is not of the form NAME[:OPTION=VALUE,...].",
+                hint="Write FuseConvBN or package.module:Pass:step=0.5, for example; 'optimize passes' lists them.",
+            )
+        words = re.split(r",(?=\w+=)", split[2]) if split[2] else []
+        said = (word.partition("=") for word in words)
+        source = f"The value of --pass '{shown(text)}'"
+        found.append({"name": split[1], "options": {name: parse_yaml(value, source=source) for name, _, value in said}})
+    return found
+
+
 def target_options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the options of targets, by target and option; values are read as a recipe's.
 

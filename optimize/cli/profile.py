@@ -38,7 +38,7 @@ def profile(model: str, **given: Any) -> None:
     """Show where one run of MODEL spends its time: every kernel of the runtime with the layers it computes, their
     multiply-accumulates and bytes, and how near they come to what this machine can do.
 
-    MODEL is whatever `optimize` opens, an .onnx file, or an .xml of OpenVINO.
+    MODEL is whatever `optimize` opens, an .onnx file, an .xml of OpenVINO, or TorchScript that `optimize` made.
     """
     from optimize.measure import environment
     from optimize.profile.trace import write_trace

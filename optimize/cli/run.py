@@ -122,6 +122,14 @@ _MOST_CUT = 0.95
 @options.half_io
 @options.passes("--jit", is_flag=True, help="Compile with TorchScript and write it (--to torchscript is implied).")
 @options.passes(
+    "--pass",
+    "named_passes",
+    metavar="NAME[:OPTION=VALUE,...]",
+    multiple=True,
+    help="One more pass, of 'optimize passes' or package.module:Pass, where its stage and promise put it. May be given "
+    "again.",
+)
+@options.passes(
     "--keep",
     metavar="NAME[,NAME...]",
     help="Modules that stay in float, whatever is quantized or cast: paths such as head,stages.0,*.gate.",
@@ -269,7 +277,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         )
     if given["int4"] and given["weights"]:
         raise UsageError("--int4 and --weights say the same of two numbers of bits.", hint="Leave out --int4.")
-    return [
+    entries = [
         *(_including(given) if given["include_preprocess"] else ()),
         *presets.fusing(fuse=given["fuse"], reparameterize=reparameterize),
         *presets.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
@@ -285,6 +293,7 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
             (given["jit"], "Script", {}),
         ),
     ]
+    return presets.ordered(entries, options.named_passes(given["named_passes"]))
 
 
 def _target_options(given: Sequence[str], stated: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ import torch
 
 from optimize import named
 from optimize.data.conform import InputSpec, as_tensor
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import Refused, UsageError, nearest, raised
 from optimize.regular import shown
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class ImagePreprocessing:
             found = transform(picture)
         except Exception as error:  # the user's own code
             hint = "It is given a picture of Pillow and returns [C, H, W]; a picture that it cannot take is left out."
-            raise Refused(f"'{self.name}' raised {spell(error)}.", hint=hint) from error
+            raise raised(f"'{self.name}'", error, hint=hint) from error
         if not isinstance(found, torch.Tensor | np.ndarray):
             hint = "End it with ToTensor, or return an array [C, H, W]."
             raise Refused(f"'{self.name}' returns a {type(found).__name__} and no tensor.", hint=hint)

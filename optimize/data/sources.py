@@ -16,7 +16,7 @@ import torch
 from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
 from optimize.data.samples import Samples
-from optimize.errors import OptimizeError, Refused, UsageError, spell
+from optimize.errors import OptimizeError, Refused, UsageError, raised
 from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -68,7 +68,7 @@ def _told(batches: Iterator[Batch], name: str, hint: str = "") -> Iterator[Batch
     except OptimizeError:
         raise
     except Exception as error:
-        raise Refused(f"Reading {name} raised {spell(error)}.", hint=hint) from error
+        raise raised(f"Reading {name}", error, hint) from error
 
 
 def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterator[Batch]:

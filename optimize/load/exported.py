@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused
+from optimize.errors import Refused, spell
 from optimize.load import names, operators
 from optimize.load.archive import Archive
 from optimize.load.description import Malformed, build
@@ -82,10 +82,8 @@ def read(archive: Archive, name: str) -> Exported:
     except Malformed as error:
         raise Refused(f"'{name}' holds what no exported program holds: {error}.", hint=_HINT) from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        what = f"{type(error).__name__} {str(error).splitlines()[0][:100] if str(error) else ''}".strip()
-        raise Refused(
-            f"'{name}' is a torch.export program that cannot be read: {what}.", hint="Save or download the file again."
-        ) from error
+        what = f"'{name}' is a torch.export program that cannot be read: {spell(error)[:120]}."
+        raise Refused(what, hint="Save or download the file again.") from error
 
 
 def _read(archive: Archive, name: str) -> Exported:

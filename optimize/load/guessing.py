@@ -27,7 +27,7 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
     """
     if len(_required(module)) != 1:
         return None
-    training = [part for part in module.modules() if part.training]
+    training = [part for part in module.modules() if getattr(part, "training", False)]  # frozen TorchScript lacks it
     module.eval()
     try:
         for example, shape in _usual(module, batch):

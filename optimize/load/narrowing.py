@@ -20,11 +20,11 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from optimize.distances import output_error
-from optimize.errors import Refused, UsageError
+from optimize.errors import Refused, UsageError, spell
 from optimize.from_export import module_name
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.merged import NOTHING, STANDS_FOR, Merged, read_spec
-from optimize.preparation import first_line, private_copy
+from optimize.preparation import private_copy
 from optimize.program import Program
 
 #: What modules call the number of their heads, and the width of all of them.
@@ -115,9 +115,7 @@ def _computing(thin: nn.Module) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:
-        what = (
-            f"The weights of {type(thin).__name__} do not fit each other: {type(error).__name__}: {first_line(error)}"
-        )
+        what = f"The weights of {type(thin).__name__} do not fit each other: {spell(error)}."
         raise Refused(what, hint=_ARGUMENTS) from error
 
 
@@ -296,9 +294,7 @@ def _check(thin: nn.Module, program: Program) -> None:
         with torch.no_grad():
             answers = private_copy(thin).eval()(*args, **kwargs)
     except Exception as error:
-        raise Refused(
-            f"The module does not run with fewer channels: {type(error).__name__}: {first_line(error)}", hint=_INTACT
-        ) from error
+        raise Refused(f"The module does not run with fewer channels: {spell(error)}.", hint=_INTACT) from error
     found = [value for value in pytree.tree_leaves(answers) if isinstance(value, torch.Tensor)]
     if len(found) != len(wanted):
         return  # some of its outputs were left out of the program

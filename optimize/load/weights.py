@@ -42,7 +42,7 @@ def build(spec: str) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module):
         raise Refused(f"'{spec}' returned a {type(module).__name__}, not a torch.nn.Module.")
     # A module that was just made is in training mode by construction; one left in a mixed state means it.
-    return module.eval() if module.training else module
+    return module.eval() if getattr(module, "training", False) else module
 
 
 def unwrap(held: Any, name: str) -> tuple[torch.nn.Module | StateDict, list[str]]:

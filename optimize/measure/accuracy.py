@@ -39,12 +39,9 @@ class Accuracy:
         higher_is_better: Whether more is better.
         flips: Whether each sample is right or wrong.
         beside_original: Whether the original's outputs stood for labels.
-<<<<<<< HEAD
         worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
-=======
         guessed: The share that always naming the most frequent labels has right; None where labels are no classes, or
             all are so frequent.
->>>>>>> f1516170dd770caa0ec6e7b45f4167fefeb94678
     """
 
     metric: str
@@ -61,11 +58,8 @@ class Accuracy:
     higher_is_better: bool = True
     flips: bool = False
     beside_original: bool = False
-<<<<<<< HEAD
     worst: float | None = None
-=======
     guessed: float | None = None
->>>>>>> f1516170dd770caa0ec6e7b45f4167fefeb94678
 
     @property
     def drop(self) -> float:

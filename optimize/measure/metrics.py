@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from optimize import named
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import Refused, UsageError, nearest, raised
 from optimize.measure import detections, scores
 from optimize.measure.paired import Drawn
 from optimize.measure.scores import Misfit, Outputs
@@ -299,7 +299,7 @@ def _called(name: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:
-        raise Refused(f"The metric '{name}' raised {spell(error)}.") from error
+        raise raised(f"The metric '{name}'", error) from error
 
 
 def _is_finite(array: np.ndarray) -> bool:

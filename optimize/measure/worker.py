@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optimize.bounds import free_bytes
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, first_line, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
@@ -334,10 +334,9 @@ def is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
 def _describe(error: Exception) -> str:
     if isinstance(error, OptimizeError):
         return error.what
-    first, *others = (str(error).strip() or "no message").splitlines()
-    if first.endswith("in the TorchScript interpreter."):  # its cause stands behind two tracebacks
-        return others[-1] if others else first
-    return f"{type(error).__name__}: {first}"
+    if first_line(error).endswith("in the TorchScript interpreter."):  # its cause stands behind two tracebacks
+        return str(error).strip().splitlines()[-1]
+    return spell(error)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import fx
 
 from optimize import graph, ops, processor
 from optimize.data import Given
-from optimize.errors import UsageError, nearest
+from optimize.errors import Refused, UsageError, is_foreign, named_with_package, nearest
 from optimize.program import Program
 from optimize.quantization.batches import require_batches
 from optimize.records import MergeOutlook, Rewrite, Skip
@@ -72,6 +72,17 @@ class Outcome:
 
 def _first(lines: Sequence[str]) -> list[str]:
     return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
+
+
+def _alike(one: Program, other: Program) -> bool:
+    """Say whether two programs have the same calls, weights and plan."""
+    programs = (one, other)
+    calls = [
+        [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in p.graph.nodes] for p in programs
+    ]
+    weights = [program.graph_module.state_dict() for program in programs]
+    same = calls[0] == calls[1] and weights[0].keys() == weights[1].keys() and one.quantization is other.quantization
+    return same and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @dataclass(frozen=True)
@@ -135,7 +146,7 @@ class Pass(ABC):
         result alone.
 
         Raises:
-            Refused: The pass cannot run on this program.
+            Refused: The pass cannot run on this program, or is of another package and changes what it does not list.
         """
         once = self.exactness is Exactness.LOSSY or self.prepares
         if once and self in program.applied:
@@ -143,6 +154,12 @@ class Pass(ABC):
         changed = program.clone()
         outcome = self.rewrite(changed)
         if not outcome.rewrites:
+            if is_foreign(type(self)) and not _alike(program, changed):
+                who = named_with_package("pass", self.name, type(self))
+                raise Refused(
+                    f"{who} changed the program, and its Outcome lists no Rewrite.",
+                    hint="List each place, Outcome((Rewrite(where, what), ...)): a pass that lists none did nothing.",
+                )
             return program, outcome
         changed.refresh()
         applied = (*changed.applied, self) if once else changed.applied

@@ -11,7 +11,7 @@ from torch import fx
 
 from optimize import graph, named, ops
 from optimize.data import Given
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import UsageError, nearest, raised
 from optimize.passes.base import IntegerPass, Outcome
 from optimize.passes.fuse_conv_bn import fold_norms, norms_behind
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
@@ -249,10 +249,8 @@ class QuantizeAware(IntegerPass):
             train(module)
         except Exception as error:
             name = self.train if isinstance(self.train, str) else getattr(train, "__name__", "train")
-            raise Refused(
-                f"The training loop '{name}' raised {spell(error)}.",
-                hint="It is called with the quantized module, which takes and returns what the captured one did.",
-            ) from error
+            hint = "It is called with the quantized module, which takes and returns what the captured one did."
+            raise raised(f"The training loop '{name}'", error, hint) from error
 
 
 def _sharing(program: Program) -> set[str]:

@@ -1,4 +1,4 @@
-"""Profiling a file that a runtime takes as it is (.onnx, .xml), whose program is not at hand.
+"""Profiling a file that a runtime takes as it is (.onnx, .xml, a run's TorchScript), whose program is not at hand.
 
 Layers are called as the file calls its nodes, without the operators that exporters append.
 """
@@ -16,9 +16,10 @@ from pydantic import TypeAdapter
 
 from optimize import sandbox
 from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.load.identify import Kind, identify
 from optimize.measure.feed import draw
 from optimize.measure.fleet import is_count, is_spent, is_time
-from optimize.measure.openers import open_file
+from optimize.measure.openers import Opening
 from optimize.measure.subjects import Subject, agreed_inputs
 from optimize.measure.worker import artifact_from, read_arrays, write_arrays
 from optimize.profile.kernels import take_times
@@ -26,8 +27,9 @@ from optimize.profile.machine import MachineLimits, measure_limits
 from optimize.profile.profiling import join, require_times, run_fresh
 from optimize.profile.result import FreshProcess, KernelProfile, Profile
 from optimize.progress import Progress, silent
-from optimize.registry import find_target, targets
+from optimize.registry import find_target, target_of
 from optimize.targets.base import Artifact, Probing
+from optimize.targets.packaging import said_in_archive
 from optimize.targets.probe import module_of
 
 #: For the repetitions of one file.
@@ -38,9 +40,15 @@ _MOST_KERNELS, _PARTS = 1 << 16, 1e3
 
 
 def runtime_of(source: str) -> str | None:
-    """Return the target that runs a file as it is, by the file's ending; None where the source is to be captured."""
-    ending = Path(source).suffix.lower()
-    return next((name for name, target in targets().items() if ending in target.endings), None)
+    """Return the target that runs a file as it is; None where the source is to be captured.
+
+    TorchScript is captured, unless it says that it was made here: its integers are no graph to start from.
+    """
+    path = Path(source)
+    if any(said_in_archive(path, key) for key in ("version", "cpu")) and identify(path) is Kind.TORCHSCRIPT:
+        return "torchscript"
+    owner = target_of(path)
+    return None if owner is None else owner.name
 
 
 def profile_file(
@@ -57,7 +65,7 @@ def profile_file(
     """Return what one run of a file is made of, on noise.
 
     Args:
-        path: An ``.onnx`` file, or an ``.xml`` of OpenVINO with its ``.bin`` beside it.
+        path: An ``.onnx`` file, an ``.xml`` of OpenVINO with its ``.bin`` beside it, or TorchScript.
         input_shape: Sizes of one sample, such as ``3,224,224``, where the file leaves them free.
         batch: Samples in a run, where the file leaves that free.
         threads: Compute threads.
@@ -137,9 +145,9 @@ def profile_here(
 
 def _opened(path: Path, input_shape: str | None, trust: bool) -> Artifact:
     """Return a file with all its sizes but a free batch."""
-    subject = open_file(path, trust=trust)
-    if subject is None:
+    if runtime_of(str(path)) is None:
         raise Refused(f"'{path}' is no file that a runtime takes as it is.", hint="Profile the model it was made from.")
+    subject = Opening(path.parent, trust=trust).open(str(path))
     require_times(subject.artifact.target)
     if subject.missing:
         here = find_target(subject.artifact.target).available()

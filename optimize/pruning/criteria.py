@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.data import Given, Samples, open_data
-from optimize.errors import Refused, UsageError, spell
+from optimize.errors import Refused, UsageError, raised
 from optimize.program import Program, tensor_value
 from optimize.pruning.compensation import no_samples
 from optimize.pruning.groups import Dependencies
@@ -270,7 +270,7 @@ def _lost(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Any:
         return loss(outputs, labels)
     except Exception as error:
         hint = "It is called with what the module returns for a sample, and the sample's labels."
-        raise Refused(f"The loss of a criterion raised {spell(error)}.", hint=hint) from error
+        raise raised("The loss of a criterion", error, hint) from error
 
 
 def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[torch.Tensor], Any]]:

@@ -13,7 +13,7 @@ from optimize.errors import TargetUnavailable
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
-from optimize.passes.base import Exactness
+from optimize.passes.base import Exactness, Stage
 from optimize.program import Program
 from optimize.replay import included
 from optimize.report.artifacts import agrees, cost_s
@@ -103,7 +103,7 @@ def assemble(
             macs=change.before.stats.macs,
             inputs=tuple(map(str, eager.inputs)),
             preprocess=datasets.preprocessing or None,
-            included=included(recipe) or None,
+            included=included(job) or None,
             size_bytes=_size_bytes(job.source),
         ),
         calibration=DataRecord.model_validate(calibrations[0]) if calibrations else None,
@@ -151,7 +151,7 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if available.run:
         timing, quality = next(measured)
-        cut = any(done.exactness is Exactness.LOSSY for done in entry.program.applied)
+        cut = artifact.is_lossy
         lossy = cut or entry.precision != "float32"  # which has nothing to give back
         bound = job.bound.check(quality) if job.bound is not None and lossy else None
         row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})
@@ -176,11 +176,12 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
         if plan is not None and plan.calibration is not None and plan.calibration.synthetic:
             yield f"INT8 was calibrated without data ({plan.calibration.source}): give --calib for better accuracy."
         for step in variant.steps:
-            if registry.find_pass(step.pass_name).prepares:
+            if step.kind.prepares:
                 continue  # it makes no file of its own; what it did stands in the trace
             if step.exactness is not Exactness.EXACT and not step.outcome.rewrites:
                 why = (*step.outcome.notes, *(f"{skip.op}: {skip.reason}" for skip in step.outcome.skips))
-                yield f"{step.pass_name} changed nothing, so there is no file of it. {'; '.join(why[:2])}"
+                no_file = ", so there is no file of it" if step.kind.stage is Stage.PRECISION else ""
+                yield f"{step.pass_name} changed nothing{no_file}. {'; '.join(why[:2])}".rstrip()
             elif step.exactness is Exactness.LOSSY:
                 yield from step.outcome.notes
             elif step.warning:

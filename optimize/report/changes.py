@@ -36,7 +36,8 @@ MERGE_NOTE = (
     "Spread is max |w| / std(w), before → after merging; INT8 is the predicted signal-to-noise ratio of the 8-bit "
     "weights with one scale for the tensor or one a channel."
 )
-_FIGURE = re.compile(r"[-+−]?\d[\d.,]*(?= (?:[nµm]?s|dB|%)(?!\w))")
+#: What reasons for one thing differ in: a name, or a figure with its unit.
+_VARIED = re.compile(r"'[^']*'|[-+−]?\d[\d,]*(?:\.\d+)? (?:[nµm]?s|dB|%)(?!\w)")
 BYTES_NOTE = (
     "Bytes moved: what all operators read and write when each runs on its own, weights included; views are free."
 )
@@ -108,15 +109,38 @@ def _left_alone(trace: Sequence[TraceStep], whole: bool) -> Iterator[Item]:
 def grouped_skips(skips: Sequence[Skip]) -> list[tuple[str, str, tuple[str, ...]]]:
     """Group skips as (operator, reason, places), most frequent first.
 
-    Reasons that differ in a name, or in a figure with its unit, are one.
+    Reasons that differ in a name, or in a figure with its unit, are one, which says from where to where figures go.
     """
     groups: defaultdict[tuple[str, str], list[Skip]] = defaultdict(list)
     for skip in skips:
-        groups[skip.op, _FIGURE.sub("…", re.sub(r"'[^']*'", "'…'", skip.reason))].append(skip)
+        groups[skip.op, _VARIED.sub(lambda found: found[0][-1], skip.reason)].append(skip)
     return [
-        (op, group[0].reason if len({skip.reason for skip in group}) == 1 else reason, tuple(s.where for s in group))
-        for (op, reason), group in sorted(groups.items(), key=lambda entry: -len(entry[1]))
+        (op, _joined([skip.reason for skip in group]), tuple(skip.where for skip in group))
+        for (op, _), group in sorted(groups.items(), key=lambda entry: -len(entry[1]))
     ]
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    """Return reasons of one form as one.
+
+    >>> _joined(["makes 3 % of the error", "makes 12 % of the error"]), _joined(["after 'a'", "after 'b'"])
+    ('makes 3 % to 12 % of the error', "after '…'")
+    """
+    columns = zip(*map(_VARIED.findall, reasons), strict=True)
+    told = iter([_common(sorted(column, key=_magnitude)) for column in columns])
+    return _VARIED.sub(lambda _: next(told), reasons[0])
+
+
+def _common(found: Sequence[str]) -> str:
+    return "'…'" if found[0] != found[-1] and found[0][0] == "'" else form.reach(found[0], found[-1])
+
+
+def _magnitude(text: str) -> tuple[float, str]:
+    """Return what puts a figure in its place among others of its kind, and a name among names."""
+    number, _, unit = text.replace("−", "-").replace(",", "").partition(" ")
+    return (
+        (0.0, text) if text[0] == "'" else (float(number) * {"n": 1e-9, "µ": 1e-6, "m": 1e-3}.get(unit[0], 1.0), text)
+    )
 
 
 def figures(comparison: Comparison) -> list[tuple[str, str, str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optimize.measure import environment
+from optimize.registry import origin_of
 from optimize.report.document import Cell, Document, Span, grid
 from optimize.report.model import ModelFindings
 
@@ -21,7 +22,9 @@ Listed = ModelFindings[tuple[dict[str, Any], ...]]
 def tell_passes(passes: Mapping[str, type[Pass]]) -> Document:
     """Return every pass: its name, when it runs, what it promises, what it does."""
     columns = ("Pass", "Stage", "Promise", "What it does")
-    found = map(pass_record, passes.values())
+    found = list(map(pass_record, passes.values()))
+    for entry in found:
+        entry["summary"] += f" Of {entry['origin']}." if entry["origin"] else ""
     rows = [tuple(entry[key] for key in ("name", "stage", "promise", "summary")) for entry in found]
     return Document("", "", (grid(columns, rows, left=columns[1:], flowing="What it does"),))
 
@@ -34,7 +37,7 @@ def listed(records: Iterable[dict[str, Any]], command: str) -> Listed:
 def pass_record(entry: type[Pass]) -> dict[str, Any]:
     """Return what there is to know about a pass, as JSON holds it."""
     told = {"stage": entry.stage.name.lower(), "promise": entry.exactness.value, "summary": entry.summary()}
-    return {"name": entry.__name__, **told, "options": list(_options(entry))}
+    return {"name": entry.__name__, **told, "options": list(_options(entry)), "origin": origin_of(entry)}
 
 
 def tell_targets(targets: Mapping[str, Target]) -> Document:

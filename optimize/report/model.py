@@ -19,6 +19,7 @@ from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
 from optimize.records import FrozenRecord, LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather, now
+from optimize.registry import origin_of
 from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ class TraceStep(StrictRecord):
         before: The program before.
         after: The program after.
         targets: Those it was for, where others had one of their own; empty for all.
+        origin: The distribution or module that a pass of another package is of; empty of this package's.
     """
 
     pass_name: str = Field(validation_alias=AliasChoices("pass", "pass_name"), serialization_alias="pass")
@@ -214,11 +216,13 @@ class TraceStep(StrictRecord):
     before: Stats
     after: Stats
     targets: tuple[str, ...] = ()
+    origin: str = ""
 
     @classmethod
     def of(cls, step: pipeline.Step, targets: tuple[str, ...] = ()) -> TraceStep:
         """Return the record of a pipeline's step, for some of the run's targets or for all."""
-        return gather(cls, step, step.outcome, exactness=step.exactness.value, targets=targets)
+        told = {"exactness": step.exactness.value, "targets": targets, "origin": origin_of(step.kind)}
+        return gather(cls, step, step.outcome, **told)
 
 
 class ModelRecord(StrictRecord):

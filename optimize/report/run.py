@@ -155,11 +155,18 @@ def _layers(report: Report) -> Iterator[doc.Section]:
             saved = [layer.saved_s for layer in found]
             yield layer_bars(name, [layer.layer for layer in found], levels, saved)
         yield _layer_grid(name, found, *doc.PAGES)
-    slower = ((layer, form.seconds(-(layer.saved_s or 0.0))) for layer in report.layers if layer.stays)
-    facts = tuple(
-        (f"{layer.row} {layer.layer}", f"{more} slower in INT8, and stays: {layer.stays}") for layer, more in slower
-    )
-    yield doc.Facts(facts, title="Slower in INT8, and why they stay")
+    fates = dict.fromkeys(layer.stays for layer in report.layers if layer.stays)
+    facts = (_staying([layer for layer in report.layers if layer.stays == why]) for why in fates)
+    yield doc.Facts(tuple(facts), title="Slower in INT8, and why they stay")
+
+
+def _staying(layers: Sequence[LayerFigures]) -> tuple[str, str]:
+    """Return layers with one reason to stay in INT8, each behind its file, and that reason."""
+    of_rows = {layer.row: [other.layer for other in layers if other.row == layer.row] for layer in layers}
+    lost = sorted(-(layer.saved_s or 0.0) for layer in layers)
+    more, verb = form.reach(form.seconds(lost[0]), form.seconds(lost[-1])), "stays" if len(layers) == 1 else "stay"
+    names = "; ".join(f"{row} {doc.named(found, FOREMOST)}" for row, found in of_rows.items())
+    return names, f"{more} slower in INT8, and {verb}: {layers[0].stays}"
 
 
 def _foremost(report: Report) -> Iterator[doc.Grid]:
@@ -220,6 +227,7 @@ def _step(step: TraceStep) -> doc.Item:
     """Return what a pass did; a page unfolds every place."""
     done = [form.plural(len(step.rewrites), "rewrite"), f"{len(step.skips)} skipped" if step.skips else ""]
     error = f"max error {form.error(step.max_error)}" if step.max_error is not None else ""
+    origin = f"of {step.origin}" if step.origin else ""
     before, after = step.before, step.after
     counts = (
         f"{form.count(before.parameters)} → {form.count(after.parameters)} parameters, {form.count(before.macs)} → "
@@ -229,7 +237,7 @@ def _step(step: TraceStep) -> doc.Item:
     rewrites = [(doc.Span(rewrite.where, "code"), f": {rewrite.what}") for rewrite in step.rewrites]
     return doc.Item(
         f"{step.pass_name} for {', '.join(step.targets)}" if step.targets else step.pass_name,
-        ", ".join(filter(None, (*done, error))),
+        ", ".join(filter(None, (*done, error, origin))),
         tag=step.exactness,
         end=form.seconds(step.seconds),
         lines=tuple(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from optimize.errors import OptimizeError, as_fields, lacks_memory
+from optimize.errors import OptimizeError, as_fields, first_line, lacks_memory, spell
 from optimize.sandbox.confine import confine, confine_files, end_with_parent
 from optimize.sandbox.limits import ChildLimits
 
@@ -53,11 +53,9 @@ def _answered(
     except RecursionError:
         return {"error": "Refused", "what": "The file is nested too deeply to be read.", "hint": ""}
     except BaseException as error:  # a file that the function did not foresee; a panic of Rust is no Exception
-        line = (str(error).strip() or "no message").splitlines()[0][:300]
         if lacks_memory(error):
-            return {"error": "MemoryError", "what": line, "hint": ""}
-        what = f"{type(error).__name__}: {line}"
-        return {"error": "Unforeseen", "what": what, "hint": "", "trace": traceback.format_exc()}
+            return {"error": "MemoryError", "what": first_line(error)[:300], "hint": ""}
+        return {"error": "Unforeseen", "what": spell(error)[:300], "hint": "", "trace": traceback.format_exc()}
 
 
 def _say(answers: TextIO, **message: Any) -> None:

@@ -214,6 +214,7 @@ class Artifact:
         included: What it does of that by itself, likewise; it takes uint8 ``[N, H, W, C]`` then.
         beside: Other files that it consists of, by their names seen from the folder of ``path``.
         origins: Call of the program by the name of a node or a value of the file, where it was written in this process.
+        is_lossy: Whether a lossy pass made its program, where it was written in this process.
     """
 
     target: str
@@ -238,6 +239,7 @@ class Artifact:
     included: str = ""
     beside: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_lossy: bool = False
 
     def __repr__(self) -> str:
         """Return what it is, takes and returns, in a line; its attributes have the rest."""
@@ -247,8 +249,8 @@ class Artifact:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it computes with fewer bits than float32, as far as the file tells."""
-        return bool(self.cpu) or self.precision not in ("", "float32", "float64")
+        """Whether it computes with fewer bits than float32, or otherwise than the original, as far as is known."""
+        return self.is_lossy or bool(self.cpu) or self.precision not in ("", "float32", "float64")
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.

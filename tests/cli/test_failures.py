@@ -27,7 +27,7 @@ def os_error(number: int, name: str | None = None) -> OSError:
 
 #: What is raised, the exit code, and words of the paragraph.
 RAISED: dict[str, tuple[Exception, int, str]] = {
-    "a defect": (KeyError("dim"), 70, "KeyError ('dim') while running the command. This is a defect of optimize"),
+    "a defect": (KeyError("dim"), 70, "KeyError: 'dim', while running the command. This is a defect of optimize"),
     "no memory": (MemoryError(), 1, "not enough memory"),
     "no memory in torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1"), 1, "not enough memory"),
     "depth": (RecursionError("maximum recursion depth"), 1, "nested too deeply"),

@@ -71,6 +71,21 @@ def test_effort_says_which_passes_prepare_int8_and_how_ranges_are_chosen(jobs: l
     assert "PairChannels" not in asked(jobs, "--int8=static", "--effort", "quick", "--cpu", "vnni")
 
 
+def test_a_named_pass_stands_where_its_stage_and_promise_put_it(jobs: list[Job]) -> None:
+    """An exact one before what cuts, all on the graph before INT8, and what prepares for INT8 before that."""
+    own = "CastFP16:keep=head,body,io=half", "AbsorbBias", "optimize.passes:FuseConvBN", "Script"
+    words = [word for text in own for word in ("--pass", text)]
+    flags = ["--fuse", "--prune", "0.5", "--int8=static", "--effort", "quick", "--cpu", "vnni"]
+    passes = asked(jobs, *flags, *words)
+    graph = ["FuseBNSign", "Reparameterize", "FuseConvBN", "optimize.passes:FuseConvBN", "PruneChannels"]
+    assert list(passes) == [*graph, "AbsorbBias", "QuantizeStatic", "CastFP16", "Script"]
+    assert passes["CastFP16"] == {"keep": "head,body", "io": "half"}
+    wrong = {"a b": r"NAME\[:OPTION=VALUE", "FuseConvBn": "no pass", "AbsorbBias:x=1": "no option 'x'"}
+    for text, message in wrong.items():
+        with pytest.raises(UsageError, match=message):
+            CliRunner().invoke(run, ["a.b:c", "--to", "onnx", "--pass", text], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("words", [["--fuse"], ["--int8=dynamic"], ["--recipe", "recipes/int8-server.yaml"]])
 def test_effort_needs_what_it_is_about(words: list[str]) -> None:
     given = ["package.module:factory", "--to", "onnx", *words, "--effort", "best"]

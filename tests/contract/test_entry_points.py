@@ -33,6 +33,7 @@ import torch
 
 class Net(torch.nn.Linear):
     def __init__(self):
+        torch.manual_seed(0)
         super().__init__(5, 3)
 
     def forward(self, x):
@@ -149,20 +150,26 @@ def type_all(outside: Path, cwd: Path, *lines: tuple[object, ...]) -> list[Ended
 
 
 def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("passes: [DropIdentityScale]\ntargets: [linear]\n")
     model = "neighbour.drop_identity_scale:Net"
-    asked = ("--input-shape", "5", "--recipe", "recipe.yaml", "--out", "out", "-q")
-    passes, targets, done, broken = type_all(
-        outside, tmp_path, ("passes",), ("targets",), (model, *asked), (model, "--to", "broken")
+    asked = ("--input-shape", "5", "--pass", "DropIdentityScale", "--to", "linear", "--out", "out", "-q")
+    again = ("--recipe", "out/recipe.yaml", "--out", "again", "-q")
+    passes, targets, done, replayed, broken = type_all(
+        outside, tmp_path, ("passes",), ("targets",), (model, *asked), (model, *again), (model, "--to", "broken")
     )
-    assert "DropIdentityScale" in passes.stdout
+    assert "DropIdentityScale" in passes.stdout and "Of neighbour 1.0." in passes.stdout
     # One that cannot be imported stops nothing, and is named with the reason below both lists.
     reason = "'broken' of neighbour cannot be imported: ModuleNotFoundError: No module named 'neighbour.nowhere'."
     assert passes.stdout.splitlines()[-1] == targets.stdout.splitlines()[-1] == reason
     assert "One linear layer, in NumPy" in targets.stdout
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
+    assert replayed.returncode == 0, replayed.stderr
+    recipe = (tmp_path / "out/recipe.yaml").read_text()
+    assert "# DropIdentityScale is of neighbour 1.0.\npasses:\n- DropIdentityScale\n" in recipe
+    (first, second) = ((tmp_path / name / "Net.float32.linear").read_bytes() for name in ("out", "again"))
+    assert first == second
     (step,), (row,) = report["trace"], report["rows"]
+    assert step["origin"] == "neighbour 1.0"
     assert step["rewrites"] == [{"where": "mul", "what": "multiplication by one removed"}]
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 100
     # ... and where it misses.

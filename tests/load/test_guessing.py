@@ -86,8 +86,15 @@ def test_the_first_layer_and_usual_sizes_tell_what_a_model_takes(module: nn.Modu
 
 @pytest.mark.parametrize(
     "module",
-    [Two(), Recurrent(batch_first=False), conv_net(37), nn.ReLU(), nn.Sequential(nn.LazyLinear(4))],
-    ids=["two inputs", "time first", "an unusual size", "no weights", "not made yet"],
+    [
+        Two(),
+        Recurrent(batch_first=False),
+        conv_net(37),
+        nn.ReLU(),
+        nn.Sequential(nn.LazyLinear(4)),
+        torch.jit.freeze(torch.jit.script(conv_net().eval())),
+    ],
+    ids=["two inputs", "time first", "an unusual size", "no weights", "not made yet", "frozen TorchScript"],
 )
 def test_what_tells_nothing_is_not_guessed(module: nn.Module) -> None:
     assert guess_inputs(module, 2) is None

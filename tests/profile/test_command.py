@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optimize.cli import main
+from optimize.profile.artifacts import runtime_of
 from tests.profile.nets import Block
 
 BLOCK = ("tests.profile.nets:Block", "--input-shape", "3,8,8", "-q")
@@ -48,6 +49,24 @@ def test_a_file_runs_in_its_own_runtime(
     assert "Leave --to" in capsys.readouterr().err
     assert run(monkeypatch, "advise", path) == 2
     assert "the model it was made from" in capsys.readouterr().err
+
+
+def test_torchscript_that_was_made_here_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its integers are no graph to capture; what somebody scripted himself is one."""
+    import optimize
+
+    program = optimize.capture(Block().eval(), (torch.randn(2, 3, 8, 8),))
+    quantized = optimize.Pipeline([optimize.QuantizeStatic(calibration=[program.inputs])]).run(program).program
+    path = optimize.export(quantized, "torchscript", tmp_path / "net.int8.torchscript.pt").path
+    assert run(monkeypatch, "profile", path, "--input-shape", "3,8,8", "-q", "--trust") == 0
+    text = capsys.readouterr().out
+    assert "torchscript, batch 1" in text and "quantize_per_tensor" in text
+    assert run(monkeypatch, "profile", path) == 2
+    assert "Give --input-shape" in capsys.readouterr().err
+    torch.jit.script(Block()).save(tmp_path / "own.pt")
+    assert runtime_of(str(tmp_path / "own.pt")) is None
 
 
 def test_advice_is_shown_and_written(

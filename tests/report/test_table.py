@@ -6,11 +6,13 @@ import pytest
 
 from optimize.measure.clock import Choice
 from optimize.measure.runs import Clock, Speedup
+from optimize.records import Skip
 from optimize.report import artifacts
 from optimize.report.assemble import _about_rows
 from optimize.report.changes import grouped_skips
 from optimize.report.document import Cell
-from optimize.report.model import Report
+from optimize.report.model import LayerFigures, Report
+from optimize.report.run import tell_run
 
 
 def test_best_float32_counts_the_baseline(report: Report) -> None:
@@ -124,5 +126,21 @@ def test_columns_without_a_figure_are_left_out(report: Report) -> None:
     assert "Accuracy" not in artifacts.artifacts(report.model_copy(update={"rows": rows, "baseline": baseline})).columns
 
 
+def test_layers_of_one_fate_are_told_once(report: Report) -> None:
+    def layer(name: str, more: float, row: str = "onnx int8", stays: str = "it is noise") -> LayerFigures:
+        return LayerFigures(layer=name, op="conv2d", float_s=1e-6, int8_s=1e-6 + more, stays=stays, row=row)
+
+    layers = (layer("a", 2e-6), layer("b", 3e-7), layer("c", 1e-6, "pt2 int8"), layer("d", 1e-6, stays="none tried it"))
+    document = tell_run(report.model_copy(update={"layers": layers}))
+    (told,) = (section.facts for section in document.sections if getattr(section, "title", "").startswith("Slower in"))
+    assert told == (
+        ("onnx int8 a, b; pt2 int8 c", "300 ns to 2.00 µs slower in INT8, and stay: it is noise"),
+        ("onnx int8 d", "1.00 µs slower in INT8, and stays: none tried it"),
+    )
+
+
 def test_skips_are_grouped(report: Report) -> None:
     assert grouped_skips(report.trace[1].skips) == [("matmul", "has no constant operand", ("attn.0", "attn.1"))]
+    reasons = ("is 3.1 % of 'a'", "is 12 % of 'a'", "is 800 µs", "is 2 ms", "is 'b'")
+    found = {reason: places for _, reason, places in grouped_skips([Skip(text, "mul", text) for text in reasons])}
+    assert found == {"is 3.1 % to 12 % of 'a'": reasons[:2], "is 800 µs to 2 ms": reasons[2:4], "is 'b'": reasons[4:]}

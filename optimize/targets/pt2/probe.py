@@ -37,6 +37,7 @@ class PT2Probe(TorchProbe):
 
     def kernels(self, names: Sequence[str]) -> tuple[TimedKernel, ...]:
         """Return a kernel a call in the package's C++."""
+        assert self._program is not None
         names = [_NOTED.sub("", name) for name in names]
         places = align(names, [name for name, _ in self._written])
         sources = [() if place is None else self._written[place][1] for place in places]
