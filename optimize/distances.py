@@ -56,12 +56,13 @@ def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     difference[(wide == other) | (wide.isnan() & other.isnan())] = 0.0  # equal infinities, such as masked logits
     if not bool(difference.isfinite().all()):
         raise VerificationFailed("an output is no longer finite.")
-    is_mask = (wide <= MASKED) & (wide == other)
-    finite = wide.isfinite()
-    scale, rest = (_largest(wide[kept]) for kept in (finite, finite & ~is_mask))
-    scale = rest if 0 < MASKED_TIMES * rest < scale else scale
-    return float(difference.max()), max(scale, 1e-30)
+    values = unmasked(wide)
+    return float(difference.max()), max(float(values.abs().max()) if values.numel() else 1.0, 1e-30)
 
 
-def _largest(values: torch.Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 1.0
+def unmasked(values: torch.Tensor) -> torch.Tensor:
+    """Return the finite values but for masks, as one row."""
+    finite = values[values.isfinite()]
+    kept = finite[finite > MASKED]
+    rest = float(kept.abs().max()) if kept.numel() else 0.0
+    return kept if 0 < MASKED_TIMES * rest < -float(finite.min()) else finite

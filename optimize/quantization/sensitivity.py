@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.distances import ratio_db
+from optimize.distances import ratio_db, unmasked
 from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.batches import Flat, apart
@@ -117,11 +117,15 @@ def _erring(
 
 
 def powers(values: Sequence[torch.Tensor], less: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
-    """Return the sum of squares of each floating-point value, less another if given; 0 of the rest, float64 ``[n]``."""
+    """Return the sum of squares of each floating-point value, less another if given; 0 of the rest, float64 ``[n]``.
+
+    Masks that stand for minus infinity are no power.
+    """
     squares = [0.0] * len(values)
-    for place, (value, other) in enumerate(zip(values, less or [torch.zeros(())] * len(values), strict=True)):
+    for place, value in enumerate(values):
         if value.is_floating_point():
-            squares[place] = float((value - other).double().square().sum())
+            part = unmasked(value) if less is None else value - less[place]
+            squares[place] = float(part.double().square().sum())
     return torch.tensor(squares, dtype=torch.float64)
 
 

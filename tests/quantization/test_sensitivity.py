@@ -10,7 +10,7 @@ import optimize
 from models import REFERENCES
 from optimize import graph, ops
 from optimize.program import Program
-from optimize.quantization.sensitivity import layer_errors
+from optimize.quantization.sensitivity import layer_errors, powers
 from optimize.quantization.simulation import simulated_db
 from optimize.quantization.weights import give_back
 from tests.nets import INPUT, SharedConv
@@ -106,3 +106,9 @@ def test_all_layers_given_back_are_the_float_program_and_the_given_one_is_untouc
 def test_a_module_called_twice_has_numbered_paths() -> None:
     program = optimize.capture(SharedConv().eval(), (torch.rand(2, *INPUT),))
     assert list(ops.layer_paths(program.graph).values()) == ["conv", "conv_1", "left", "right"]
+
+
+def test_a_mask_is_no_power() -> None:
+    logits = torch.tensor([[3.0, -1e9, 4.0], [0.0, -float("inf"), -5.0]])
+    assert powers([logits, torch.ones(2, dtype=torch.int64)]).tolist() == [50.0, 0.0]
+    assert powers([torch.tensor([-2e4, 3e4])]).tolist() == [13e8]
