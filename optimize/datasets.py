@@ -68,7 +68,7 @@ class Datasets:
         """What the report must say about the data."""
         found = []
         if self.evaluation is None and not (self.metric and self.metric.beside_original):
-            found.append("Accuracy was not measured: no labelled data was given (--eval).")
+            found.append("Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=).")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
         return [*found, self.guessed] if self.guessed else found

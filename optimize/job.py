@@ -29,7 +29,7 @@ class Job:
     """What one run is asked to do.
 
     Attributes:
-        source: A file, ``package.module:factory``, or a module.
+        source: A file, ``package.module:factory``, a module, or a captured program.
         recipe: Passes, targets and data.
         inputs: Example inputs, when the caller has them.
         out: Folder for the artifacts and the report.
@@ -40,9 +40,10 @@ class Job:
         calibrate: Calibration data of a Python caller, where neither the recipe nor its passes have any.
         given_metric: A Python caller's metric, in place of the recipe's.
         command: The command line, for the report.
+        budget_s: Seconds in which the files are timed; what is usual for so many where None.
     """
 
-    source: str | Path | torch.nn.Module
+    source: str | Path | torch.nn.Module | Program
     recipe: Recipe
     inputs: Sequence[Any] | None = None
     out: Path = Path("optimized")
@@ -53,6 +54,7 @@ class Job:
     calibrate: Any = None
     given_metric: Callable[..., Any] | None = None
     command: str = ""
+    budget_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check that what is asked of the answers can be judged.
@@ -65,10 +67,26 @@ class Job:
         labelled, data = (any(entry is not None for entry in part) for part in (given[:2], given))
         require_judged(self.metric, self.bound or Bound(), labelled=labelled, data=data)
         if self.recipe.min_sqnr is not None and not data:
-            raise UsageError(
-                f"--min-sqnr {self.recipe.min_sqnr:g} cannot be judged on noise and needs samples (--calib or --eval).",
-                hint="Give some that the model is used on; they need no labels for this.",
-            )
+            what = f"--min-sqnr {self.recipe.min_sqnr:g} cannot be judged on noise and needs samples"
+            hint = "Give some that the model is used on; they need no labels for this."
+            raise UsageError(f"{what} (--calib or --eval, evaluate=).", hint=hint)
+
+    @property
+    def object_name(self) -> str:
+        """The class of the module that a Python caller gives, or captured; empty of files and factories."""
+        if isinstance(self.source, Program):
+            return type(self.source.source).__name__ if self.source.source is not None else "Program"
+        return type(self.source).__name__ if isinstance(self.source, torch.nn.Module) else ""
+
+    @property
+    def stem(self) -> str:
+        """What files are called after: the model's file, its factory, or its class.
+
+        >>> [Job(source, Recipe()).stem for source in ("models/net.pt", "package.nets:tiny", torch.nn.Identity())]
+        ['net', 'tiny', 'identity']
+        """
+        text = self.object_name.lower() or str(self.source)
+        return text.rpartition(":")[2] if ":" in text and not Path(text).exists() else Path(text).name.split(".")[0]
 
     @property
     def bound(self) -> Bound | None:

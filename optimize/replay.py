@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from optimize import named, registry
 from optimize.datasets import Datasets
 from optimize.escaping import plain
@@ -92,7 +90,7 @@ def labelled(export: Export, said: Mapping[str, str]) -> Export:
 
 
 def _about(job: Job, recipe: Recipe, name: str) -> list[str]:
-    if isinstance(job.source, torch.nn.Module):
+    if job.object_name:
         replayed = [_DECIDED]
     else:
         words = ["optimize", str(job.source), *(["--model", job.factory] if job.factory else [])]

@@ -51,7 +51,7 @@ from optimize.wording import and_others
 
 
 def optimize(
-    model: torch.nn.Module | str | Path,
+    model: torch.nn.Module | Program | str | Path,
     inputs: Sequence[Any] | None = None,
     *,
     passes: Sequence[Pass] = (),
@@ -66,6 +66,7 @@ def optimize(
     layer_timing: bool = True,
     latency: str | None = None,
     threads: int = 1,
+    budget_s: float | None = None,
     dynamic_size: bool = False,
     dynamic: Any = None,
     outputs: Sequence[str] = (),
@@ -75,8 +76,8 @@ def optimize(
     """Take a trained model through passes to verified files in ``out``, measure them there, and report.
 
     Args:
-        model: A module, a model file, or ``package.module:factory``.
-        inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
+        model: A module, what ``optimize.capture`` made of one, a model file, or ``package.module:factory``.
+        inputs: Example inputs (positional arguments of the module); left out where the file or the program holds some.
         passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32. Your own
             stand among them, any ``optimize.passes.base.Pass``; ``optimize.register_pass`` gives one a name in recipes.
         targets: Name or names of targets.
@@ -93,6 +94,7 @@ def optimize(
         latency: How long a run of the first target's last file may take, ``"5ms"``, or ``"0.5x"`` of what it takes
             uncut: ``PruneChannels`` or ``ReduceDepth`` among the passes cuts as much as it takes, its ratio at most.
         threads: Compute threads while measuring.
+        budget_s: Seconds in which all files are timed; 10, and 3 a file, where nobody says.
         dynamic_size: Leave height and width of inputs ``[N, C, H, W]`` free, like the batch.
         dynamic: Further free dimensions, as ``optimize.capture`` takes them: ``{"input_ids": {1: "sequence"}}``.
         outputs: Names of the outputs that files have, in order; all where there are none.
@@ -111,7 +113,7 @@ def optimize(
     asked |= {"targets": targets, "target_options": target_options, "dynamic": dynamic, "metric": metric}
     given = job_of(
         model, inputs, "optimize.optimize", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        given_passes=require_passes(passes, "optimize.optimize"),
+        budget_s=budget_s, given_passes=require_passes(passes, "optimize.optimize"),
     )  # fmt: skip
     return run_job(given)
 
@@ -173,7 +175,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         registry.find_target(target)
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
-    stem, targets = glob.escape(_stem(job.source)), map(registry.find_target, job.recipe.targets)
+    stem, targets = glob.escape(job.stem), map(registry.find_target, job.recipe.targets)
     made = tuple(f"{stem}.*{target.suffix}" for target in targets)
     check_out(job, (*FILES, RECIPE), made)
     opened = open_all(job, tell)
@@ -191,7 +193,7 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         exports = write_files(job, variants, search, folder, tell)
         recipe = replay.recipe_of(job, variants, exports, datasets)
         machine = environment.current()
-        timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell)
+        timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell, job.budget_s)
         baseline.path.unlink()
         judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
         exports = [
@@ -223,7 +225,7 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
         Refused: They cannot.
     """
     check(job.out, names)
-    source, hint = Path("" if isinstance(job.source, torch.nn.Module) else job.source), "Choose another --out."
+    source, hint = Path("" if job.object_name else str(job.source)), "Choose another --out."
     if source.exists() and among(job.out, made, (source, Path(os.path.realpath(source)))):
         raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
     for path in (job.out / name for name in sorted(found(job.out, names))):
@@ -234,7 +236,7 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
 def _of_others(job: Job, folder: Path) -> list[str]:
     """Name models that lie in ``--out`` and stay there: this run makes no files of their names."""
     own = {path.name for path in folder.iterdir()}
-    source = "" if isinstance(job.source, torch.nn.Module) else os.path.realpath(job.source)
+    source = "" if job.object_name else os.path.realpath(str(job.source))
     models = sorted(set(found(job.out, [f"*{end}" for end in ENDINGS])) - own)
     models = [name for name in models if os.path.realpath(job.out / name) != source]
     if not models:
@@ -301,7 +303,7 @@ def write_files(job: Job, variants: Sequence[Variant], search: Search, folder: P
     for target in map(job.recipe.target, job.recipe.targets):
         plain: Export | None = None
         for variant in (each for each in variants if each.is_for(target.name)):
-            path = folder / f"{_stem(job.source)}.{variant.precision}{target.suffix}"
+            path = folder / f"{job.stem}.{variant.precision}{target.suffix}"
             export = write_file(job, variant, target, path, search, plain, tell)
             plain = export if export.artifact is not None and variant.precision == "float32" else plain
             exports.append(export)
@@ -415,15 +417,3 @@ def _drop_failed(exports: Sequence[Export], report: Report) -> None:
         if row.path is None and entry.artifact is not None:
             for file in registry.find_target(entry.target).files(entry.artifact.path):
                 file.unlink(missing_ok=True)
-
-
-def _stem(source: str | Path | torch.nn.Module) -> str:
-    """Name the artifacts after the file, the factory or the module's class.
-
-    >>> _stem("models/net.pt"), _stem("package.nets:tiny")
-    ('net', 'tiny')
-    """
-    if isinstance(source, torch.nn.Module):
-        return type(source).__name__.lower()
-    text = str(source)
-    return text.rpartition(":")[2] if ":" in text and not Path(text).exists() else Path(text).name.split(".")[0]

@@ -65,9 +65,11 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
 
 
 def test_a_wrong_model_fails_in_words(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
-    done = typed("check", files[0], files[2], "--github", cwd=tmp_path)
-    assert done.returncode == 1 and "The outputs agree to" in done.stdout, done.stderr
-    assert "::error title=optimize check%3A wrong.onnx%3A FAIL::" in done.stdout
+    words = ("--github", "--name", "net", "--junit", "c.xml")
+    done = typed("check", files[0], files[2], *words, cwd=tmp_path)
+    assert done.returncode == 1 and "net  The outputs agree to" in done.stdout, done.stderr
+    assert "::error title=optimize check%3A net%3A FAIL::" in done.stdout
+    assert 'name="net"' in (tmp_path / "c.xml").read_text()
 
 
 def test_a_suite_from_a_project(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
@@ -97,6 +99,7 @@ def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path:
         ((base, base, "--config", tmp_path / "bad.yaml"), "Did you mean 'max_regression'"),
         ((base, base, "--on-inconclusive", "shrug"), "--on-inconclusive"),
         ((base, base, "--json", base), "is named twice"),
+        (("--name", "net"), "--name is of a pair on the command line"),
         ((base, base, "--json", tmp_path / "o", "--junit", tmp_path / "o"), "is named twice"),
     ]
     for words, message in mistakes:

@@ -64,6 +64,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
     help="What an inconclusive check ends as: 0, 1 or 3.  [default: keep]",
 )
 @options.model("--config", type=_file, help="YAML or TOML with what is asked.  [default: pyproject.toml]")
+@options.output("--name", help="What the pair is called in all that is told.  [default: the candidate's file name]")
 @options.output("--junit", type=options.Destination(), help="Write JUnit XML.")
 @options.output("--github/--no-github", default=None, help="Step summary and annotations.  [default: on GitHub]")
 @options.factory
@@ -131,8 +132,10 @@ def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:
     keys = (*limits.Case.model_fields, "on_inconclusive", "on")
     asked = {key: said[key] for key in keys if said.get(key) not in (None, "", (), {})}
     case = _case(models, given)
+    if given["name"] and not case:
+        raise UsageError("--name is of a pair on the command line.", hint="A case of a configuration has name = ...")
     if case:
-        asked["cases"] = [case]
+        asked["cases"] = [{**case, "name": given["name"] or ""}]
     settings = limits.settings(content, given=asked, source=str(path or "options"))
     if given["config"] and not given["trust"]:
         limits.refuse_code(content, given["config"])

@@ -6,7 +6,7 @@
     min_sqnr = 30              # dB between the outputs
 
     [[tool.optimize.check.cases]]
-    base = "baselines/net.json"
+    baseline = "baselines/net.json"
     candidate = "build/net.onnx"
     eval = "data/eval.npz"
     max_drop = 0.5             # points of accuracy
@@ -133,7 +133,7 @@ class Case(Limits):
 
     Attributes:
         name: In the report; the candidate's file name where none is given.
-        base: A model file, or a baseline file (``.json``).
+        base: A model file, or a baseline file (``.json``), which may stand under ``baseline`` too, as its option.
         candidate: A model file.
         model: ``package.module:factory`` of the module that a state dict among them belongs to.
         data: Unlabelled samples that outputs are compared on; noise where none are given.
@@ -281,6 +281,9 @@ def settings(content: Mapping[str, Any], *, given: Mapping[str, Any], source: st
     entries = given.get("cases", content.get("cases", ()))
     if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
         raise UsageError(f"{source}: 'cases' is a list of tables.")
+    if any({"base", "baseline"} <= entry.keys() for entry in entries):
+        raise UsageError(f"{source}: a case has 'base' or 'baseline', which say the same.", hint="Leave out one.")
+    entries = [{"base" if key == "baseline" else key: value for key, value in entry.items()} for entry in entries]
     for entry in entries:
         for key in entry:
             if key not in Case.model_fields:

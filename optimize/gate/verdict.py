@@ -201,7 +201,8 @@ def _undecided(e_fail: float, e_pass: float, demand: Demand) -> str:
 
 
 def _found(outcome: Verdict, ratio: Ratio, demand: Demand) -> str:
-    change, limit = f"{form.percent_change(ratio.value)} time", f"{100 * demand.max_regression:g} %"
+    change = f"{form.percent_change(ratio.value)} time"
+    limit, half = (f"{share * demand.max_regression:g} %" for share in (100, 50))
     if outcome is not Verdict.FAIL:
         return f"{change}, less than {limit} beyond doubt"
-    return f"{change}, more than half of the {limit} allowed beyond doubt"
+    return f"{change}, beyond doubt more than {half}, half of the {limit} asked: there FAIL begins"

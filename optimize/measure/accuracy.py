@@ -61,6 +61,19 @@ class Accuracy:
     worst: float | None = None
     guessed: float | None = None
 
+    def __repr__(self) -> str:
+        """Return the figure as a reader sees it; which samples changed sides is known where each is right or wrong.
+
+        >>> Accuracy("cosine", 0.998, 1.0, 256, -0.003, -0.001, lost=256, gained=0, unit="")
+        Accuracy(cosine 0.998, −0.002 [−0.003, −0.001], of 256 labels)
+        """
+        change = form.change(self.value - self.baseline, self.unit)
+        between = form.change_interval(self.difference_low, self.difference_high, self.unit)
+        sides = f", {self.lost} lost and {self.gained} gained" if self.flips and self.lost is not None else ""
+        told = f"{change} {between}".strip()
+        of = form.plural(self.samples, self.noun)
+        return f"Accuracy({self.metric} {form.score(self.value, self.unit)}, {told}, of {of}{sides})"
+
     @property
     def drop(self) -> float:
         """What the artifact lost, in the metric's unit: hundredths of a share; negative where it is better."""

@@ -112,8 +112,9 @@ def require_judged(metric: Metric | None, bound: Bound, *, labelled: bool, data:
     if not asked or labelled:
         return
     if metric is None or not metric.beside_original:
+        name = metric.name if metric else "top1"
         raise UsageError(
-            f"{asked} is about the metric {metric.name if metric else 'top1'} and needs labelled data (--eval).",
+            f"{asked} is about the metric {name} and needs labelled data (--eval, evaluate=).",
             hint="Without labels: --metric cosine compares with the original, --min-sqnr 30 (dB) bounds its noise.",
         )
     if not data:

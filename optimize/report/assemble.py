@@ -90,7 +90,8 @@ def assemble(
     warned = (text for text in datasets.warnings if text not in doubt)
     about = [*model.warnings, *model.program.notes, *warned, *dict.fromkeys(_about_passes(variants))]
     if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):
-        about.append("Files that round were not judged, because there was noise alone: give --calib or --eval.")
+        what = "Files that round were not judged, because there was noise alone"
+        about.append(f"{what}: give --calib or --eval, in Python evaluate=.")
     about += _about_sizes(model.program)
     return Report(
         command=job.command or "optimize.optimize(...)",
@@ -174,7 +175,8 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
     for variant in variants:
         plan = variant.program.quantization
         if plan is not None and plan.calibration is not None and plan.calibration.synthetic:
-            yield f"INT8 was calibrated without data ({plan.calibration.source}): give --calib for better accuracy."
+            made = plan.calibration.source
+            yield f"INT8 was calibrated without data ({made}): give --calib, in Python QuantizeStatic(batches)."
         for step in variant.steps:
             if step.kind.prepares:
                 continue  # it makes no file of its own; what it did stands in the trace

@@ -60,7 +60,7 @@ class Row(StrictRecord):
 
     Attributes:
         target: Name of the target.
-        path: The file; None when none was written.
+        path: The file, its path absolute; None when none was written.
         precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
         status: ``measured``, ``not_run`` (written, or not even that, and not executable here) or ``failed``: it could
             not be made or run, or is float32 and answers differently, which has no times.

@@ -151,7 +151,7 @@ def test_slower_fails_and_says_by_how_much(tmp_path: Path, models: Models, measu
     models(base={}, candidate={})
     measured(1.1)
     found = check(tmp_path)
-    assert found.verdict is Verdict.FAIL and found.reason.startswith("+1") and "% time, more than half" in found.reason
+    assert found.verdict is Verdict.FAIL and found.reason.startswith("+1") and ", beyond doubt more" in found.reason
 
 
 def test_size_and_memory(tmp_path: Path, models: Models, measured: Models) -> None:

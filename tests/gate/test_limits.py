@@ -53,6 +53,13 @@ def test_a_yaml_says_the_same(tmp_path: Path) -> None:
     assert case.max_regression == 0.03 and case.min_sqnr == 30
 
 
+def test_a_baseline_of_a_case_is_called_as_its_option() -> None:
+    (case,) = parsed({"cases": [{"baseline": "a.json", "candidate": "b.onnx"}]}).cases
+    assert case.base == "a.json" and case.candidate == "b.onnx"
+    with pytest.raises(UsageError, match="'base' or 'baseline'"):
+        parsed({"cases": [{"base": "a.onnx", "baseline": "a.json"}]})
+
+
 def test_options_win(tmp_path: Path) -> None:
     content = {"max_regression": "3%", "cases": [{"base": "a", "candidate": "b", "max_regression": "4%"}]}
     assert parsed(content, max_regression="7%", max_seconds=9.0).cases[0].max_regression == 0.07

@@ -241,7 +241,7 @@ def test_layers_outside_the_plan_and_recurrent_layers_stay_in_float(tmp_path: Pa
     assert coverage is not None and coverage.quantized == ("f",)
     reasons = {layer.name: layer.reason for layer in coverage.left_float}
     assert reasons["g"] == "the quantization plan leaves it in float"
-    assert "dynamic INT8 has one" in reasons["rnn"]
+    assert "dynamic INT8 has: --int8=dynamic" in reasons["rnn"]
 
 
 def test_a_program_without_integer_layers_is_refused(tmp_path: Path) -> None:
