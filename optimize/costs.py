@@ -168,14 +168,8 @@ def program_costs(program: Program, batch: int = 1) -> Costs:
 
 def values_at(program: Program, batch: int) -> Values:
     """Return the tensors that each node of a program gives for a batch of this size (ignored where it is fixed)."""
-    inputs = program.sample(batch)
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    sizes = {
-        symbol.node.expr: size
-        for node, tensor in zip(placeholders, inputs, strict=True)
-        for symbol, size in zip(node.meta["val"].shape, tensor.shape, strict=True)
-        if isinstance(symbol, torch.SymInt)
-    }
+    wanted = {**program.example_sizes(), BATCH: batch}
+    sizes = {node.meta["val"].shape[dim].node.expr: wanted[name] for node, dim, name in program.free_places()}
 
     def size_of(size: Any) -> int:
         number = size.node.expr.xreplace(sizes) if isinstance(size, torch.SymInt) else size
