@@ -164,4 +164,14 @@ def capture_torchscript(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
             hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
         ) from error
-    return capture_exported(exported, examples, dynamic_batch=dynamic_batch)
+    program = capture_exported(exported, examples, dynamic_batch=dynamic_batch)
+    whole: Any = module.inlined_graph
+    setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
+    for name in sorted({name for name, owner, value in setting if _is_kept(owner) and str(value.type()) != "Tensor"}):
+        program.notes.append(f"The model sets its '{name}' on every call; the files keep the value it had at capture.")
+    return program
+
+
+def _is_kept(owner: Any) -> bool:
+    """Say whether what an attribute is set of is there after the call, as modules are, and not made by it."""
+    return bool(owner.node().kind() != "prim::CreateObject")
