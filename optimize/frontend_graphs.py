@@ -167,11 +167,8 @@ def capture_torchscript(
     program = capture_exported(exported, examples, dynamic_batch=dynamic_batch)
     whole: Any = module.inlined_graph
     setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
-    for name in sorted({name for name, owner, value in setting if _is_kept(owner) and str(value.type()) != "Tensor"}):
-        program.notes.append(f"The model sets its '{name}' on every call; the files keep the value it had at capture.")
+    for name, owner, value in setting:  # of tensors the graph tells; what a call made is gone after it
+        if owner.node().kind() != "prim::CreateObject" and str(value.type()) != "Tensor":
+            note = f"The model sets its '{name}' on every call; the files keep the value it had at capture."
+            program.notes += [note] * (note not in program.notes)
     return program
-
-
-def _is_kept(owner: Any) -> bool:
-    """Say whether what an attribute is set of is there after the call, as modules are, and not made by it."""
-    return bool(owner.node().kind() != "prim::CreateObject")

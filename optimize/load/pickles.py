@@ -31,6 +31,11 @@ from optimize.load.identify import Kind
 from optimize.named import import_from_here
 
 _MARK = pickletools.markobject
+#: What honest files only name: called with a size, it gives memory as it was left.
+_UNFILLED = {
+    f"{cls.__module__}.{cls.__name__}"
+    for cls in (torch.Tensor, torch.TypedStorage, torch.UntypedStorage, *torch._tensor_classes)
+}
 _ACTIVATIONS = (
     functional.celu,
     functional.elu,
@@ -171,17 +176,11 @@ def _globals(pickles: bytes) -> Iterator[str]:
             stack += [made if made is _MARK else None for made in op.stack_after]
         if op.name in ("REDUCE", "NEWOBJ") and len(taken) == 2:
             called, given = taken
-            if called == "torch._tensor._rebuild_from_type_v2":  # calls what comes first
-                called = given[0] if isinstance(given, tuple) and given else "torch.Tensor"
-            if called in _unfilled():
+            if called == "torch._tensor._rebuild_from_type_v2":  # which calls what comes first
+                rebuilds = isinstance(given, tuple) and str(*given[:1]).startswith("torch._utils._rebuild_")
+                called = "" if rebuilds else "torch.Tensor"
+            if called in _UNFILLED:
                 yield f"{called}()"
-
-
-@functools.cache
-def _unfilled() -> set[str]:
-    """Return what honest files only name, and what a scan does not see: called with a size, it gives old memory."""
-    classes = (torch.Tensor, torch.TypedStorage, torch.UntypedStorage, *torch._tensor_classes)
-    return {f"{cls.__module__}.{cls.__name__}" for cls in classes}
 
 
 def _modern_name(module: str, name: str) -> str:

@@ -108,6 +108,10 @@ def test_memory_as_it_was_left_is_not_asked_for(tmp_path: Path, zipped: bool, ca
 def test_a_call_is_found_by_way_of_the_memo_and_of_lists() -> None:
     by_memo = b"\x80\x02]q\x00(ctorch\nFloatTensor\nq\x01K\x01e0h\x01K\x09\x85R."
     assert wanted_globals(by_memo) == ["torch.FloatTensor()"]
+    again = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\nq\x00(h\x00ctorch\nTensor\n(h\x00" + (
+        b"K\x01" * 3 + b"t}tR."
+    )
+    assert wanted_globals(again) == ["torch.Tensor()"]
     in_a_list = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n](ctorch\nLongTensor\nctorch\nTensor\nK\x09\x85}eR."
     assert wanted_globals(in_a_list) == ["torch.Tensor()"]
 

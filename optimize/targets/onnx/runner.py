@@ -84,15 +84,12 @@ def import_runtime() -> Any:
 
 
 def session_options(runtime: Any, *, threads: int | None) -> Any:
-    """Return options for one operator at a time, bounded threads, errors only on stderr, and files read as ONNX.
-
-    By its name alone a file would be read as ONNX Runtime's own format, of which nothing has looked at anything.
-    """
+    """Return options for one operator at a time, bounded threads, and errors only on stderr."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # whatever a file is called
     return options
 
 

@@ -129,7 +129,7 @@ def apply(call: OnnxCall) -> tuple[Any, ...]:
 
 def _overlooked(call: OnnxCall) -> str:
     """Return an attribute that was not read though it is not ONNX's default; empty where there is none."""
-    for name in sorted(call.attributes.keys() - call.read - _OF_TRAINING):
+    for name in sorted(call.attributes.keys() - call.read - {"momentum", "ratio", "seed"}):  # of training
         schema = onnx.defs.get_schema(call.op, call.opset).attributes.get(name)
         usual = helper.get_attribute_value(schema.default_value) if schema and schema.default_value.type else None
         value = super(OnnxCall, call).attribute(name)
@@ -152,8 +152,6 @@ def torch_type(kind: int) -> torch.dtype:
 
 
 _Rule = Callable[[OnnxCall], Any]
-#: Attributes that only training looks at.
-_OF_TRAINING = {"momentum", "ratio", "seed"}
 _ZERO = numpy_helper.from_array(np.zeros(1, np.float32))
 
 
