@@ -34,7 +34,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimize import graph, ops
+from optimize.bounds import free_bytes
 from optimize.dimensions import BATCH
+from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.records import Stats
 
@@ -169,14 +171,8 @@ def program_costs(program: Program, batch: int = 1) -> Costs:
 
 def values_at(program: Program, batch: int) -> Values:
     """Return the tensors that each node of a program gives for a batch of this size (ignored where it is fixed)."""
-    inputs = program.sample(batch)
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    sizes = {
-        symbol.node.expr: size
-        for node, tensor in zip(placeholders, inputs, strict=True)
-        for symbol, size in zip(node.meta["val"].shape, tensor.shape, strict=True)
-        if isinstance(symbol, torch.SymInt)
-    }
+    wanted = {**program.example_sizes(), BATCH: batch}
+    sizes = {node.meta["val"].shape[dim].node.expr: wanted[name] for node, dim, name in program.free_places()}
 
     def size_of(size: Any) -> int:
         number = size.node.expr.xreplace(sizes) if isinstance(size, torch.SymInt) else size
@@ -192,11 +188,26 @@ def values_at(program: Program, batch: int) -> Values:
     }
 
 
-def fitting_batch(program: Program, wanted: int) -> int:
-    """Return the largest batch, halved from ``wanted``, at which no value has more than half a gigabyte."""
+def fitting_batch(program: Program, wanted: int, *, are_kept: bool = False) -> int:
+    """Return the largest batch, halved from ``wanted``, at which no value has more than half a gigabyte.
+
+    Where all that a run computes ``are_kept`` until its end, they have no more than two together.
+
+    Raises:
+        Refused: One sample's are kept, and fill the memory with those that they are compared with.
+    """
     batch = program.free[BATCH].within(wanted) if BATCH in program.free else wanted
-    while batch > 1 and max(map(size_bytes, values_at(program, batch).values()), default=0) > _LARGEST_VALUE:
+    owners = storage_owners(program.graph)
+
+    def largest() -> int:
+        sizes = [size_bytes(found) for node, found in values_at(program, batch).items() if owners[node] is node]
+        return sum(sizes) // 4 if are_kept else max(sizes, default=0)
+
+    while (size := largest()) > _LARGEST_VALUE and batch > 1:
         batch //= 2
+    if are_kept and size > _LARGEST_VALUE and 8 * size > free_bytes():
+        told = f"The values of one sample take {4 * size / 1e9:.1f} GB, which do not fit into the memory twice."
+        raise Refused(told, hint="Take smaller inputs (--input-shape), or a machine with more memory.")
     return batch
 
 

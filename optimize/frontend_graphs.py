@@ -164,4 +164,11 @@ def capture_torchscript(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
             hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
         ) from error
-    return capture_exported(exported, examples, dynamic_batch=dynamic_batch)
+    program = capture_exported(exported, examples, dynamic_batch=dynamic_batch)
+    whole: Any = module.inlined_graph
+    setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
+    for name, owner, value in setting:  # of tensors the graph tells; what a call made is gone after it
+        if owner.node().kind() != "prim::CreateObject" and str(value.type()) != "Tensor":
+            note = f"The model sets its '{name}' on every call; the files keep the value it had at capture."
+            program.notes += [note] * (note not in program.notes)
+    return program

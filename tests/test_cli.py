@@ -54,6 +54,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_modules_of_the_current_folder_are_found_where_they_are_named_alone(tmp_path: Path) -> None:
+    """A ``click.py`` beside the model was run in place of the package, before anything was confined."""
+    for name in ("click", "yaml", "here"):
+        (tmp_path / f"{name}.py").write_text(f"print('code of {name}')\nnet = 3\n")
+    done = command("run", "here:net", "--to", "onnx", "--input-shape", "3", cwd=tmp_path)
+    assert done.stdout == "code of here\n" and "'here:net' is of type int and cannot be called" in done.stderr
+
+
 def test_the_line_of_the_design_card_works_as_written(small: Path, tmp_path: Path) -> None:
     """``--fuse --int8 --to tensorrt`` with nothing else but the shape: INT8 calibrates on synthesised inputs."""
     done = command(small / "net.pt", "--fuse", "--int8", "--to", "tensorrt", "--input-shape", "3,16,16", cwd=tmp_path)

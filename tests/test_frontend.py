@@ -211,6 +211,22 @@ class Tally(nn.Module):
         return x * self.calls + self.ones[0]
 
 
+def test_a_number_that_a_script_counts_in_is_said() -> None:
+    """After 200 calls it answered otherwise than the artifact that was proved equal."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return -x if self.calls > 200 else x + 0
+
+    program = capture_torchscript(torch.jit.script(Counting()), (torch.randn(2, 3),))
+    assert "The model sets its 'calls' on every call; the files keep the value it had at capture." in program.notes
+
+
 def test_what_the_first_call_writes_is_written_back_in_every_form_of_a_model() -> None:
     x = torch.rand(2, 3)
     exported, scripted = torch.export.export(Tally(), (x,)), torch.jit.trace(Tally(), x, check_trace=False)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import _compat_pickle
 import functools
 import pickle
+import pickletools
 import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -29,6 +30,12 @@ from optimize.load import legacy
 from optimize.load.identify import Kind
 from optimize.named import import_from_here
 
+_MARK = pickletools.markobject
+#: What honest files only name: called with a size, it gives memory as it was left.
+_UNFILLED = {
+    f"{cls.__module__}.{cls.__name__}"
+    for cls in (torch.Tensor, torch.TypedStorage, torch.UntypedStorage, *torch._tensor_classes)
+}
 _ACTIVATIONS = (
     functional.celu,
     functional.elu,
@@ -95,11 +102,11 @@ def read_untrusted(file: IO[bytes], kind: Kind, name: str) -> Any:
     Raises:
         Refused: It wants other names (they are listed), is damaged, or asks for more memory than there is.
     """
-    wanted = wanted_globals(_pickles(file, kind))
+    source = legacy.without_container_records(file) if kind is Kind.LEGACY else file
+    wanted = wanted_globals(_pickles(source, kind))
     if wanted:
         raise Refused(f"'{name}' holds code: it wants {_listed(wanted)}.", hint=TRUST_HINT)
-    file.seek(0)
-    source = legacy.without_container_records(file) if kind is Kind.LEGACY else file
+    source.seek(0)
     present = set(map(id, torch.serialization.get_safe_globals()))
     extra: list[Callable | tuple[Callable, str]] = [
         (value, path) for path, value in allowed_globals().items() if id(value) not in present
@@ -141,23 +148,39 @@ def wanted_globals(pickles: bytes) -> list[str]:
 
 
 def _globals(pickles: bytes) -> Iterator[str]:
-    """Yield ``module.name`` for each name mentioned. The unpickler refuses what this misses."""
-    texts: list[str] = []
-    memo: dict[int, str] = {}
-    memoized, after_text = 0, False
+    """Yield ``module.name`` for each name mentioned, with ``()`` where calling it gives memory as it was left.
+
+    The unpickler refuses what this misses: what is no pickle, or takes what is not on the stack.
+    """
+    stack, memo = list[Any](), dict[int, Any]()
     for _, (op, argument, _) in legacy.opcodes(pickles):
-        if op.name == "GLOBAL":
-            yield _modern_name(*str(argument).split(" ", 1))
-        elif op.name == "STACK_GLOBAL" and len(texts) > 1:
-            yield _modern_name(*texts[-2:])
-        elif op.name in ("BINGET", "LONG_BINGET") and argument in memo:
-            texts.append(memo[argument])
-        elif op.name == "MEMOIZE":
-            memo |= {memoized: texts[-1]} if after_text else {}
-            memoized += 1
-        after_text = "UNICODE" in op.name
-        if after_text:
-            texts.append(str(argument))
+        if "PUT" in op.name or op.name == "MEMOIZE":
+            memo[len(memo) if argument is None else argument] = stack[-1] if stack else None
+            continue
+        first = len(stack) - len(op.stack_before)
+        if _MARK in op.stack_before:
+            marks = (place for place in reversed(range(len(stack))) if stack[place] is _MARK)
+            first = next(marks, 0) - op.stack_before.index(_MARK)
+        taken = stack[max(first, 0) :]
+        del stack[max(first, 0) :]
+        if op.name in ("GLOBAL", "STACK_GLOBAL"):
+            stack.append(_modern_name(*(str(argument).split(" ", 1) if argument else (*map(str, taken), "", "")[:2])))
+            yield stack[-1]
+        elif "GET" in op.name or "UNICODE" in op.name:
+            stack.append(memo.get(argument) if "GET" in op.name else argument)
+        elif "TUPLE" in op.name:
+            stack.append(tuple(value for value in taken if value is not _MARK))
+        elif op.name == "STOP":
+            stack, memo = [], {}
+        else:
+            stack += [made if made is _MARK else None for made in op.stack_after]
+        if op.name in ("REDUCE", "NEWOBJ") and len(taken) == 2:
+            called, given = taken
+            if called == "torch._tensor._rebuild_from_type_v2":  # which calls what comes first
+                rebuilds = isinstance(given, tuple) and str(*given[:1]).startswith("torch._utils._rebuild_")
+                called = "" if rebuilds else "torch.Tensor"
+            if called in _UNFILLED:
+                yield f"{called}()"
 
 
 def _modern_name(module: str, name: str) -> str:

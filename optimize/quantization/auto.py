@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -63,7 +63,7 @@ def choose_ranges(
         form: The integers of activations.
     """
     contenders = _contenders(observations, form)
-    even, odd = batches.halves(VALUES, *JUDGED)
+    even, odd = replace(batches, are_kept=True).halves(VALUES, *JUDGED)
     if not odd:
         return contenders[0]
     tried = [_contenders(half, form) for half in observations.halves]

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from optimize.costs import fitting_batch
 from optimize.data import Batch, Given, InputSpec, Samples
 from optimize.dimensions import BATCH
 from optimize.errors import Refused, UsageError
@@ -36,14 +37,18 @@ class FlatBatches:
     Attributes:
         program: What takes the inputs.
         source: Samples, or what yields tensors, sequences of tensors or mappings of keyword arguments.
+        are_kept: Whether all values of a pass are.
     """
 
     program: Program
     source: Given
+    are_kept: bool = False
     _axes: tuple[int | None, ...] = field(init=False, repr=False)
+    _most: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_axes", batch_axes(self.program))
+        object.__setattr__(self, "_most", fitting_batch(self.program, CHUNK, are_kept=self.are_kept))
 
     def __iter__(self) -> Iterator[Flat]:
         """Yield batches of as many samples as one pass takes, the last one smaller; those of a fixed batch as they are.
@@ -175,7 +180,7 @@ class FlatBatches:
     def _chunk(self, flat: Flat) -> int:
         """Return how many samples like these one pass takes."""
         counted = [value.numel() for value, axis in zip(flat, self._axes, strict=True) if axis is not None]
-        return min(max(CHUNK_VALUES * self._samples(flat) // max(sum(counted), 1), 1), CHUNK)
+        return min(max(CHUNK_VALUES * self._samples(flat) // max(sum(counted), 1), 1), self._most)
 
     def _fit(self, one: Flat, other: Flat) -> bool:
         """Say whether two batches can be one: equal sizes but for the samples, equal inputs without samples."""

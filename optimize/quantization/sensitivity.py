@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.costs import fitting_batch
 from optimize.distances import ratio_db, unmasked
 from optimize.plan import Quantization
 from optimize.program import Program
@@ -26,7 +27,7 @@ from optimize.workers import count_workers, map_tasks
 
 #: Samples the errors are taken on: ranks of layers settle long before ranges do.
 SAMPLES = 16
-#: Samples at once: every value of the float program is kept for them.
+#: Samples at once, at most: every value of the float program is kept for them.
 _CHUNK = 4
 
 
@@ -80,7 +81,8 @@ def layer_errors(
     signal, done = torch.zeros(len(program.outputs), dtype=torch.float64), 0.0
     parts = -(-count_workers() * _CHUNK // samples)  # each computes the float values once more
     names = [[layer.name for layer in layers[part::parts]] for part in range(parts)]
-    chunks = _chunks(batches, samples, fixed=program.batch is None)
+    together = None if program.batch is None else fitting_batch(program, _CHUNK, are_kept=True)
+    chunks = _chunks(batches, samples, together)
     tasks = ((apart(chunk), each) for chunk in chunks for each in names)
     for number, (size, power, errors) in enumerate(map_tasks(_erring, (program, numerics), tasks)):
         signal += power if number % parts == 0 else 0.0
@@ -199,11 +201,11 @@ def _originals(program: Program) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _chunks(batches: Iterable[Sequence[torch.Tensor]], samples: int, *, fixed: bool) -> Iterator[Flat]:
-    """Yield flat inputs a few samples at a time (as they come where the batch is fixed) until there were enough."""
+def _chunks(batches: Iterable[Sequence[torch.Tensor]], samples: int, together: int | None) -> Iterator[Flat]:
+    """Yield flat inputs so many samples at a time (as they come where the batch is fixed) until there were enough."""
     seen = 0
     for batch in batches:
-        size = len(batch[0]) if fixed else _CHUNK
+        size = together or len(batch[0])
         for start in range(0, len(batch[0]), size):
             if seen >= samples:
                 return

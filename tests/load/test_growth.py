@@ -52,8 +52,22 @@ def test_a_batch_that_nobody_asked_for_fits_into_the_memory(monkeypatch: pytest.
     assert costs.fitting_batch(program, 64) == 4  # of 4,000 bytes a sample
     sizes = [len(inputs[0]) for inputs, _ in Datasets(None, None).judged(program, 64, silent)]
     assert set(sizes) == {4} and sum(sizes) == 256
+    monkeypatch.setattr(costs, "_LARGEST_VALUE", 4_000)  # a quarter of the 16,000 bytes of four samples
+    assert costs.fitting_batch(program, 64, are_kept=True) == 2  # some values are small, and count too
     fixed = optimize.capture(Growing(1, 1000), (X,), dynamic_batch=False)
     assert {len(inputs[0]) for inputs, _ in Datasets(None, None).judged(fixed, 64, silent)} == {2}
+
+
+def test_values_that_are_kept_and_do_not_fit_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 49 layers, of 50 MB each, were kept for eight samples."""
+    layers = [nn.Upsample(scale_factor=20), *[nn.ReLU() for _ in range(24)]]
+    program = optimize.capture(nn.Sequential(*layers), (torch.ones(2, 3, 8, 8),))
+    monkeypatch.setattr(costs, "_LARGEST_VALUE", 1000)
+    monkeypatch.setattr(costs, "free_bytes", lambda: 15_000_000)  # 25 values of 307,200 bytes
+    with pytest.raises(Refused, match="do not fit into the memory twice"):
+        costs.fitting_batch(program, 8, are_kept=True)
+    monkeypatch.setattr(costs, "free_bytes", lambda: 16_000_000)
+    assert costs.fitting_batch(program, 8, are_kept=True) == 1
 
 
 class Two(nn.Module):

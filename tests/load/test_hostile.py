@@ -17,6 +17,7 @@ from optimize.errors import Refused
 from optimize.frontend import capture
 from optimize.load import ModelSource, load_trusted
 from optimize.load.identify import identify
+from optimize.load.pickles import wanted_globals
 from optimize.load.taking import look
 from tests.load.files import Bomb, Command, described, load, rewritten, saved
 
@@ -81,6 +82,46 @@ def test_getattr_and_partial_stay_refused(tmp_path: Path, marker: Path) -> None:
 
     torch.save(Sly(), tmp_path / "m.pt")
     refused_here(tmp_path / "m.pt", r"wants builtins\.getattr")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("called", "given"),
+    [
+        (torch.FloatTensor, (9,)),
+        (torch.Tensor, (9,)),
+        (torch.UntypedStorage, (9,)),
+        (torch._tensor._rebuild_from_type_v2, (torch.LongTensor, torch.Tensor, (9,), {})),
+    ],
+)
+def test_memory_as_it_was_left_is_not_asked_for(tmp_path: Path, zipped: bool, called: Any, given: Any) -> None:
+    """What another object left there went into the artifact."""
+
+    class Sly:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return called, given
+
+    torch.save({"named": torch.FloatTensor, "w": Sly()}, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    refused_here(tmp_path / "m.pt", r"wants torch\.[a-zA-Z_.0-9]+\(\)")
+
+
+def test_a_call_is_found_by_way_of_the_memo_and_of_lists() -> None:
+    by_memo = b"\x80\x02]q\x00(ctorch\nFloatTensor\nq\x01K\x01e0h\x01K\x09\x85R."
+    assert wanted_globals(by_memo) == ["torch.FloatTensor()"]
+    again = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\nq\x00(h\x00ctorch\nTensor\n(h\x00" + (
+        b"K\x01" * 3 + b"t}tR."
+    )
+    assert wanted_globals(again) == ["torch.Tensor()"]
+    in_a_list = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n](ctorch\nLongTensor\nctorch\nTensor\nK\x09\x85}eR."
+    assert wanted_globals(in_a_list) == ["torch.Tensor()"]
+
+
+def test_tensors_with_attributes_name_their_class(tmp_path: Path) -> None:
+    weight = torch.ones(3)
+    weight.seen = 1  # type: ignore[attr-defined]
+    torch.save({"weight": weight, "kind": torch.FloatTensor, "size": weight.shape}, tmp_path / "m.pt")
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        assert wanted_globals(archive.read("m/data.pkl")) == []
 
 
 def test_hook_of_a_plain_module(tmp_path: Path, marker: Path) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import optimize
+from optimize import costs
 from optimize.data import Batch, Samples
 from optimize.errors import Refused
 from optimize.quantization.batches import CHUNK, FlatBatches
@@ -53,6 +54,18 @@ def test_large_samples_go_through_in_fewer_at_a_time(monkeypatch: pytest.MonkeyP
     assert torch.equal(torch.cat([batch[1] for batch in batches]), y)
     monkeypatch.setattr("optimize.quantization.batches.CHUNK_VALUES", 8)  # less than one of them
     assert [len(batch[0]) for batch in batches] == [1] * 23
+
+
+def test_what_layers_make_of_samples_decides_how_many_go_through_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small samples that a layer makes large filled the memory, 32 at a time."""
+    program = optimize.capture(nn.Upsample(scale_factor=5).eval(), (torch.randn(2, 3, 8, 8),))
+    batches = FlatBatches(program, [torch.randn(20, 3, 8, 8)])
+    assert [len(batch[0]) for batch in batches] == [20]
+    monkeypatch.setattr(costs, "_LARGEST_VALUE", 8 * 3 * 40 * 40 * 4)
+    assert [len(batch[0]) for batch in FlatBatches(program, batches.source)] == [8, 8, 4]
+    made: list[torch.Size] = []
+    monkeypatch.setattr(optimize.Program, "sample", lambda *_: made.append(torch.Size([])))
+    assert costs.fitting_batch(program, 64) == 8 and not made  # from sizes alone: no input is made
 
 
 def test_what_differs_beside_the_samples_is_not_put_together() -> None:

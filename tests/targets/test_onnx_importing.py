@@ -28,7 +28,8 @@ from optimize.passes import FuseConvBN, QuantizeStatic
 from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.targets.onnx.importing import OnnxGraph
-from optimize.targets.onnx.torch_operators import OPERATORS
+from optimize.targets.onnx.runner import open_session, session_options
+from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply
 from tests.test_cli import Typed
 
 NAMES = sorted(REFERENCES)
@@ -179,6 +180,13 @@ def test_resizing(mode: str, where: str, tmp_path: Path) -> None:
     torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_file_is_read_as_what_was_looked_at_whatever_its_name_ends_with(tmp_path: Path) -> None:
+    """ONNX Runtime takes what is called .ort for a format of its own, which may lie in the same bytes."""
+    path = graph_file(tmp_path / "net.ort", helper.make_node("Neg", ["x"], ["y"]))
+    session = open_session(onnxruntime, str(path), session_options(onnxruntime, threads=1))
+    assert session.run(None, {"x": np.ones((1, 3, 8, 8), np.float32)})[0].mean() == -1
+
+
 def test_a_fixed_batch_stays_and_is_said(tmp_path: Path) -> None:
     program = opened(graph_file(tmp_path / "net.onnx", helper.make_node("Relu", ["x"], ["y"]), batch=4))
     assert program.batch is None and program.inputs[0].shape[0] == 4
@@ -203,6 +211,47 @@ def test_what_is_not_read_is_named(node: onnx.NodeProto, message: str, tmp_path:
         opened(graph_file(tmp_path / "net.onnx", node, **stored))
 
 
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes"),
+    [
+        ("Selu", ["x"], {"alpha": 5.0}),
+        ("Selu", ["x"], {"gamma": 7.0}),
+        ("Resize", ["x", "", "scales"], {"mode": "cubic", "exclude_outside": 1}),
+        ("Resize", ["x", "", "", "sizes"], {"mode": "cubic", "keep_aspect_ratio_policy": "not_larger"}),
+        ("Resize", ["x", "", "scales"], {"mode": "cubic", "extrapolation_value": 3.0}),
+        ("LSTM", ["s", *[""] * 7, "w", "r"], {"hidden_size": 2, "clip": 6.0}),
+        ("LSTM", ["s", *[""] * 7, "w", "r"], {"hidden_size": 2, "input_forget": 1}),
+        (
+            "GRU",
+            ["s", *[""] * 7, "w", "r"],
+            {"hidden_size": 2, "linear_before_reset": 1, "activation_alpha": [2.0, 1.0]},
+        ),
+    ],
+)
+def test_an_attribute_that_changes_an_answer_is_named(operator: str, inputs: list[str], attributes: Any) -> None:
+    """Where an example does not reach what it changes, comparing answers does not find it."""
+    gates = 2 * (4 if operator == "LSTM" else 3)
+    known = {"scales": np.array([1, 1, 2, 2], np.float32), "sizes": np.array([1, 1, 8, 8])}
+    weights = {"w": torch.randn(gates, 5), "r": torch.randn(gates, 2)}
+    values = {"x": torch.randn(1, 1, 4, 4), "s": torch.randn(3, 1, 5), **weights, **known}
+    node = helper.make_node(operator, inputs, ["y"], **attributes)
+    with pytest.raises(Unknown, match=f"its '{list(attributes)[-1]}' is not read, and is not ONNX's default"):
+        apply(OnnxCall.of(node, values, known, 18))
+
+
+def test_whole_numbers_have_the_attributes_of_their_operator_too() -> None:
+    node, numbers = helper.make_node("Mod", ["a", "b"], ["y"], fmod=1), {"a": np.array([5, -3]), "b": np.array([3, 2])}
+    assert apply(OnnxCall.of(node, numbers, numbers, 18))[0].tolist() == [2, -1]
+
+
+def test_a_dropout_that_drops_is_named() -> None:
+    node = helper.make_node("Dropout", ["x", "", "training"], ["y"])
+    for training in (False, True):
+        known = {"training": np.array(training)}
+        with pytest.raises(Unknown, match="training mode") if training else contextlib.nullcontext():
+            assert apply(OnnxCall.of(node, {"x": torch.ones(3), **known}, known, 18))[0].sum() == 3
+
+
 def test_a_file_without_outputs_is_not_called_old(tmp_path: Path) -> None:
     graph_ = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], [])
     for opset, message in ((20, "has no outputs"), (8, "is of opset 8; 9 and later are read")):
@@ -222,7 +271,7 @@ def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
 
 def test_a_reader_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = graph_file(tmp_path / "net.onnx", helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3))
-    monkeypatch.setitem(OPERATORS, "LeakyRelu", lambda call: torch.relu(call.x))
+    monkeypatch.setitem(OPERATORS, "LeakyRelu", lambda call: torch.relu(call.x * call.attribute("alpha")))
     held = OnnxGraph(onnx.load(path), path)
     with pytest.raises(VerificationFailed, match="answers otherwise than its runtime"):
         capture_model(held, lambda _: (), AS_USUAL)

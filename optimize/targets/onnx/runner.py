@@ -89,6 +89,7 @@ def session_options(runtime: Any, *, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or 0
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # whatever a file is called
     return options
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -36,12 +36,14 @@ class OnnxCall(NodeView):
         values: A tensor, an array, or None where an input is left out; arrays hold whole numbers, or symbols of them.
         opset: Of the file.
         outputs: How many are read.
+        read: The attributes that were asked for.
     """
 
     kinds = "biufO"
     values: Sequence[Any]
     opset: int
     outputs: int
+    read: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
     def of(cls, node: onnx.NodeProto, values: Mapping[str, Any], known: Mapping[str, Any], opset: int) -> OnnxCall:
@@ -60,6 +62,7 @@ class OnnxCall(NodeView):
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute; text is text."""
+        self.read.add(name)
         found = super().attribute(name, default)
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
@@ -113,13 +116,26 @@ def apply(call: OnnxCall) -> tuple[Any, ...]:
     kinds = {value.dtype.kind if isinstance(value, np.ndarray) else "f" for value in call.values if value is not None}
     if kinds <= set("biuO") and not ("O" in kinds and call.op in GROWING):
         known = inferred(call).value
-        if known is not None and known.dtype.kind in "biuO":
+        if known is not None and known.dtype.kind in "biuO" and not _overlooked(call):
             return (known,)
     is_unread, reason = _UNREAD.get(call.op, (None, ""))
     if is_unread is not None and is_unread(call):
         raise Unknown(reason)
     found = OPERATORS[call.op](call)
+    if overlooked := _overlooked(call):
+        raise Unknown(f"its '{shown(overlooked)}' is not read, and is not ONNX's default")
     return found if isinstance(found, tuple) else (found,)
+
+
+def _overlooked(call: OnnxCall) -> str:
+    """Return an attribute that was not read though it is not ONNX's default; empty where there is none."""
+    for name in sorted(call.attributes.keys() - call.read - {"momentum", "ratio", "seed"}):  # of training
+        schema = onnx.defs.get_schema(call.op, call.opset).attributes.get(name)
+        usual = helper.get_attribute_value(schema.default_value) if schema and schema.default_value.type else None
+        value = super(OnnxCall, call).attribute(name)
+        if not (math.isclose(value, usual, rel_tol=1e-6) if isinstance(usual, float) else value == usual):
+            return name
+    return ""
 
 
 def torch_type(kind: int) -> torch.dtype:
@@ -141,7 +157,7 @@ _ZERO = numpy_helper.from_array(np.zeros(1, np.float32))
 
 def _reduced(call: OnnxCall) -> Any:
     over, keep = call.numbers(1, "axes"), bool(call.attribute("keepdims", 1))
-    if not over and call.attribute("noop_with_empty_axes", 0):
+    if call.attribute("noop_with_empty_axes", 0) and not over:
         return call.x
     return _REDUCED[call.op](call.x, list(over or range(call.x.dim())), keep)
 
@@ -174,7 +190,7 @@ def _softmax_axis(call: OnnxCall) -> int:
 def _slide(call: OnnxCall) -> Any:
     """Run a convolution or a pooling; padding that is not the same at both ends is written out."""
     x, weight, auto = call.x, call.tensor(1), call.attribute("auto_pad", "NOTSET")
-    kernel = list(weight.shape[2:]) if call.op.startswith("Conv") else call.attribute("kernel_shape")
+    kernel = call.attribute("kernel_shape") or list(weight.shape[2:])
     dims, group, ceil = len(kernel), call.attribute("group", 1), bool(call.attribute("ceil_mode", 0))
     strides, dilations, extra = (
         call.attribute(name, [fill] * dims) for name, fill in (("strides", 1), ("dilations", 1), ("output_padding", 0))
@@ -439,6 +455,7 @@ _UNREAD: dict[str, tuple[Callable[[OnnxCall], Any], str]] = {
         ("ArgMax", "ArgMin"), (lambda c: c.attribute("select_last_index", 0), "it selects the last of equals")
     ),
     "MaxPool": (lambda c: c.outputs > 1, "its indices are read"),
+    "Dropout": (lambda c: c.number(2, default=False), "it is in training mode"),
     "CumSum": (lambda c: c.attribute("exclusive", 0) or c.attribute("reverse", 0), "it is exclusive or reversed"),
     "BatchNormalization": (lambda c: c.attribute("training_mode", 0), "it is in training mode"),
     "GroupNormalization": (lambda c: c.opset < 21, "before opset 21 its scale is one a group"),

@@ -34,8 +34,8 @@ def _concatenated(call: NodeView) -> Shape:
 
 
 def _reshaped(call: NodeView) -> Shape:
-    old, wanted = call.shape(0), call.numbers(1, "shape")
-    sizes = [old[index] if size == 0 else size for index, size in enumerate(wanted)]
+    old, wanted, keep = call.shape(0), call.numbers(1, "shape"), not call.attribute("allowzero", 0)
+    sizes = [old[index] if size == 0 and keep else size for index, size in enumerate(wanted)]
     rest = math.prod(size for size in sizes if size != -1)
     return tuple(math.prod(old) // rest if size == -1 else int(size) for size in sizes)
 
