@@ -135,6 +135,31 @@ def spell(error: BaseException) -> str:
     return ": ".join(dict.fromkeys((type(error).__name__, first_line(error).rstrip("."))))
 
 
+@contextlib.contextmanager
+def blaming(what: str, hint: str = "") -> Iterator[None]:
+    """Tell what the user's own code raises as a sentence; an end of the interpreter, too: it might look like success.
+
+    Args:
+        what: The code, as the subject of the sentence.
+        hint: What it should do.
+
+    Raises:
+        Refused: It raised something.
+        OptimizeError: As the code raised it.
+
+    >>> with blaming("The metric 'f1'"):
+    ...     raise SystemExit(0)
+    Traceback (most recent call last):
+    optimize.errors.Refused: The metric 'f1' raised SystemExit: 0.
+    """
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{what} raised {spell(error)}.", hint=hint) from error
+
+
 #: Where the traceback of an error in somebody else's code is seen.
 _TRACEBACK = {
     "pass": "The command shows the traceback with --debug.",

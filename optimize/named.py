@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import Refused, UsageError, blaming, nearest, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -78,13 +78,8 @@ def call(found: Any, spec: str) -> Any:
     """
     if not callable(found):
         raise Refused(f"'{spec}' is of type {type(found).__name__} and cannot be called.")
-    try:
+    with blaming(f"'{spec}'", hint="It is called without arguments; wrap it in a function that fills them in."):
         return found()
-    except (Exception, SystemExit) as error:
-        raise Refused(
-            f"'{spec}' raised {spell(error)}.",
-            hint="It is called without arguments; wrap it in a function that fills them in.",
-        ) from error
 
 
 def import_from_here() -> None:

@@ -24,7 +24,7 @@ _MAP_CLASSES = 255
 #: Classes of scored maps: a sample's row is as long as twice that.
 _MOST_CLASSES = 4096
 #: Numbers beyond this have products of sums of squares that float64 does not hold.
-_LARGEST = 1e100
+LARGEST = 1e100
 #: Data reaches this many times the peak that was said: it is on another scale.
 _BEYOND_PEAK = 2.0
 
@@ -266,10 +266,15 @@ def _alike(outputs: Outputs, wanted: np.ndarray, *, void: bool = False) -> tuple
     return found, asked
 
 
+def is_bounded(numbers: np.ndarray) -> bool:
+    """Say whether figures can be made of numbers."""
+    return bool((np.abs(numbers.astype(np.float64, copy=False)) <= LARGEST).all())
+
+
 def require_bounded(numbers: np.ndarray, which: str) -> None:
     """Refuse numbers that make a figure of NaN, or one that is the same whatever a model answers."""
-    if not (np.abs(numbers) <= _LARGEST).all():
-        raise Misfit(f"numbers {which} are not finite, or beyond {_LARGEST:g}")
+    if not is_bounded(numbers):
+        raise Misfit(f"numbers {which} are not finite, or beyond {LARGEST:g}")
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:
