@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from optimize import keeping
-from optimize.errors import Defect, OptimizeError, Refused, UsageError, first_line, lacks_memory
+from optimize.errors import Defect, OptimizeError, Refused, UsageError, first_line, lacks_memory, spell
 from optimize.escaping import plain, plain_lines, shortened
 
 DEBUG = "--debug"
@@ -96,6 +96,25 @@ def described(error: BaseException) -> str:
     """
     kind, line = type(error).__name__, first_line(error)
     return kind if line == kind else f"{kind} ({line.rstrip('.')})"
+
+
+@contextlib.contextmanager
+def own_exits() -> Iterator[None]:
+    """Let a command alone say how it ends: of code that it runs, a model's own, an exit might look like success.
+
+    Raises:
+        Refused: Such code has ended it.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(stop.__traceback__)]
+        if frames[-1].startswith("optimize."):
+            raise
+        raise Refused(
+            f"Code that the command ran raised {spell(stop)}, while {_step(stop)}.",
+            hint="A model, its data and its metric return; the command alone says how it ends.",
+        ) from stop
 
 
 @contextlib.contextmanager

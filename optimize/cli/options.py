@@ -78,7 +78,8 @@ class Command(click.Command):
         """
         try:
             self._prepare(ctx)
-            return super().invoke(ctx)
+            with failures.own_exits():
+                return super().invoke(ctx)
         except Exception as error:
             if self._failing is None or failures.explained(error).exit_code in (UsageError.exit_code, Defect.exit_code):
                 raise
