@@ -12,7 +12,7 @@ import numpy as np
 
 from optimize.distances import ratio_db
 from optimize.measure.paired import Drawn
-from optimize.targets.arrays import as_reals
+from optimize.targets.arrays import as_reals, is_float
 
 Outputs = Mapping[str, np.ndarray]
 #: Cosines that are held at once.
@@ -42,7 +42,7 @@ def first(outputs: Outputs) -> np.ndarray:
     output = next(iter(outputs.values()), None)
     if output is None or not output.ndim or output.dtype.kind == "c" or not math.prod(output.shape[1:]):
         raise Misfit("the first output is no batch of real numbers")
-    if (output.dtype.kind == "f" or output.dtype.name == "bfloat16") and np.isnan(output).any():
+    if is_float(output) and np.isnan(output).any():
         raise Misfit("the first output holds NaN")
     return output
 
@@ -57,6 +57,8 @@ def among_the_largest(k: int, outputs: Outputs, labels: np.ndarray) -> np.ndarra
     """
     output = first(outputs)
     _require(_are_integers(labels) and output.ndim == 2 and labels.shape == output.shape[:1])
+    if not is_float(output):
+        raise Misfit(f"{output.dtype} are no scores")
     classes = output.shape[1]
     if labels.size and (labels.min() < 0 or labels.max() >= classes):
         raise Misfit(f"labels go from {labels.min()} to {labels.max()}, the model has classes 0 to {classes - 1}")

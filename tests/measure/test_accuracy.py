@@ -186,6 +186,12 @@ def test_labels_that_do_not_fit_are_refused(labels: np.ndarray) -> None:
         score(logits([0, 1, 2, 1]), logits([0, 1, 2, 1]), labels)
 
 
+def test_classes_are_no_scores_of_classes() -> None:
+    classes = np.array([[0, 1, 2], [2, 1, 0]])
+    with pytest.raises(Refused, match=r"cannot be scored by top1 against outputs y int64\[2, 3\]: int64 are no scores"):
+        score(classes, classes, np.zeros(2, np.int64))
+
+
 def test_no_batch_and_no_labels_are_no_accuracy() -> None:
     assert AccuracyMeter().result() is None
     assert score(np.ones((4, 3)), np.ones((4, 3)), None) is None
