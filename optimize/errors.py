@@ -139,13 +139,8 @@ def spell(error: BaseException) -> str:
 def blaming(what: str, hint: str = "") -> Iterator[None]:
     """Tell what the user's own code raises as a sentence; an end of the interpreter, too: it might look like success.
 
-    Args:
-        what: The code, as the subject of the sentence.
-        hint: What it should do.
-
     Raises:
-        Refused: It raised something.
-        OptimizeError: As the code raised it.
+        Refused: It raised something; an error of ours stays what it is.
 
     >>> with blaming("The metric 'f1'"):
     ...     raise SystemExit(0)

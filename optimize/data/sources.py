@@ -78,9 +78,7 @@ def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterat
 def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[Batch]:
     start = 0
     for value in batches:
-        read = _read(
-            value, specs, name
-        ).items()  # copied: whoever gives a tensor may fill it anew
+        read = _read(value, specs, name).items()  # copied: whoever gives a tensor may fill it anew
         arrays = {key: part.clone() if isinstance(part, torch.Tensor) else part for key, part in read}
         batch = conform([arrays[spec.name] for spec in specs], arrays.get(""), specs, name, start)
         yield batch

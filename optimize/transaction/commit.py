@@ -106,10 +106,6 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
 def check_own(out: Path, names: Iterable[str]) -> None:
     """Make sure that results replace nobody's files: without a record of ours, a folder holds none under their names.
 
-    Args:
-        out: The folder, which need not be there.
-        names: Of results, or patterns of their names.
-
     Raises:
         Refused: It does.
     """
