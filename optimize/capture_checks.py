@@ -39,7 +39,7 @@ def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[
 def _answers_finitely(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
     try:
         with torch.no_grad():
-            leaves = pytree.tree_leaves(copy.deepcopy(module).eval()(*inputs))
+            leaves = pytree.tree_leaves(copy.deepcopy(module).eval()(*copy.deepcopy(inputs)))
     except Exception:  # told by what captures it
         return False
     return all(bool(value.isfinite().all()) for value in leaves if isinstance(value, torch.Tensor))
@@ -249,8 +249,9 @@ class _Located(fx.Interpreter):
 
 
 def _expected(program: Program, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return what the module answers to copies of the inputs: it may write to them."""
     assert program.source is not None
-    arguments, keywords = pytree.tree_unflatten(list(inputs), program.in_spec)
     with torch.inference_mode():
+        arguments, keywords = pytree.tree_unflatten([tensor.clone() for tensor in inputs], program.in_spec)
         flat, _ = pytree.tree_flatten(program.source(*arguments, **keywords))
     return flat

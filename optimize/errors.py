@@ -153,6 +153,31 @@ def raised(what: str, error: BaseException, hint: str = "") -> Refused:
     return Refused(f"{what} raised {spell(error)}, in {file}, line {line}.", hint=f"{advice} that import.")
 
 
+@contextlib.contextmanager
+def blaming(what: str, hint: str = "", *, of: type[Exception] = Exception) -> Iterator[None]:
+    """Tell what the user's own code raises as a sentence; an end of the interpreter, too: it might look like success.
+
+    Args:
+        what: The code that is run.
+        hint: What to do about an error ``of`` this kind.
+        of: The kind.
+
+    Raises:
+        Refused: It raised something; an error of ours stays what it is.
+
+    >>> with blaming("The metric 'f1'"):
+    ...     raise SystemExit(0)
+    Traceback (most recent call last):
+    optimize.errors.Refused: The metric 'f1' raised SystemExit: 0.
+    """
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised(what, error, hint if isinstance(error, of) else "") from error
+
+
 #: Where the traceback of an error in somebody else's code is seen.
 _TRACEBACK = {
     "pass": "The command shows the traceback with --debug.",

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from optimize.errors import Refused, UsageError, nearest, raised, spell
+from optimize.errors import Refused, UsageError, blaming, nearest, raised, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -78,11 +78,9 @@ def call(found: Any, spec: str) -> Any:
     """
     if not callable(found):
         raise Refused(f"'{spec}' is of type {type(found).__name__} and cannot be called.")
-    try:
+    hint = "It is called without arguments; wrap it in a function that fills them in."
+    with blaming(f"'{spec}'", hint, of=TypeError):
         return found()
-    except (Exception, SystemExit) as error:
-        hint = "It is called without arguments; wrap it in a function that fills them in."
-        raise raised(f"'{spec}'", error, hint if isinstance(error, TypeError) else "") from error
 
 
 def import_from_here() -> None:

@@ -105,7 +105,8 @@ def check_it_runs(
     """
     try:
         with torch.no_grad():
-            outputs = module(*args, **kwargs)
+            own, own_keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))  # it may write to them
+            outputs = module(*own, **own_keywords)
     except Exception as error:
         shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
         raise Refused(

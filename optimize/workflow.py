@@ -37,7 +37,7 @@ from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import configured, parse
 from optimize.regular import shown
-from optimize.report import FILES, RECIPE
+from optimize.report import FILES, PRECISIONS, RECIPE
 from optimize.report.assemble import assemble, rows_of
 from optimize.report.files import save
 from optimize.report.model import Report
@@ -45,8 +45,7 @@ from optimize.report.run import tell_run
 from optimize.search import Search, as_decided, one_sample
 from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
-from optimize.transaction import among, check, found, staging
-from optimize.transaction.commit import ENDINGS
+from optimize.transaction import ENDINGS, among, check, check_own, found, staging
 from optimize.wording import and_others
 
 
@@ -176,7 +175,8 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     for cpu in job.recipe.verify_on:
         emulator(cpu)  # what is not there is told before anything runs
     stem, targets = glob.escape(job.stem), map(registry.find_target, job.recipe.targets)
-    made = tuple(f"{stem}.*{target.suffix}" for target in targets)
+    models = ((target, Path(f"{stem}.{kind}{target.suffix}")) for target in targets for kind in PRECISIONS)
+    made = tuple(file.name for target, path in models for file in target.files(path))
     check_out(job, (*FILES, RECIPE), made)
     opened = open_all(job, tell)
     model, datasets = opened.model, opened.datasets
@@ -228,6 +228,7 @@ def check_out(job: Job, names: Sequence[str], made: Sequence[str]) -> None:
     source, hint = Path("" if job.object_name else str(job.source)), "Choose another --out."
     if source.exists() and among(job.out, made, (source, Path(os.path.realpath(source)))):
         raise Refused(f"'{shown(source)}' lies in --out, where a file may get its name.", hint=hint)
+    check_own(job.out, (*names, *made))
     for path in (job.out / name for name in sorted(found(job.out, names))):
         if not replay.is_written(path):
             raise Refused(f"'{shown(path)}' is of no run, and would be written over.", hint=hint)

@@ -37,8 +37,11 @@ def test_recipes_and_configurations_are_bounded(number: int) -> None:
         ("3,0", "0 is out of range"),
         ("3,-1", "-1 is out of range"),
         ("3,x", "'x' is not a whole number"),
-        ("3:strange", "'strange' is not a type"),
-        ("3:" + "s" * 5000, "is not a type"),
+        ("3:strange", "'strange' is none of the types float32, float64,"),
+        ("3:" + "s" * 5000, "is none of the types"),
+        ("3:quint8", "'quint8' is none of the types"),
+        ("3:float8_e5m2", "'float8_e5m2' is none of the types"),
+        ("3:nn", "'nn' is none of the types"),
     ],
 )
 def test_shapes_are_bounded(shape: str, words: str) -> None:

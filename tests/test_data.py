@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ def generated() -> Iterator[Any]:
         yield torch.from_numpy(X[part]), torch.from_numpy(Y[part])
 
 
+def refilled() -> Iterator[Any]:
+    """Give the data a sample at a time in the same two tensors."""
+    x, y = torch.empty(1, 3, 4, 4), torch.empty(1, dtype=torch.int64)
+    for place in range(10):
+        yield x.copy_(torch.from_numpy(X[place])), y.fill_(int(Y[place]))
+
+
 def failing() -> Any:
     raise RuntimeError("disk on fire")
 
@@ -56,6 +64,7 @@ def save(path: Path, **arrays: Any) -> Path:
         lambda folder: save(folder / "d.npz", anything=X, targets=Y.astype(np.uint8)),
         lambda folder: "tests.test_data:generated",
         lambda folder: generated,
+        lambda folder: refilled,
         lambda folder: list(generated()),
         lambda folder: (X, Y),
         lambda folder: {"x": torch.from_numpy(X), "labels": Y},
@@ -231,6 +240,8 @@ def test_of_many_arrays_a_few_are_named() -> None:
         (["text"], UsageError, "a batch of type str"),
         (TensorDataset(torch.from_numpy(X)), UsageError, "Dataset gives samples"),
         (failing, Refused, "raised RuntimeError: disk on fire"),
+        (lambda: sys.exit(0), Refused, "raised SystemExit: 0"),
+        (lambda: iter([(X, torch.zeros(10).to_sparse())]), Refused, "is a sparse tensor"),
         ("tests.test_data:failing", Refused, r"on fire\.\nIt is called without arguments, and .* A batch is \(x\) or"),
         (lambda one: one, Refused, r"raised TypeError: .*'one'\.\nIt is called without arguments"),
         ("tests.test_data:no_such_name", Refused, "there is no 'no_such_name'"),

@@ -26,6 +26,17 @@ def test_captured_program_equals_the_module_at_other_batches(name: str) -> None:
     program.check()
 
 
+def test_a_module_that_writes_to_its_inputs_is_captured() -> None:
+    class Normalizing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sub_(0.5).div_(2.0).sum(1)
+
+    given, x = torch.ones(2, 3), torch.arange(15.0).reshape(5, 3)
+    program = optimize.capture(Normalizing().eval(), (given,))
+    assert torch.equal(given, torch.ones(2, 3)) and torch.equal(program.inputs[0], given)
+    assert torch.equal(program(x.clone()), (x - 0.5).div(2.0).sum(1))
+
+
 def test_structures_and_keyword_arguments_survive() -> None:
     class Structured(nn.Module):
         def forward(self, x: torch.Tensor, *, pair: dict[str, torch.Tensor]) -> dict[str, object]:

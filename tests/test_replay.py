@@ -121,6 +121,15 @@ def test_nothing_that_is_read_or_somebody_elses_is_written_over(tmp_path: Path, 
     assert typed(model, "--recipe", own, "--out", tmp_path, "--to", "torchscript", "-q").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html", "report.json", "net.float32.xml", "net.float32.bin"])
+def test_a_folder_of_somebody_else_keeps_what_a_run_would_write_over(name: str, tmp_path: Path, typed: Typed) -> None:
+    (held := tmp_path / name).write_text("years of work")
+    (source := tmp_path / "net.pt").touch()
+    done = typed(source, "--input-shape", "3,8,8", "--fuse", "--to", "openvino", "--out", tmp_path, "-q")
+    assert done.returncode == 1 and f"{name}' is of no run, and would be written over" in done.stderr, done.stderr
+    assert held.read_text() == "years of work"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -89,6 +89,25 @@ def _with_trust(hint: str) -> str:
 
 
 @contextlib.contextmanager
+def own_exits() -> Iterator[None]:
+    """Let a command alone say how it ends: of code that it runs, a model's own, an exit might look like success.
+
+    Raises:
+        Refused: Such code has ended it.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(stop.__traceback__)]
+        if frames[-1].startswith("optimize."):
+            raise
+        raise Refused(
+            f"Code that the command ran raised {spell(stop)}, while {_step(stop)}.",
+            hint="A model, its data and its metric return; the command alone says how it ends.",
+        ) from stop
+
+
+@contextlib.contextmanager
 def quiet(*, debug: bool) -> Iterator[None]:
     """Keep the warnings and logs of libraries to themselves, unless their user asked for them."""
     before = logging.root.manager.disable

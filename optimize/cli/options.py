@@ -78,7 +78,8 @@ class Command(click.Command):
         """
         try:
             self._prepare(ctx)
-            return super().invoke(ctx)
+            with failures.own_exits():
+                return super().invoke(ctx)
         except Exception as error:
             if self._failing is None or failures.explained(error).exit_code in (UsageError.exit_code, Defect.exit_code):
                 raise
@@ -86,8 +87,9 @@ class Command(click.Command):
             sys.exit(self._failing)
 
     def _prepare(self, ctx: click.Context) -> None:
-        apart: list[str | Path] = list(sources(ctx))
-        for name, (names, path) in destinations(ctx).items():
+        apart, written = list[str | Path](sources(ctx)), list[Path]()
+        files_first = sorted(destinations(ctx).items(), key=lambda place: place[1][0] is not None)
+        for name, (names, path) in files_first:
             if path.is_symlink() and ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
                 raise Refused(
                     f"'{path}' is a link to '{shown(os.readlink(path))}', and nobody named it for results.",
@@ -95,11 +97,13 @@ class Command(click.Command):
                 )
             if names is None:
                 files.check(path)
-                files.check_apart(path, apart)
-                apart.append(path)
+                files.check_apart(path, [*apart, *written])
+                written.append(path)
             else:
                 transaction.check(path, names)
-                _check_inside(path, names, apart)
+                _check_inside(path, [name for name in names if name != RECIPE], apart)
+                _check_inside(path, (*names, *(f"*{end}" for end in transaction.ENDINGS)), written)
+                transaction.check_own(path, names)
         if ctx.obj is not None:
             ctx.obj(ctx)
 
@@ -111,15 +115,14 @@ class Command(click.Command):
 
 
 def _check_inside(folder: Path, names: Sequence[str], read: Sequence[str | Path]) -> None:
-    """Make sure that files of a folder of results replace nothing that the command reads, but for a run's recipe.
+    """Make sure that files of a folder of results have no name of a file that the command reads or writes as well.
 
     Raises:
         UsageError: One may.
     """
     for source in transaction.among(folder, names, map(Path, read)):
-        if source.name != RECIPE:
-            hint = "Choose another --out."
-            raise UsageError(f"'{shown(source)}' lies in '{shown(folder)}', where a result gets its name.", hint=hint)
+        hint = "Choose another --out."
+        raise UsageError(f"'{shown(source)}' lies in '{shown(folder)}', where a result gets its name.", hint=hint)
 
 
 def arguments(ctx: click.Context) -> list[str]:

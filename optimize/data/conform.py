@@ -106,6 +106,8 @@ def as_tensor(value: Any, what: str) -> torch.Tensor:
         Refused: It holds something else than numbers.
     """
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise Refused(f"{what} is a sparse tensor.", hint="Give it as a dense one: to_dense().")
         return value.detach().cpu()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:

@@ -7,6 +7,12 @@ import torch
 from optimize import bounds
 from optimize.errors import InputsUnknown
 
+#: Types of inputs that can be drawn, and held by arrays.
+_TYPES = (
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16",
+    "uint8", "bool", "complex64", "complex128",
+)  # fmt: skip
+
 
 def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...]:
     """Return inputs ``[samples, *sizes]`` as ``--input-shape`` describes them, the same ones at every call.
@@ -32,8 +38,8 @@ def draw_inputs(shapes: str | None, samples: int = 2) -> tuple[torch.Tensor, ...
 
 def _drawn(shape: tuple[int, ...], dtype_name: str, generator: torch.Generator) -> torch.Tensor:
     dtype = getattr(torch, dtype_name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise bounds.no_shape(dtype_name, f"'{dtype_name}' is not a type")
+    if not isinstance(dtype, torch.dtype) or dtype not in {getattr(torch, name) for name in _TYPES}:
+        raise bounds.no_shape(dtype_name, f"'{dtype_name}' is none of the types {', '.join(_TYPES)}")
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
     return torch.zeros(shape, dtype=dtype)  # the only token every vocabulary has; varied once the tables are known

@@ -18,7 +18,7 @@ import torch
 
 from optimize import named
 from optimize.data.conform import InputSpec, as_tensor
-from optimize.errors import Refused, UsageError, nearest, raised
+from optimize.errors import Refused, UsageError, blaming, nearest
 from optimize.regular import shown
 
 if TYPE_CHECKING:
@@ -174,11 +174,9 @@ class ImagePreprocessing:
         return (side, side * height // width) if width <= height else (side * width // height, side)
 
     def _transformed(self, picture: Image.Image, transform: Callable[[Any], Any]) -> torch.Tensor:
-        try:
+        hint = "It is given a picture of Pillow and returns [C, H, W]; a picture that it cannot take is left out."
+        with blaming(f"'{self.name}'", hint):
             found = transform(picture)
-        except Exception as error:  # the user's own code
-            hint = "It is given a picture of Pillow and returns [C, H, W]; a picture that it cannot take is left out."
-            raise raised(f"'{self.name}'", error, hint=hint) from error
         if not isinstance(found, torch.Tensor | np.ndarray):
             hint = "End it with ToTensor, or return an array [C, H, W]."
             raise Refused(f"'{self.name}' returns a {type(found).__name__} and no tensor.", hint=hint)

@@ -16,7 +16,7 @@ import torch
 from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
 from optimize.data.samples import Samples
-from optimize.errors import OptimizeError, Refused, UsageError, raised
+from optimize.errors import Refused, UsageError, blaming
 from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -52,23 +52,19 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
             hint="Give a list, a DataLoader, or a callable that makes the iterator.",
         )
     if isinstance(value, Iterable):
-        return Samples(name, lambda: _told(_from_batches(value, specs, name), name))
+        return Samples(name, lambda: _blamed(_from_batches(value, specs, name), name))
     if callable(value):
         hint = f"It is called without arguments, and gives one batch or several. {_expected(specs)}"
-        return Samples(name, lambda: _told(_from_result(value, specs, name), name, hint))
+        return Samples(name, lambda: _blamed(_from_result(value, specs, name), name, hint))
     raise UsageError(
         f"{name} cannot be read as data.", hint="Give an array, a list of batches, a DataLoader or a path."
     )
 
 
-def _told(batches: Iterator[Batch], name: str, hint: str = "") -> Iterator[Batch]:
+def _blamed(batches: Iterator[Batch], name: str, hint: str = "") -> Iterator[Batch]:
     """Pass batches on; what the user's code raises becomes a refusal."""
-    try:
+    with blaming(f"Reading {name}", hint):
         yield from batches
-    except OptimizeError:
-        raise
-    except Exception as error:
-        raise raised(f"Reading {name}", error, hint) from error
 
 
 def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterator[Batch]:
@@ -82,7 +78,8 @@ def _from_result(function: Callable[[], Any], specs: Specs, name: str) -> Iterat
 def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[Batch]:
     start = 0
     for value in batches:
-        arrays = _read(value, specs, name)
+        read = _read(value, specs, name).items()  # copied: whoever gives a tensor may fill it anew
+        arrays = {key: part.clone() if isinstance(part, torch.Tensor) else part for key, part in read}
         batch = conform([arrays[spec.name] for spec in specs], arrays.get(""), specs, name, start)
         yield batch
         start += len(batch)

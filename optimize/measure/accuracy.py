@@ -178,6 +178,10 @@ class AccuracyMeter:
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
             self._room -= rows[-1].nbytes
+            now, before = (list(entry.shape) for entry in (rows[-1], self._expected[0]))
+            if now[1:] != before[1:]:
+                told = f"The metric '{self.metric.name}' returned rows of {now} after rows of {before}."
+                raise Refused(told, hint="A metric returns one form of rows, whatever the batch.")
         if self._room < 0:
             samples = sum(map(len, self._found))
             raise Refused(

@@ -11,6 +11,7 @@ from optimize import wording as form
 from optimize.distances import CAP_DB
 from optimize.errors import VerificationFailed
 from optimize.measure.distance import DistanceMeter
+from optimize.targets.arrays import is_float
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Agreement:
         sqnr_db: Signal to quantization noise, ``10 log10(sum y² / sum (y - y')²)``, of the worst output;
             within ±200, and 200 for equal outputs.
         max_abs_error: Largest absolute difference of any value.
-        top1: Share of samples whose largest logit is the same; None where the first output is not ``[N, C >= 2]``.
+        top1: Share of samples whose largest logit is the same; None where the first output has none (`same_largest`).
         judged: Whether it says how well the artifact answers. Where a file rounds and there was no data but noise, it
             does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too, but not
             those without a number: outputs of no elements, or of NaN alone.
@@ -72,9 +73,8 @@ class AgreementMeter:
             meter.update(want, got)
             if meter.not_finite:
                 raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
-        if expected and is_logits(expected[0]):
-            self._same += int((expected[0].argmax(1) == found[0].argmax(1)).sum())
-            self._samples += len(expected[0])
+        same, ranked = same_largest(expected[0], found[0]) if expected else (0, 0)
+        self._same, self._samples = self._same + same, self._samples + ranked
 
     def result(self) -> Agreement | None:
         """Return the agreement over all batches; None when there was none."""
@@ -91,9 +91,15 @@ class AgreementMeter:
         )
 
 
-def is_logits(output: np.ndarray) -> bool:
-    """Say whether an output has a largest one of several numbers in each sample: ``[N, C >= 2]``, not complex."""
-    return output.ndim == 2 and output.shape[1] >= 2 and output.dtype.kind != "c"
+def same_largest(expected: np.ndarray, found: np.ndarray) -> tuple[int, int]:
+    """Return how many samples of an output have the same largest number, of how many that have one.
+
+    Those are floats ``[N, C >= 2]``, none of them NaN: tokens, classes and truths are no scores.
+    """
+    if expected.ndim != 2 or expected.shape[1] < 2 or not is_float(expected):
+        return 0, 0
+    ranked = ~np.isnan(expected).any(1)
+    return int((expected.argmax(1) == found.argmax(1))[ranked].sum()), int(ranked.sum())
 
 
 def _check_alike(index: int, expected: np.ndarray, found: np.ndarray) -> None:

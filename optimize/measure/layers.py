@@ -17,7 +17,7 @@ import numpy as np
 
 from optimize.distances import CAP_DB
 from optimize.errors import Refused
-from optimize.measure.agreement import is_logits
+from optimize.measure.agreement import same_largest
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import read
 from optimize.measure.openers import Side
@@ -95,7 +95,7 @@ class Distances:
 
     Attributes:
         outputs: One an output, in order.
-        top1: Share of samples whose largest logit is the same; None where the first output is not ``[N, C >= 2]``.
+        top1: Share of samples whose largest logit is the same; None where the first output has none.
         samples: Samples the outputs were compared on.
         threshold_db: What a value must reach.
         tensors: One a shared value, in order of execution; empty where layers were not compared.
@@ -199,7 +199,7 @@ def _outputs(
 ) -> tuple[tuple[Output, ...], float | None, int]:
     """Compare the outputs of the unmodified files; return them with the top-1 agreement and the number of samples."""
     meters: list[DistanceMeter] = []
-    same, samples, ranked = 0, 0, False
+    same, samples, ranked = 0, 0, 0
     paths = [side.subject.artifact.path for side in (first, second)]
     for arrays in _inputs((first, second), given, OUTPUT_SAMPLES):
         want, got = first.run(arrays), second.run(arrays)
@@ -213,9 +213,8 @@ def _outputs(
                     f"'{paths[0]}' and '{paths[1]}' return what cannot be compared: {kinds}.",
                     hint="Compare files whose outputs are tensors of numbers of one kind.",
                 )
-        ranked = is_logits(want[0])
-        same += int((want[0].argmax(1) == got[0].argmax(1)).sum()) if ranked else 0
-        samples += len(arrays[0])
+        found = same_largest(want[0], got[0])
+        same, ranked, samples = same + found[0], ranked + found[1], samples + len(arrays[0])
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
     if not samples:
         raise Refused(f"'{given.name}' gives no samples.")
@@ -223,7 +222,7 @@ def _outputs(
         f"output_{index}" for index in range(len(meters))
     ]
     outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
-    return tuple(outputs), same / samples if ranked else None, samples
+    return tuple(outputs), same / ranked if ranked else None, samples
 
 
 def _inputs(sides: Sequence[Side], given: Samples, most: int) -> Iterator[list[np.ndarray]]:

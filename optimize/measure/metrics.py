@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from optimize import named
-from optimize.errors import Refused, UsageError, nearest, raised
+from optimize.errors import Refused, UsageError, blaming, nearest
 from optimize.measure import detections, scores
 from optimize.measure.paired import Drawn
 from optimize.measure.scores import Misfit, Outputs
@@ -268,39 +268,34 @@ def _own_rows(
     Raises:
         Refused: It raised, or returned something else than a finite row a sample.
     """
-    told = _called(name, lambda: function(outputs, labels))
-    parts = [np.asarray(part) for part in (told if isinstance(told, tuple) and len(told) == 2 else (told,))]
+    hint = "It returns a score a sample [N] (bool where each is right or wrong), or (sums [N], counts [N])."
+    with blaming(f"The metric '{name}'"):  # it may write to what it is given, and fill what it returned once more
+        told = function({key: output.copy() for key, output in outputs.items()}, labels.copy())
+    with blaming(f"What the metric '{name}' returned", hint):
+        parts = [np.array(part) for part in (told if isinstance(told, tuple) and len(told) == 2 else (told,))]
     count = len(labels)
     fit = all(part.shape[:1] == (count,) and part.dtype.kind in "biuf" for part in parts)
-    if not fit or (not freely and any(part.ndim != 1 for part in parts)) or not all(map(_is_finite, parts)):
+    formed = len(parts) == 1 if freely else all(part.ndim == 1 for part in parts)
+    if not fit or not formed or not all(map(scores.is_bounded, parts)) or any((part < 0).any() for part in parts[1:]):
         shown = ", ".join(f"{part.dtype}{list(part.shape)}" for part in parts)
         raise Refused(
-            f"The metric '{name}' returned {shown} for {count} samples, or numbers that are not finite.",
-            hint="It returns a score a sample [N] (bool where each is right or wrong), or (sums [N], counts [N]).",
+            f"The metric '{name}' returned {shown} for {count} samples, or numbers that are not finite, beyond "
+            f"{scores.LARGEST:g} or counts below 0.",
+            hint=hint,
         )
-    if freely or parts[0].dtype.kind == "b":
+    if len(parts) == 1 and (freely or parts[0].dtype.kind == "b"):
         return parts[0]
-    return np.stack([parts[0], parts[1] if len(parts) == 2 else np.ones(count)], 1).astype(np.float64)
+    return np.stack([*parts, np.ones(count)][:2], 1).astype(np.float64)
 
 
 def _own_figure(total: Callable[[np.ndarray], Any], name: str, rows: np.ndarray) -> Drawn:
     """Return the figure of samples drawn that a user's ``total`` makes."""
 
     def figure(times: np.ndarray) -> float:
-        value = float(_called(name, lambda: total(np.repeat(rows, times, axis=0))))
-        if not math.isfinite(value):
+        with blaming(f"'total' of the metric '{name}', as a number,", hint="It returns a finite number."):
+            value = float(total(np.repeat(rows, times, axis=0)))
+        if not abs(value) <= scores.LARGEST:
             raise Refused(f"'total' of the metric '{name}' returned {value}.", hint="It returns a finite number.")
         return value
 
     return figure
-
-
-def _called(name: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:
-        raise raised(f"The metric '{name}'", error) from error
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    return bool(np.isfinite(array).all())

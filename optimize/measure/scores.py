@@ -12,7 +12,7 @@ import numpy as np
 
 from optimize.distances import ratio_db
 from optimize.measure.paired import Drawn
-from optimize.targets.arrays import as_reals
+from optimize.targets.arrays import as_reals, is_float
 
 Outputs = Mapping[str, np.ndarray]
 #: Cosines that are held at once.
@@ -24,7 +24,7 @@ _MAP_CLASSES = 255
 #: Classes of scored maps: a sample's row is as long as twice that.
 _MOST_CLASSES = 4096
 #: Numbers beyond this have products of sums of squares that float64 does not hold.
-_LARGEST = 1e100
+LARGEST = 1e100
 #: Data reaches this many times the peak that was said: it is on another scale.
 _BEYOND_PEAK = 2.0
 
@@ -42,7 +42,7 @@ def first(outputs: Outputs) -> np.ndarray:
     output = next(iter(outputs.values()), None)
     if output is None or not output.ndim or output.dtype.kind == "c" or not math.prod(output.shape[1:]):
         raise Misfit("the first output is no batch of real numbers")
-    if (output.dtype.kind == "f" or output.dtype.name == "bfloat16") and np.isnan(output).any():
+    if is_float(output) and np.isnan(output).any():
         raise Misfit("the first output holds NaN")
     return output
 
@@ -57,6 +57,8 @@ def among_the_largest(k: int, outputs: Outputs, labels: np.ndarray) -> np.ndarra
     """
     output = first(outputs)
     _require(_are_integers(labels) and output.ndim == 2 and labels.shape == output.shape[:1])
+    if not is_float(output):
+        raise Misfit(f"{output.dtype} are no scores")
     classes = output.shape[1]
     if labels.size and (labels.min() < 0 or labels.max() >= classes):
         raise Misfit(f"labels go from {labels.min()} to {labels.max()}, the model has classes 0 to {classes - 1}")
@@ -266,10 +268,15 @@ def _alike(outputs: Outputs, wanted: np.ndarray, *, void: bool = False) -> tuple
     return found, asked
 
 
+def is_bounded(numbers: np.ndarray) -> bool:
+    """Say whether figures can be made of numbers."""
+    return bool((np.abs(numbers.astype(np.float64, copy=False)) <= LARGEST).all())
+
+
 def require_bounded(numbers: np.ndarray, which: str) -> None:
     """Refuse numbers that make a figure of NaN, or one that is the same whatever a model answers."""
-    if not (np.abs(numbers) <= _LARGEST).all():
-        raise Misfit(f"numbers {which} are not finite, or beyond {_LARGEST:g}")
+    if not is_bounded(numbers):
+        raise Misfit(f"numbers {which} are not finite, or beyond {LARGEST:g}")
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ from torch import fx
 
 from optimize import graph, named, ops
 from optimize.data import Given
-from optimize.errors import UsageError, nearest, raised
+from optimize.errors import UsageError, blaming, nearest
 from optimize.passes.base import IntegerPass, Outcome
 from optimize.passes.fuse_conv_bn import fold_norms, norms_behind
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
@@ -245,12 +245,10 @@ class QuantizeAware(IntegerPass):
         program.quantization = replace(program.plan, ranges={**found, **module.ranges()})
 
     def _run(self, train: Callable[[Any], Any], module: QuantizedModule) -> None:
-        try:
+        name = self.train if isinstance(self.train, str) else getattr(train, "__name__", "train")
+        hint = "It is called with the quantized module, which takes and returns what the captured one did."
+        with blaming(f"The training loop '{name}'", hint):
             train(module)
-        except Exception as error:
-            name = self.train if isinstance(self.train, str) else getattr(train, "__name__", "train")
-            hint = "It is called with the quantized module, which takes and returns what the captured one did."
-            raise raised(f"The training loop '{name}'", error, hint) from error
 
 
 def _sharing(program: Program) -> set[str]:

@@ -32,6 +32,11 @@ def fitted(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(element_type(dtype)) if dtype in _HALVES and array.dtype == np.float32 else array
 
 
+def is_float(array: np.ndarray) -> bool:
+    """Say whether an array holds real numbers that are no integers."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
 def storable(array: np.ndarray) -> np.ndarray:
     """Return an array that ``.npz`` holds: bfloat16 as float32, which has each of its numbers."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -15,6 +15,6 @@ no locks (Windows, some networks)      the same, but nothing is taken for dead, 
 =====================================  ==================================================================
 """
 
-from optimize.transaction.commit import among, check, found, staging
+from optimize.transaction.commit import ENDINGS, among, check, check_own, found, staging
 
-__all__ = ["among", "check", "found", "staging"]
+__all__ = ["ENDINGS", "among", "check", "check_own", "found", "staging"]

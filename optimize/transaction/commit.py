@@ -25,6 +25,7 @@ from optimize import keeping
 from optimize.errors import Refused
 from optimize.files import check as check_file
 from optimize.files import refusal, refusing
+from optimize.regular import read_bytes, shown
 from optimize.transaction import note, system
 from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, opened, remove_tree, stamp
 
@@ -38,6 +39,8 @@ _NOT_RUN = 0o666
 #: makes some still replaces no ``package.json``, whatever ``--out`` is.
 ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine"}), 1000
 _HINT = "Choose another --out."
+#: How our records begin, and files that say themselves whether a run has written them (``replay.is_written``).
+_RECORD, _TELLING = b'{\n "schema_version": ', (".yaml", ".jsonl")
 
 
 @contextmanager
@@ -98,6 +101,18 @@ def check(out: Path, names: Iterable[str] = ()) -> Path:
     known = tuple(names)
     _check_names(place, {*known, *found(place, known)})
     return place
+
+
+def check_own(out: Path, names: Iterable[str]) -> None:
+    """Make sure that results replace nobody's files: without a record of ours, a folder holds none under their names.
+
+    Raises:
+        Refused: It does.
+    """
+    held = [out / name for name in sorted(found(out, names)) if not name.endswith(_TELLING)]
+    records = (path for path in held if path.suffix == ".json")
+    if held and not any(read_bytes(path, first=len(_RECORD)) == _RECORD for path in records):
+        raise Refused(f"'{shown(held[0])}' is of no run, and would be written over.", hint=_HINT)
 
 
 def _kept_place(out: Path, keeper: keeping.Keeper) -> Path:

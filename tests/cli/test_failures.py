@@ -26,7 +26,7 @@ def os_error(number: int, name: str | None = None) -> OSError:
 
 
 #: What is raised, the exit code, and words of the paragraph.
-RAISED: dict[str, tuple[Exception, int, str]] = {
+RAISED: dict[str, tuple[BaseException, int, str]] = {
     "a defect": (KeyError("dim"), 70, "KeyError: 'dim', while running the command. This is a defect of optimize"),
     "no memory": (MemoryError(), 1, "not enough memory"),
     "no memory in torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1"), 1, "not enough memory"),
@@ -40,6 +40,7 @@ RAISED: dict[str, tuple[Exception, int, str]] = {
     "a flood": (Refused("has " + "'a\x1b', " * 10_000), 1, "has 'a"),
     "letters": (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), 1, r"'\udcff', which cannot be written as utf-8"),
     "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), 1, "not utf-8 text"),
+    "an exit": (SystemExit(0), 1, "Code that the command ran raised SystemExit: 0, while"),
     "of ours": (Refused("No\n::error::way.", hint="Go\non."), 1, r"No\n\x3a:error::way."),
 }
 

@@ -75,6 +75,13 @@ def test_a_record_does_not_replace_what_it_is_made_from(folder: Path, typed: Typ
     assert (folder / PAIR[0]).read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["report.json", "recipe.yaml", "base.float32.onnx"])
+def test_a_record_takes_no_name_of_a_result(name: str, folder: Path, typed: Typed) -> None:
+    done = typed(PAIR[0], "--to", "onnx", "--out", "build", "--json", Path("build") / name, cwd=folder)
+    assert done.returncode == 2 and f"{name}' lies in 'build', where a result gets its name" in done.stderr, done.stderr
+    assert not (folder / "build").exists()
+
+
 def test_names_of_old_still_work(folder: Path, typed: Typed) -> None:
     """``--affinity``, ``--threshold`` and a bare ``--json``; none is shown, and nothing else is called by two names."""
     assert "There is no processor 999 here" in typed("bench", *PAIR, "--affinity", "999", cwd=folder).stderr

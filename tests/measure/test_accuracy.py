@@ -1,10 +1,12 @@
 """What rows of samples come to, and the intervals of a difference on the same samples."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +114,19 @@ def test_users_metric_of_the_whole_set() -> None:
     assert -0.65 < result.difference_low < -0.5 < result.difference_high < -0.35
 
 
+def in_total(
+    total: Callable[..., object], rows: Callable[..., object] = lambda outputs, labels: labels
+) -> Callable[..., object]:
+    """Return a metric of the user whose ``total`` is a function."""
+
+    def function(outputs: Outputs, labels: np.ndarray) -> object:
+        return rows(outputs, labels)
+
+    function.__name__ = "<lambda>"
+    function.total = total  # type: ignore[attr-defined]
+    return function
+
+
 @pytest.mark.parametrize(
     ("function", "match"),
     [
@@ -119,6 +134,20 @@ def test_users_metric_of_the_whole_set() -> None:
         (lambda outputs, labels: outputs["y"] * np.nan, "not finite"),
         (lambda outputs, labels: outputs["nothing"], "raised KeyError"),
         (lambda outputs, labels: (outputs["y"], outputs["y"]), "differently"),
+        (lambda outputs, labels: (outputs["y"], -outputs["y"]), "counts below 0"),
+        (lambda outputs, labels: outputs["y"] * 1e307, r"beyond 1e\+100"),
+        (lambda outputs, labels: np.full(2, np.inf, np.float32), "not finite"),
+        (lambda outputs, labels: [[1], [1, 2]], "returned raised ValueError"),
+        (lambda outputs, labels: torch.ones(2, requires_grad=True), "returned raised RuntimeError: Can't call numpy"),
+        (lambda outputs, labels: torch.ones(2, dtype=torch.bfloat16), "returned raised TypeError"),
+        (lambda outputs, labels: outputs["y"] > 1 if outputs["y"][0] > 1 else outputs["y"], "one form of rows"),
+        (lambda outputs, labels: sys.exit(0), "raised SystemExit: 0"),
+        (in_total(lambda rows: None), "'total' of the metric '<lambda>', as a number, raised TypeError"),
+        (in_total(lambda rows: 1j), "as a number, raised TypeError"),
+        (in_total(lambda rows: 10**5000), "as a number, raised OverflowError"),
+        (in_total(lambda rows: sys.exit(0)), "raised SystemExit: 0"),
+        (in_total(lambda rows: 1e307), "returned 1e.307"),
+        (in_total(lambda rows: 1.0, lambda outputs, labels: (labels, labels)), "returned float64.*float64"),
     ],
 )
 def test_misbehaving_metric_is_refused(function: Callable[..., object], match: str) -> None:
@@ -126,10 +155,41 @@ def test_misbehaving_metric_is_refused(function: Callable[..., object], match: s
         score(np.ones(4), np.full(4, 2.0), np.zeros(4), own(function))
 
 
+def of_one_buffer(outputs: Outputs, labels: np.ndarray, buffer: np.ndarray = np.zeros(2, bool)) -> np.ndarray:  # noqa: B008
+    buffer[:] = outputs["y"].argmax(1) == labels
+    return buffer
+
+
+def that_writes(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
+    right: np.ndarray = outputs["y"].argmax(1) == labels
+    labels += 1
+    outputs["y"][:] = 0
+    return right
+
+
+@pytest.mark.parametrize("function", [of_one_buffer, that_writes])
+def test_what_a_metric_does_with_its_arrays_is_its_own(function: Callable[..., np.ndarray]) -> None:
+    result = score(logits([0, 1, 2, 1]), logits([2, 2, 1, 0]), np.array([0, 1, 2, 1]), own(function))
+    assert result is not None and (result.baseline, result.value) == (1.0, 0.0)
+
+
+def test_two_parts_are_sums_and_counts_whatever_their_type() -> None:
+    labels = np.array([0, 255, 2, 255])
+    function = own(lambda outputs, labels: (outputs["y"].argmax(1) == labels, labels != 255))
+    result = score(logits([0, 1, 2, 1]), logits([0, 1, 1, 1]), labels, function)
+    assert result is not None and (result.baseline, result.value) == (1.0, 0.5)
+
+
 @pytest.mark.parametrize("labels", [np.zeros(4, np.float32), np.zeros((4, 5), np.int64), np.array([0, 1, 2, 3])])
 def test_labels_that_do_not_fit_are_refused(labels: np.ndarray) -> None:
     with pytest.raises(Refused, match=r"Labels .* cannot be scored by top1 against outputs y float32"):
         score(logits([0, 1, 2, 1]), logits([0, 1, 2, 1]), labels)
+
+
+def test_classes_are_no_scores_of_classes() -> None:
+    classes = np.array([[0, 1, 2], [2, 1, 0]])
+    with pytest.raises(Refused, match=r"cannot be scored by top1 against outputs y int64\[2, 3\]: int64 are no scores"):
+        score(classes, classes, np.zeros(2, np.int64))
 
 
 def test_no_batch_and_no_labels_are_no_accuracy() -> None:

@@ -48,6 +48,22 @@ def test_worst_output_decides_and_only_logits_have_a_top1() -> None:
     assert result.top1 is None
 
 
+@pytest.mark.parametrize(
+    "output", [np.array([[999, 1], [999, 2]]), np.ones((2, 3), bool), np.array([[np.nan, 1.0], [np.nan, 2]])]
+)
+def test_tokens_truths_and_nan_are_the_largest_of_nothing(output: np.ndarray) -> None:
+    result = meter(([output], [output])).result()
+    assert result is not None and result.sqnr_db == 200.0 and result.top1 is None
+
+
+def test_a_sample_with_nan_has_no_largest_and_the_others_have() -> None:
+    output = np.array([[np.nan, 1.0], [2.0, 1.0], [1.0, 3.0], [1.0, 3.0]])
+    result = meter(([output], [output * [1.0, 0.5]])).result()
+    assert result is not None and result.top1 == 1.0
+    result = meter(([output], [output * [1.0, 0.1]])).result()
+    assert result is not None and result.top1 == pytest.approx(1 / 3)
+
+
 def test_no_batch_is_no_agreement() -> None:
     assert AgreementMeter().result() is None
 

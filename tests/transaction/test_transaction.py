@@ -14,7 +14,8 @@ import pytest
 
 from optimize import files
 from optimize.errors import Refused
-from optimize.transaction import check, commit, doubles, staging, system
+from optimize.report import POINTS
+from optimize.transaction import check, check_own, commit, doubles, staging, system
 from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hidden, prepare, run, write
 
 ROOT = os.name == "posix" and os.geteuid() == 0
@@ -153,6 +154,20 @@ def test_a_result_that_does_without_one_of_its_files_removes_the_old_one(
             for name in written:
                 (folder / name).write_text("")
     assert os.listdir(out) == ["profile.json"]
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.json", "net.int8.onnx", "point-01.float32.bin"])
+def test_a_folder_without_a_record_of_ours_holds_nothing_that_is_replaced(name: str, tmp_path: Path) -> None:
+    names = ("report.json", "report.md", "net.int8.onnx", *POINTS)
+    (own := tmp_path / name).write_text("mine")
+    (tmp_path / "point-01.left.bin").write_text("of a laser, and of no name that a result gets")
+    with pytest.raises(Refused, match=f"{name}' is of no run, and would be written over"):
+        check_own(tmp_path, names)
+    own.unlink()
+    check_own(tmp_path, names)
+    own.write_text("made")
+    (tmp_path / "report.json").write_text('{\n "schema_version": 1,\n "created": ""\n}\n')
+    check_own(tmp_path, names)
 
 
 @pytest.mark.parametrize("way", ["exchange", "in place"])
