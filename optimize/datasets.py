@@ -89,6 +89,7 @@ class Datasets:
             return ""
         prepared = f": --preprocess '{self.preprocessing}'" if self.preprocessing else ""
         check = f"Check that labels are the model's classes, in its order, and samples as in training{prepared}."
+        check += " Where nearly all are of one class, judge by another figure: --metric package.module:callable."
         shown = "what is no better than guessing does not show what a file loses"
         return f"The original has {found.no_better}: {shown}. {self.guessed or check}"
 
