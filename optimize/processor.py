@@ -142,7 +142,8 @@ def emulator(name: str) -> tuple[str, ...]:
             f"No processor '{name}' can be emulated here: qemu-x86_64 is not installed, or this is no x86.",
             hint="apt install qemu-user; without --verify-on what a file says of its integers stands alone.",
         )
-    return (found, "-cpu", EMULATED[name])
+    # NumPy's OpenBLAS is told the processor, too: on some machines it takes kernels that the emulated one lacks.
+    return (found, "-cpu", EMULATED[name], "-E", f"OPENBLAS_CORETYPE={EMULATED[name]}")
 
 
 @functools.cache

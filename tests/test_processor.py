@@ -62,7 +62,8 @@ def test_a_processor_is_emulated_where_there_is_something_that_does(monkeypatch:
         processor.emulated(["vnni"])
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert processor.emulator("avx2") == ("/bin/qemu-x86_64", "-cpu", "Haswell")
+    words = ("-cpu", "Haswell", "-E", "OPENBLAS_CORETYPE=Haswell")
+    assert processor.emulator("avx2") == ("/bin/qemu-x86_64", *words)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(TargetUnavailable, match="qemu-x86_64 is not installed") as raised:
         processor.emulator("avx2")
