@@ -167,8 +167,9 @@ def capture_torchscript(
     program = capture_exported(exported, examples, dynamic_batch=dynamic_batch)
     whole: Any = module.inlined_graph
     setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
-    for name, owner, value in setting:  # of tensors the graph tells; what a call made is gone after it
-        if owner.node().kind() != "prim::CreateObject" and str(value.type()) != "Tensor":
-            note = f"The model sets its '{name}' on every call; the files keep the value it had at capture."
-            program.notes += [note] * (note not in program.notes)
+    program.notes += dict.fromkeys(
+        f"The model sets its '{name}' on every call; the files keep the value it had at capture."
+        for name, owner, value in setting  # of tensors the graph tells; what a call made is gone after it
+        if owner.node().kind() != "prim::CreateObject" and str(value.type()) != "Tensor"
+    )
     return program

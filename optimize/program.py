@@ -183,11 +183,11 @@ class Program:
 
     def tell_bounds(self, asked: Mapping[str, FreeSize]) -> list[str]:
         """Return what is to be said of the largest sizes that the model takes, but for those that are asked."""
-        found = {name: size.most for name, size in self.free.items() if size.most is not None}
+        known = {BATCH: MAX_BATCH, **{name: size.most for name, size in asked.items() if size.most is not None}}
         return [
-            f"'{name}' may be {most} at most: with more the model computes otherwise, or fails, and no file looks."
-            for name, most in found.items()
-            if most < (MAX_BATCH if name == BATCH else most + 1) and (name not in asked or asked[name].most != most)
+            f"'{name}' may be {size.most} at most: with more the model computes otherwise, or fails, and no file looks."
+            for name, size in self.free.items()
+            if size.most not in (None, known.get(name))
         ]
 
     def sample(self, batch: int) -> tuple[torch.Tensor, ...]:

@@ -85,10 +85,10 @@ def open_texts(spec: str, image: ImagePreprocessing, takes: Mapping[str, bool]) 
     """
     inputs = text_inputs(takes)
     found = open_data(spec, inputs=inputs, image=image)
-    *others, last = inputs
+    last = inputs[-1]
     has_types = role(last.name) == "type_ids" and takes[last.name]
     if has_types and not any(bool(chunk.inputs[-1].any()) for chunk in found.chunks()):
-        return open_data(spec, inputs=others, image=image)
+        return replace(found, chunks=lambda: (replace(chunk, inputs=chunk.inputs[:-1]) for chunk in found.chunks()))
     return found
 
 

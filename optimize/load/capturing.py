@@ -39,6 +39,9 @@ class Capturing:
     outputs: tuple[str, ...] = ()
 
 
+#: Gives example inputs, where a file has none of its own, by the arguments of its forward, and whether that can do
+#: without each; none where nobody knows them yet.
+Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
 _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
 #: With a free batch and the example's size.
@@ -47,7 +50,7 @@ AS_USUAL = Capturing()
 
 def capture_model(
     held: torch.nn.Module | torch.export.ExportedProgram | Exported,
-    inputs: Callable[[Mapping[str, bool]], Sequence[Any]],
+    inputs: Inputs,
     how: Capturing,
 ) -> Program:
     """Capture an eager module, TorchScript or an exported program, and check it against the module it came from.
@@ -118,9 +121,7 @@ def _runs(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
     return False
 
 
-def _examples(
-    module: torch.nn.Module, inputs: Callable[[Mapping[str, bool]], Sequence[Any]], batch: int
-) -> tuple[Sequence[Any], list[str]]:
+def _examples(module: torch.nn.Module, inputs: Inputs, batch: int) -> tuple[Sequence[Any], list[str]]:
     """Return example inputs, and what to say of them where they are guessed."""
     if isinstance(module, ForeignGraph) and (told := module.examples(batch)) is not None:
         return told, []

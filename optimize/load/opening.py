@@ -6,21 +6,17 @@ opened in a confined one and comes back as data (`taking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from optimize.load import Loaded, ModelSource, load_state, load_trusted
-from optimize.load.capturing import AS_USUAL, Capturing, capture_model, capture_module
+from optimize.load.capturing import AS_USUAL, Capturing, Inputs, capture_model, capture_module
 from optimize.load.taking import take_over
 from optimize.program import Program
 from optimize.progress import Progress, silent
-
-#: Gives example inputs, where a file has none of its own, by the arguments of its forward, and whether
-#: that can do without each; none where nobody knows them yet.
-Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ captured `Program` (`stored`), already verified against the module; a state dict
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from optimize.dimensions import read_dynamic
 from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
 from optimize.escaping import plain
 from optimize.load import stored, untrusted, weights
-from optimize.load.capturing import AS_USUAL, Capturing, capture_model
+from optimize.load.capturing import AS_USUAL, Capturing, Inputs, capture_model
 from optimize.load.identify import Kind
 from optimize.program import Program
 from optimize.progress import Progress
@@ -53,7 +53,7 @@ class Taken:
 def take_over(
     path: Path,
     kind: Kind,
-    inputs: Callable[[Mapping[str, bool]], Sequence[torch.Tensor]],
+    inputs: Inputs,
     how: Capturing = AS_USUAL,
     *,
     progress: Progress | None = None,
@@ -114,7 +114,7 @@ def _ask(
     return _taken(path, folder, answer)
 
 
-def _write_inputs(folder: Path, inputs: Callable[[Mapping[str, bool]], Sequence[torch.Tensor]]) -> OptimizeError | None:
+def _write_inputs(folder: Path, inputs: Inputs) -> OptimizeError | None:
     """Give the child example inputs, and return what to say if it needs some and there are none."""
     try:
         found = inputs({})

@@ -92,7 +92,8 @@ class DistanceMeter:
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
         masks = finite & (want <= MASKED) & (want == got)
-        signal, difference = want[finite & ~masks], (want - got)[finite & ~masks]
+        told = finite & ~masks
+        signal, difference = want[told], want[told] - got[told]
         self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
         if {expected.dtype.name, found.dtype.name} <= CHOICES:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.data import Given, Samples, open_data
-from optimize.errors import Refused, UsageError, raised
+from optimize.errors import Refused, UsageError, blaming
 from optimize.program import Program, tensor_value
 from optimize.pruning.compensation import no_samples
 from optimize.pruning.groups import Dependencies
@@ -266,11 +266,9 @@ def _differentiated(
 
 
 def _lost(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Any:
-    try:
+    hint = "It is called with what the module returns for a sample, and the sample's labels."
+    with blaming("The loss of a criterion", hint):
         return loss(outputs, labels)
-    except Exception as error:
-        hint = "It is called with what the module returns for a sample, and the sample's labels."
-        raise raised("The loss of a criterion", error, hint) from error
 
 
 def _samples(program: Program, evidence: Evidence) -> Iterator[tuple[Sequence[torch.Tensor], Any]]:

@@ -125,7 +125,7 @@ def _size_bytes(source: object) -> int | None:
     """Return the bytes of the user's own file, of those that belong together in all; None where there is none."""
     if not isinstance(source, str | Path) or not (path := Path(source)).is_file():
         return None
-    owner = next((target for target in registry.targets().values() if target.owns(path)), None)
+    owner = registry.target_of(path)
     return sum(file.stat().st_size for file in (owner.files(path) if owner else (path,)))
 
 
