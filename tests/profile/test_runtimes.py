@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 import optimize
 from optimize.errors import Refused, TargetUnavailable, UsageError
@@ -15,7 +16,8 @@ from optimize.profile.kernels import summarize
 from optimize.profile.profiling import profile_program
 from optimize.profile.result import Profile
 from optimize.program import Program
-from optimize.registry import targets
+from optimize.registry import find_target, targets
+from optimize.targets.base import Probing
 from optimize.targets.openvino.probe import undisturbed
 from optimize.targets.probe import Run, TimedKernel, calls_of
 from optimize.targets.pt2.probe import claims_of
@@ -186,3 +188,13 @@ def test_counters_of_means_give_single_runs_back() -> None:
     means = np.cumsum(taken, axis=0) / np.arange(1, 6)[:, None]
     durations, wall = undisturbed(means, taken.sum(1))
     assert durations == pytest.approx([3.0, 2.0]) and wall == 5.0
+
+
+def test_a_layer_below_a_microsecond_has_its_time(tmp_path: Path) -> None:
+    """OpenVINO's counters, whole microseconds, say of such a kernel that it did not run."""
+    program = optimize.capture(torch.nn.Linear(8, 4), torch.zeros(1, 8))
+    artifact = optimize.export(program, "openvino", tmp_path / "net.xml")
+    probe = find_target("openvino").probe(Probing(artifact, [np.zeros((1, 8), np.float32)], tmp_path, 1, program))
+    probe.profile(500)
+    kernels, runs = probe.finish()
+    assert "linear" in {node for kernel in kernels for node in kernel.nodes} and (runs[0].durations_s > 0).all()

@@ -2,7 +2,8 @@
 
 A counter holds the mean of all runs so far in whole microseconds, so after ``n`` runs the sum is ``n * mean``. Sums are
 taken apart only for runs to be left out, the first one and those that the machine interrupted: the rest then keeps the
-precision of the mean.
+precision of the mean. A kernel with a mean below one microsecond is said not to have run: it ran where any of its means
+says so, which the first one does, as memory is cold then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class OpenVinoProbe(Probe):
         )
         self._kernels = read_kernels(counting, {node.get_friendly_name() for node in model.get_ordered_ops()})
         self._walls_s: list[float] = []
-        self._counters: list[list[Any]] = []
+        self._counters: list[list[float]] = []
 
     def run(self) -> None:
         """Run once."""
@@ -67,14 +68,12 @@ class OpenVinoProbe(Probe):
             start = time.perf_counter()
             self._counting.infer(self._inputs, share_inputs=True)
             self._walls_s.append(time.perf_counter() - start)
-            counted = {info.node_name: info.real_time for info in self._counting.profiling_info if _ran(info)}
-            self._counters.append([counted.get(kernel.name) for kernel in self._kernels])
+            counted = {info.node_name: info.real_time for info in self._counting.profiling_info}
+            self._counters.append([counted[kernel.name].total_seconds() for kernel in self._kernels])
 
     def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel a node that OpenVINO executed, and one run: the mean of those that nothing interrupted."""
-        ran = [
-            index for index in range(len(self._kernels)) if all(found[index] is not None for found in self._counters)
-        ]
+        ran = [index for index, means in enumerate(zip(*self._counters, strict=True)) if any(means)]
         executed = [self._kernels[index] for index in ran]
         # Each compiled model puts the stack for signals back that it found: the last one made must be the first to go,
         # or the next signal that Python handles ends the process.
@@ -83,7 +82,7 @@ class OpenVinoProbe(Probe):
         found = attribute(self._names.calls, [self._names.claimed(_origins(kernel)) for kernel in executed])
         pairs = zip(executed, found, strict=True)
         kernels = tuple(TimedKernel(kernel.name, kernel.op, mine, kernel.precision) for kernel, mine in pairs)
-        means_s = np.array([[counters[index].total_seconds() for index in ran] for counters in self._counters])
+        means_s = np.array([[counters[index] for index in ran] for counters in self._counters])
         durations_s, wall_s = undisturbed(means_s + _ROUNDED_OFF_S, np.array(self._walls_s))
         starts_s = np.cumsum(durations_s) - durations_s
         return kernels, [Run(wall_s, starts_s, durations_s, np.ones(len(kernels), dtype=int))]
@@ -124,7 +123,3 @@ def _origins(kernel: ExecutedNode) -> tuple[str, ...]:
     """Return the nodes of the file that a kernel computes; an LSTM's goes by the name of the layer it lies in."""
     parents = (name.rpartition("/")[0] for name in kernel.origins)
     return (*kernel.origins, *parents) if kernel.op in _RECURRENT else kernel.origins
-
-
-def _ran(info: Any) -> bool:
-    return str(info.status).endswith("EXECUTED")
