@@ -66,6 +66,7 @@ class Found:
 def search(entry: Case, out: Path, budget_s: float) -> Found:
     """Search, and time the best beside what a single command makes."""
     data = out.with_suffix(".npz")
+    data.parent.mkdir(parents=True, exist_ok=True)
     np.savez(data, x=entry.calibration.numpy())
     fusing = presets.fusing(fuse=True, reparameterize=True)
     recipe = parse({"passes": fusing, "targets": every_target(), "calib": str(data)}, source="benchmark")

@@ -70,8 +70,12 @@ class FileChoice:
 
     @property
     def family(self) -> FileChoice:
-        """What its program is made like: files of one family differ by target, kind and layers given back."""
-        return replace(self, target="", precision="int8" if self.is_static else "float32", regain_db=0.0)
+        """What its program is made like: files of one family differ by target, kind and layers given back.
+
+        Float32 is alone, for it waits for nobody's rounding.
+        """
+        kind = "int8" if self.is_static else self.precision if self.precision == "float32" else "other"
+        return replace(self, target="", precision=kind, regain_db=0.0)
 
     def passes(self, cpu: str, kinds: Collection[str]) -> tuple[PassEntry, ...]:
         """Return the passes behind those that fuse that make these kinds of its family."""
@@ -83,7 +87,8 @@ class FileChoice:
             mixed = [word for kind in kinds if (word := kind.partition("-")[2]) in _CASTS and kind != word]
             entries += presets.chosen(*((True, _CASTS[word], {"mixed": True}) for word in mixed))
         else:
-            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in kinds if kind in _PASSES))
+            others = kinds if self.precision != "float32" else ()
+            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in others if kind in _PASSES))
         return tuple(PassEntry(**entry) for entry in entries)
 
 

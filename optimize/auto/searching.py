@@ -258,7 +258,7 @@ class _Searching:
 
     def run(self) -> Report:
         ended = "the time was up"
-        plain, *_ = self.workshop.family(FileChoice("", "float32"))
+        plain = self.workshop.variant(FileChoice(self.job.recipe.targets[0], "float32"))
         exact = (step for step in plain.steps if step.kind.stage < Stage.PRECISION)
         self.told = [replace(plain, steps=(*self.opened.entrance, *exact))]
         with suppress(TimeIsUp):

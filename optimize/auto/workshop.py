@@ -114,31 +114,23 @@ class Workshop:
         return self._plain[plain] if self._plain[plain].artifact is not None else None
 
     def variant(self, choice: FileChoice) -> Variant:
-        """Return the program of a choice.
+        """Return the program of a choice; all kinds of its family are made at once where they can be.
 
         Raises:
             OptimizeError: No pass makes it.
         """
-        made = self.family(choice.family)
-        if choice.family in self._alone:  # one of its kinds cannot be made
-            made = self._kept(replace(choice.family, precision=choice.precision), [choice.precision])
+        family, made = choice.family, list[Variant]()
+        if family not in self._alone:
+            try:
+                made = self._kept(family, kinds_of(self.job.recipe.targets))
+            except Exception:  # whatever one kind comes to, its own trial tells it
+                self._alone.add(family)
+        if family in self._alone:
+            made = self._kept(replace(family, precision=choice.precision), [choice.precision])
         for variant in made:
             if variant.precision == choice.precision and variant.is_for(choice.target):
                 return variant
         raise Refused(f"No layer of this model becomes {choice.precision}.")
-
-    def family(self, family: FileChoice) -> list[Variant]:
-        """Return the programs of all kinds of a family, which are made at once where they all can be.
-
-        Raises:
-            OptimizeError: Not even those of the family's own kind can be made.
-        """
-        if family not in self._alone:
-            try:
-                return self._kept(family, kinds_of(self.job.recipe.targets))
-            except Exception:  # whatever one kind comes to, its own trial tells it
-                self._alone.add(family)
-        return self._kept(family, [family.precision])
 
     def _kept(self, made: FileChoice, kinds: Collection[str]) -> list[Variant]:
         """Return the programs of these kinds of a family, under what is made."""

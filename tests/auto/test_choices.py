@@ -67,6 +67,12 @@ def test_the_precision_of_a_choice_is_what_its_passes_are_called_by() -> None:
     ]
 
 
+def test_the_first_file_waits_for_no_rounding() -> None:
+    family = FileChoice("onnx", "float32", cut=0.3).family
+    assert [entry.name for entry in family.passes("any", kinds_of(NAMES))] == ["PruneChannels"]
+    assert FileChoice("openvino", "float32", cut=0.3).family == family != FileChoice("onnx", "float16", cut=0.3).family
+
+
 def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
     sampler, known = Sampler(["onnx"], CUTS[:1]), set[FileChoice]()
     for number, choice in enumerate(sampler.propose(known), 1):
