@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
 from optimize.registry import find_target
 from optimize.targets.base import Artifact
+
+if TYPE_CHECKING:
+    from optimize.measure.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Job:
         given_metric: A Python caller's metric, in place of the recipe's.
         command: The command line, for the report.
         budget_s: Seconds in which the files are timed; what is usual for so many where None.
+        on: The machine that files are timed and judged on, ``ssh://[user@]host[:port][/path/of/python]``; this one
+            where None.
     """
 
     source: str | Path | torch.nn.Module | Program
@@ -55,6 +60,7 @@ class Job:
     given_metric: Callable[..., Any] | None = None
     command: str = ""
     budget_s: float | None = None
+    on: str | None = None
 
     def __post_init__(self) -> None:
         """Check that what is asked of the answers can be judged.
@@ -166,9 +172,16 @@ class Export:
         """The quantization plan, where there is one."""
         return self.program.plan
 
+    def barred(self, remote: Remote | None = None) -> str:
+        """Return why the file cannot run where files are measured, here or on another machine; empty where it can."""
+        if remote is not None:
+            return remote.lacks(self.target, None)
+        found = find_target(self.target).available()
+        return "" if found.run else found.reason
+
     @property
     def can_be_refined(self) -> bool:
         """Whether layers of it may go back to float: it is of static INT8, and runs here."""
         plan = self.program.quantization
         is_static = self.artifact is not None and plan is not None and plan.mode == "static"
-        return is_static and find_target(self.target).available().run
+        return is_static and not self.barred()

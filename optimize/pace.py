@@ -18,6 +18,7 @@ from optimize.job import Job
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.measure.layer_times import layer_times
+from optimize.measure.remote import Remote
 from optimize.ops import layer_paths
 from optimize.passes import PruneChannels, ReduceDepth
 from optimize.passes.base import Pass
@@ -66,6 +67,7 @@ class Pace:
         rest: The passes that follow.
         threads: Compute threads.
         progress: Told what is going on.
+        remote: The machine that files are timed on; None for this one.
     """
 
     asked: str
@@ -74,6 +76,7 @@ class Pace:
     rest: Sequence[Pass] = ()
     threads: int = 1
     progress: Progress = silent
+    remote: Remote | None = None
 
     def keep(self, cut: Cut) -> tuple[Cut, str]:
         """Return the pass that cuts as much as it takes, and what the file took, as a sentence.
@@ -131,7 +134,7 @@ class Pace:
         last = self._variants(replace(cut, ratio=round(cut.ratio, 4)))[-1]
         size = last.program.stats().parameters
         if size not in known:
-            with Fleet([whole, self._written(last, folder)], threads=self.threads) as fleet:
+            with Fleet([whole, self._written(last, folder)], threads=self.threads, remote=self.remote) as fleet:
                 timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
             if timing.latency is None or timing.speedup is None:
                 raise Refused(f"A file with less in it could not be timed: {timing.failure}.")
@@ -140,7 +143,7 @@ class Pace:
         return replace(known[size], share=cut.ratio)
 
     def _seconds(self, whole: Artifact) -> float:
-        with Fleet([whole], threads=self.threads) as fleet:
+        with Fleet([whole], threads=self.threads, remote=self.remote) as fleet:
             timing = measure(fleet, one_sample(self.program), budget_s=_BUDGET_S).timings[0]
         if timing.latency is None:
             raise Refused(f"The uncut file could not be timed: {timing.failure}.")
@@ -172,7 +175,12 @@ class Pace:
 
 
 def keep_pace(
-    job: Job, asked: str, program: Program, passes: Sequence[Pass], tell: Progress
+    job: Job,
+    asked: str,
+    program: Program,
+    passes: Sequence[Pass],
+    tell: Progress,
+    remote: Remote | None = None,
 ) -> tuple[Job, list[Pass], dict[str, tuple[str, ...]]]:
     """Find how much is cut so that a run takes no longer than asked.
 
@@ -192,7 +200,7 @@ def keep_pace(
     place, cut = found
     before, rest = Pipeline(passes[:place]).run(program).program, passes[place + 1 :]
     target = job.recipe.target(job.recipe.targets[0])
-    kept, told = Pace(asked, before, target, rest, job.recipe.threads, tell).keep(cut)
+    kept, told = Pace(asked, before, target, rest, job.recipe.threads, tell, remote).keep(cut)
     given = job.given_passes and [kept if entry is cut else entry for entry in job.given_passes]
     entries = [PassEntry.of(kept) if entry.name == cut.name else entry for entry in job.recipe.passes]
     recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})

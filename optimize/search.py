@@ -65,11 +65,18 @@ class Search:
     def give_back_slow(self, export: Export, plain: Export | None) -> Export:
         """Return a file with those layers in float that INT8 makes slower here, where the whole file gains by it.
 
+        What is slower here says nothing of another machine that files are for.
+
         Args:
             export: A file of static INT8.
             plain: Of the target's float32 file.
         """
-        if not self.job.recipe.layer_timing or plain is None or not find_target(export.target).times_layers:
+        if (
+            not self.job.recipe.layer_timing
+            or self.job.on
+            or plain is None
+            or not find_target(export.target).times_layers
+        ):
             return export
         inputs, threads = one_sample(self.program), self.job.recipe.threads
         files = (plain.program, plain.made), (export.program, export.made)

@@ -24,9 +24,10 @@ from optimize.job import Export, Job
 from optimize.load.opening import CapturedModel
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
-from optimize.measure.latency import MeasureResult, measure
+from optimize.measure.latency import MeasureResult, Timing, measure
 from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
+from optimize.measure.remote import Remote, connected
 from optimize.opening import open_program
 from optimize.pace import keep_pace
 from optimize.passes.base import Pass, Stage
@@ -71,6 +72,7 @@ def optimize(
     outputs: Sequence[str] = (),
     factory: str | None = None,
     trust: bool = False,
+    on: str | None = None,
 ) -> Report:
     """Take a trained model through passes to verified files in ``out``, measure them there, and report.
 
@@ -99,6 +101,7 @@ def optimize(
         outputs: Names of the outputs that files have, in order; all where there are none.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
+        on: The machine that files are timed and judged on, ``"ssh://pi@board"``; it needs ``trust``.
 
     Returns:
         The report, as written to ``report.json``.
@@ -112,7 +115,7 @@ def optimize(
     asked |= {"targets": targets, "target_options": target_options, "dynamic": dynamic, "metric": metric}
     given = job_of(
         model, inputs, "optimize.optimize", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        budget_s=budget_s, given_passes=require_passes(passes, "optimize.optimize"),
+        budget_s=budget_s, on=on, given_passes=require_passes(passes, "optimize.optimize"),
     )  # fmt: skip
     return run_job(given)
 
@@ -178,12 +181,18 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
     models = ((target, Path(f"{stem}.{kind}{target.suffix}")) for target in targets for kind in PRECISIONS)
     made = tuple(file.name for target, path in models for file in target.files(path))
     check_out(job, (*FILES, RECIPE), made)
+    with connected(job.on, trust=job.trust) as remote:
+        return _run(job, remote, tell)
+
+
+def _run(job: Job, remote: Remote | None, tell: Progress) -> Report:
+    """Run the line with files measured here, or on another machine."""
     opened = open_all(job, tell)
     model, datasets = opened.model, opened.datasets
     passes = opened.passes(job)
     paced: dict[str, tuple[str, ...]] = {}
     if job.recipe.latency is not None:
-        job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell)
+        job, passes, paced = keep_pace(job, job.recipe.latency, model.program, passes, tell, remote)
     plain, *others = transform(model.program, passes, job.recipe.targets, tell)
     steps = (_noted(step, paced.get(step.pass_name, ())) for step in plain.steps)
     variants = [replace(plain, steps=(*opened.entrance, *steps)), *others]
@@ -192,17 +201,17 @@ def run_job(job: Job, *, progress: Progress | None = None) -> Report:
         search = Search(job, model.program, baseline, datasets, tell)
         exports = write_files(job, variants, search, folder, tell)
         recipe = replay.recipe_of(job, variants, exports, datasets)
-        machine = environment.current()
-        timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell, job.budget_s)
+        machine = remote.environment if remote else environment.current()
+        timings, qualities = measure_files(job, baseline, exports, model.program, datasets, tell, job.budget_s, remote)
         baseline.path.unlink()
         judged, version = iter(qualities[1:]), machine.versions.get("optimize", "")
         exports = [
             replay.labelled(entry, replay.about(job, recipe, model, datasets, version, next(judged)))
-            if runs_here(entry)
+            if runs(entry, remote)
             else entry
             for entry in exports
         ]
-        rows = rows_of(job, baseline, exports, timings, qualities)
+        rows = rows_of(job, baseline, exports, timings, qualities, remote)
         doubts = (*timings.warnings, *_of_others(job, folder))
         report = assemble(job, model, variants, rows, exports, recipe, machine, datasets, doubts)
         _drop_failed(exports, report)
@@ -381,14 +390,25 @@ def measure_files(
     datasets: Datasets,
     tell: Progress,
     budget_s: float | None = None,
+    remote: Remote | None = None,
 ) -> tuple[MeasureResult, tuple[Quality, ...]]:
-    """Time and judge the baseline and every artifact that can run here, each in its own process."""
-    runnable = [entry.made for entry in exports if runs_here(entry)]
-    with Fleet([baseline, *runnable], threads=job.recipe.threads, progress=tell) as fleet:
+    """Time and judge the baseline and every artifact that can run, each in its own process, here or elsewhere.
+
+    A machine without PyTorch runs the files alone: the baseline answers here then, and is not timed.
+    """
+    runnable, threads = [entry.made for entry in exports if runs(entry, remote)], job.recipe.threads
+    apart = [baseline] if remote is not None and remote.lacks(baseline.target, None) else []
+    together = [*([] if apart else [baseline]), *runnable]
+    with (
+        Fleet(apart, threads=threads) as here,
+        Fleet(together, threads=threads, progress=tell, remote=remote) as fleet,
+    ):
         timings = measure(fleet, one_sample(program), budget_s=budget_s, progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
         more, noise = _other_sizes(program), datasets.synthetic
-        qualities = judge(fleet, batches, metric=datasets.metric, noise=noise, more_noise=more)
+        qualities = judge((*here, *fleet), batches, metric=datasets.metric, noise=noise, more_noise=more)
+    if remote is not None:
+        timings = _of_another(timings, remote, without=bool(apart))
     integers = [
         place for place, file in enumerate(runnable, 1) if file.cpu and registry.find_target(file.target).portable
     ]
@@ -401,9 +421,19 @@ def measure_files(
     return timings, qualities
 
 
-def runs_here(entry: Export) -> bool:
-    """Say whether there is a file, and its runtime."""
-    return entry.artifact is not None and registry.find_target(entry.target).available().run
+def _of_another(timings: MeasureResult, remote: Remote, *, without: bool) -> MeasureResult:
+    """Return the timings of another machine, with that said; without the baseline's there are no ratios to it."""
+    told = f"Files were timed and judged on {remote.address.url}"
+    if without:
+        told += ", which has no PyTorch: the original answered here, and was not timed"
+        alone = (replace(timing, speedup=None) for timing in timings.timings)
+        timings = replace(timings, timings=(Timing(), *alone))
+    return replace(timings, warnings=(f"{told}.", *timings.warnings))
+
+
+def runs(entry: Export, remote: Remote | None) -> bool:
+    """Say whether there is a file, and its runtime where files are measured."""
+    return entry.artifact is not None and not entry.barred(remote)
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:

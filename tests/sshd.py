@@ -104,12 +104,15 @@ def bare(folder: Path) -> Path:
     return folder / "bare" / "bin" / "python"
 
 
-def numpy_alone(found: Board, folder: Path) -> Path:
-    """Makes a Python that has NumPy and nothing else."""
-    for home in (Path(np.__file__).parent, Path(np.__file__).parent.with_name("numpy.libs")):
-        if home.exists():
-            (folder / home.name).symlink_to(home)
-    return python(found, f"numpy-{folder.name}", f'PYTHONPATH="$PYTHONPATH:{folder}" exec {bare(folder)} "$@"')
+def having(found: Board, folder: Path, *names: str) -> Path:
+    """Makes a Python that has some packages of this one, and nothing else."""
+    folder.mkdir(exist_ok=True)
+    home = Path(np.__file__).parents[1]
+    for entry in (
+        path for name in names for path in (home / name, *home.glob(f"{name}.libs"), *home.glob(f"{name}-*"))
+    ):
+        (folder / entry.name).symlink_to(entry)
+    return python(found, f"having-{folder.name}", f'PYTHONPATH="$PYTHONPATH:{folder}" exec {bare(folder)} "$@"')
 
 
 def configure(found: Board, key: str = "key", known_hosts: str = "known_hosts") -> None:

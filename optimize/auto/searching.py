@@ -28,13 +28,14 @@ from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_fro
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
-from optimize.errors import OptimizeError, Refused, UsageError, spell
+from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError, spell
 from optimize.files import write_text
 from optimize.job import Job
 from optimize.measure.environment import current
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Timing, measure
 from optimize.measure.metrics import GivenMetric
+from optimize.measure.remote import Remote, connected
 from optimize.passes.base import Stage
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches
@@ -139,8 +140,13 @@ def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Rep
         OptimizeError: The model or the data cannot be opened, or no file could be made.
     """
     check_out(job, WRITTEN, POINTS)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        return _Searching(job, goal, Path(folder), progress or silent).run()
+    with tempfile.TemporaryDirectory(prefix="optimize-") as folder, connected(job.on, trust=job.trust) as remote:
+        if remote is not None and (lacking := remote.lacks("eager", None)):
+            raise TargetUnavailable(
+                f"A search times each file beside the original in PyTorch, and on '{job.on}' {lacking}.",
+                hint="Install it there, or give files that a run made to optimize bench --on.",
+            )
+        return _Searching(job, goal, Path(folder), progress or silent, remote).run()
 
 
 def find_best(
@@ -167,6 +173,7 @@ def find_best(
     outputs: Sequence[str] = (),
     factory: str | None = None,
     trust: bool = False,
+    on: str | None = None,
 ) -> Report:
     """Search for the files of a model that nothing beats in time, error and bytes, as ``optimize auto`` does.
 
@@ -196,6 +203,8 @@ def find_best(
         outputs: Names of the outputs that files have, in order; all where there are none.
         factory: ``package.module:factory`` for a state dict.
         trust: Run the code that the file's pickles name.
+        on: The machine that files are timed and judged on, ``"ssh://pi@board"``, which has PyTorch, too; it needs
+            ``trust``.
 
     Returns:
         The report, a row a file of the front, the fastest first; ``report.search`` is what was tried.
@@ -213,7 +222,7 @@ def find_best(
     asked |= {"passes": ["QuantizeStatic"]}  # what keeps layers in float is checked against passes that do
     job = job_of(
         model, inputs, "optimize.find_best", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        calibrate=calibrate,
+        calibrate=calibrate, on=on,
     )  # fmt: skip
     try:
         pace, most = (bounds.read_pace(latency) if latency else None), (bounds.read_size(size) if size else None)
@@ -232,13 +241,13 @@ def with_fusing(recipe: Recipe) -> Recipe:
 class _Searching:
     """One call of a search."""
 
-    def __init__(self, job: Job, goal: Goal, folder: Path, listener: Progress) -> None:
+    def __init__(self, job: Job, goal: Goal, folder: Path, listener: Progress, remote: Remote | None) -> None:
         self.started_s = time.monotonic()
-        self.job, self.goal, self.folder, self.listener = job, goal, folder, listener
+        self.job, self.goal, self.folder, self.listener, self.remote = job, goal, folder, listener, remote
         self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1])
         everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu, ()))
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
-        self.opened, self.machine = open_all(asked, listener), current()
+        self.opened, self.machine = open_all(asked, listener), remote.environment if remote else current()
         self.program = self.opened.model.program
         given = (self.opened.calibration, self.opened.datasets.evaluation)
         of = {
@@ -355,11 +364,15 @@ class _Searching:
         choice = trial.choice
         job, export, recipe = self.workshop.make(choice, self._place(trial))
         program, datasets = self.program, self.opened.datasets
-        timings, qualities = measure_files(job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S)
+        if barred := export.barred(self.remote):
+            raise TargetUnavailable(barred)
+        timings, qualities = measure_files(
+            job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S, self.remote
+        )
         version = self.machine.versions.get("optimize", "")
         said = replay.about(job, recipe, self.opened.model, datasets, version, qualities[1])
         export = replay.labelled(export, said)
-        eager, row = rows_of(job, self.baseline, [export], timings, qualities)
+        eager, row = rows_of(job, self.baseline, [export], timings, qualities, self.remote)
         if choice.is_static and len(self.told) == 1:
             self.told += [self.workshop.variant(choice)]
         self.files[trial.number] = export.made
@@ -380,7 +393,8 @@ class _Searching:
             report = self._report(kept, ended)
             self._publish(kept, report)
             return report
-        with Fleet([self.baseline, *(self.files[trial.number] for trial in found)], threads=threads) as fleet:
+        files = [self.baseline, *(self.files[trial.number] for trial in found)]
+        with Fleet(files, threads=threads, remote=self.remote) as fleet:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
         eager, *others = result.timings
         rows = (_timed(trial.row, timing) for trial, timing in zip(found, others, strict=True))

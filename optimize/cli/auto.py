@@ -80,6 +80,7 @@ def auto(model: str, **given: Any) -> None:
     goal = Goal(given.pop("budget"), given.pop("latency"), given.pop("size"))
     asked = {**run.run.make_context("run", [model]).params, **given, "targets": targets}
     recipe = run.recipe_of({**asked, "fuse": True, "int8": "static"})
+    workers, machine = options.workers_and_machine(given["on"])
     job = Job(
         source=model,
         recipe=with_fusing(recipe),
@@ -87,8 +88,9 @@ def auto(model: str, **given: Any) -> None:
         factory=given["factory"],
         trust=given["trust"],
         command=options.command_line(),
+        on=machine,
     )
-    with options.phases() as phases, working(given["on"], threads=recipe.threads, trust=given["trust"]):
+    with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
         report = find_front(job, goal, progress=phases.update)
     options.tell(tell_run(report), lambda: report)
     options.told("Report", given["out"] / "report.html")

@@ -291,6 +291,13 @@ workers = timing(
     help="Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of "
     "Ray, ray:4 or ray://HOST:10001. Nothing is timed there.  [default: this process]",
 )
+workers_or_machine = timing(
+    "--on",
+    metavar="WORKERS|ssh://HOST",
+    help="Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of "
+    "Ray, ray:4 or ray://HOST:10001. Or with --trust the machine that files are timed and judged on, "
+    "ssh://[user@]host[:port][/path/of/python].  [default: this process]",
+)
 metric = judgement(
     "--metric",
     metavar="NAME",
@@ -341,6 +348,11 @@ half_policy = passes(
     "[default: measured]",
 )
 half_io = passes("--half-io", is_flag=True, help="With --fp16, --bf16 or --mixed: inputs and outputs in that type too.")
+
+
+def workers_and_machine(on: str | None) -> tuple[str | None, str | None]:
+    """Return who computes, and the machine that files are measured on, of which ``--on`` names one."""
+    return (None, on) if on and on.startswith("ssh:") else (on, None)
 
 
 def named_passes(given: Sequence[str]) -> list[dict[str, Any]]:

@@ -147,7 +147,7 @@ _MOST_CUT = 0.95
 @options.timing(
     "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
 )
-@options.workers
+@options.workers_or_machine
 @options.model(
     "--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
 )
@@ -184,7 +184,8 @@ def run(model: str, **given: Any) -> None:
     from optimize.workers import working
     from optimize.workflow import run_job
 
-    with options.phases() as phases, working(given["on"], threads=recipe.threads, trust=given["trust"]):
+    workers, machine = options.workers_and_machine(given["on"])
+    with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
         report = run_job(
             Job(
                 source=model,
@@ -193,6 +194,7 @@ def run(model: str, **given: Any) -> None:
                 factory=given["factory"],
                 trust=given["trust"],
                 command=options.command_line(),
+                on=machine,
             ),
             progress=phases.update,
         )

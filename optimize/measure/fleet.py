@@ -389,6 +389,7 @@ class Fleet:
         self._interpreters = interpreters or [None] * len(artifacts)
         self._affinity, self._order = affinity, order or range(len(artifacts))
         self._emulated = emulated or [""] * len(artifacts)
+        self.remote = remote
         self._session: Callable[..., Session] = remote.session if remote else Session
         self._folder = tempfile.TemporaryDirectory(prefix="optimize-")
 

@@ -100,7 +100,7 @@ def measure(
         seed: Seed of the order within rounds and of the bootstrap.
         progress: Told how much of the rounds or of the budget is used.
     """
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") and fleet.remote is None else 0.0
     budget_s = default_budget_s(len(fleet)) if budget_s is None else budget_s
     plan = Plan(threads=fleet.threads, restarts=1, budget_s=budget_s, seed=seed)
     tracks = [Track(session.artifact) for session in fleet]

@@ -188,10 +188,12 @@ def cards(report: Report) -> tuple[tuple[str, Cell], ...]:
     if row is None:
         return ()
     found = [("Fastest artifact", Cell(row.name, file_name(row) + _beside(report, row)))]
+    ratio, is_best = form.ratio(over_best_float32(report, row)), row is best_float32(report)
     if row.speedup:
-        ratio = form.ratio(over_best_float32(report, row))
-        over = "it is the best fp32" if row is best_float32(report) else f"{ratio} over best fp32"
+        over = "it is the best fp32" if is_best else f"{ratio} over best fp32"
         found.append(("Speed-up over eager", Cell(form.ratio(row.speedup.ratio), over)))
+    elif not is_best:  # of a machine without PyTorch
+        found.append(("Speed-up over best fp32", Cell(ratio)))
     given = report.model.size_bytes
     name, before = (Path(report.files[0]).name, given) if given else ("captured graph", report.baseline.size_bytes)
     smaller = form.ratio(before / row.size_bytes if before and row.size_bytes else None)
@@ -213,11 +215,12 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
 
 def winner(report: Report) -> Iterator[tuple[str, str]]:
     """Yield in one line which artifact is the fastest that answers like the original; nothing where none was timed."""
-    if (row := fastest(report)) is not None and row.speedup is not None:
+    if (row := fastest(report)) is not None:
         ratio = form.ratio(over_best_float32(report, row))
-        over = "" if row is best_float32(report) else f" and {ratio} the best float32"
-        told = f"{row.name}, {form.ratio(row.speedup.ratio)} eager{over}: {file_name(row)}{_beside(report, row)}"
-        yield "Fastest", told
+        over = [f"{form.ratio(row.speedup.ratio)} eager"] if row.speedup else []
+        over += [f"{ratio} the best float32"] if row is not best_float32(report) else []
+        name = ", ".join(filter(None, (row.name, " and ".join(over))))
+        yield "Fastest", f"{name}: {file_name(row)}{_beside(report, row)}"
 
 
 def _beside(report: Report, row: Row) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from optimize.datasets import Datasets
     from optimize.job import Export, Job
     from optimize.load.opening import CapturedModel
+    from optimize.measure.remote import Remote
     from optimize.pipeline import Variant
     from optimize.recipe import Recipe
 
@@ -42,7 +43,12 @@ NOTABLY_SLOWER = 1.03
 
 
 def rows_of(
-    job: Job, baseline: Artifact, exports: Sequence[Export], timings: MeasureResult, qualities: Sequence[Quality]
+    job: Job,
+    baseline: Artifact,
+    exports: Sequence[Export],
+    timings: MeasureResult,
+    qualities: Sequence[Quality],
+    remote: Remote | None = None,
 ) -> tuple[Row, ...]:
     """Return the row of the eager artifact, which is not kept, then one an export, in their order.
 
@@ -52,10 +58,11 @@ def rows_of(
         exports: What became of each file.
         timings: Of the baseline and of every artifact that could run, in the order of ``exports``.
         qualities: Likewise.
+        remote: The machine that they ran on; None for this one.
     """
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
-    return (eager, *(_row(entry, measured, job) for entry in exports))
+    return (eager, *(_row(entry, measured, job, entry.barred(remote)) for entry in exports))
 
 
 def assemble(
@@ -116,7 +123,7 @@ def assemble(
         merges=variants[0].merges,
         graph=change,
         layers=tuple(_layers(exports)),
-        warnings=(*_about_artifacts(exports), *_about_rows(others), *about, *doubts),
+        warnings=(*_about_artifacts(exports), *_about_rows(others, job.on), *about, *doubts),
         doubt=doubt,
     )
 
@@ -143,21 +150,20 @@ def _about_sizes(program: Program) -> Iterator[str]:
         yield f"Times are those at {', '.join(sizes)}: at other sizes another file may be the fastest."
 
 
-def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
-    """Return the row of one export; the artifact's path is where it lies once the run is over."""
+def _row(entry: Export, measured: Iterator[tuple], job: Job, barred: str) -> Row:
+    """Return the row of one export, or of one that is barred; its path is where it lies once the run is over."""
     if entry.artifact is None:
         status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
         return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
-    available = registry.find_target(entry.target).available()
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
-    if available.run:
+    if not barred:
         timing, quality = next(measured)
         cut = artifact.is_lossy
         lossy = cut or entry.precision != "float32"  # which has nothing to give back
         bound = job.bound.check(quality) if job.bound is not None and lossy else None
         row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})
     else:
-        row = Row.not_run(artifact, f"not run: {available.reason}")
+        row = Row.not_run(artifact, f"not run: {barred}")
     if row.status == "failed" and not row.differs:  # a file that does not run is not kept
         return row.model_copy(update={"path": None})
     return row.model_copy(update={"path": str((job.out / entry.artifact.path.name).resolve())})
@@ -208,7 +214,7 @@ def _about_processors(row: Row) -> Iterator[str]:
             yield f"{row.name} answers otherwise on the processor '{cpu}': {level:.1f} dB, here {ours:.1f} dB."
 
 
-def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
+def _about_rows(rows: Sequence[Row], on: str | None = None) -> Iterator[str]:
     """Say which artifacts miss what was asked, are slower than their own target's float one, or disagree."""
     for row in rows:
         if row.bound is not None and row.bound.met is False:
@@ -226,7 +232,8 @@ def _about_rows(rows: Sequence[Row]) -> Iterator[str]:
         if row.latency.clock.told and row.speedup and plain.speedup:  # intervals in seconds are those of the wall
             apart = row.speedup.ci_high < plain.speedup.ci_low
         if times >= NOTABLY_SLOWER and apart:
-            yield f"{row.name} is {times:.2f}x slower than {plain.name} on this machine: deploy the float file here."
+            where, there = (on, "there") if on else ("this machine", "here")
+            yield f"{row.name} is {times:.2f}x slower than {plain.name} on {where}: deploy the float file {there}."
     for row in rows:
         if row.agreement is not None and not agrees(row) and not row.differs:  # which its reason says
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
