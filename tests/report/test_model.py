@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 
 import optimize
+from optimize.cli import auto
 from optimize.cli.run import exit_code
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import BoundCheck
@@ -74,6 +76,8 @@ def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastes
         assert isinstance(first, Text) and first.text == found.doubt
     assert not artifacts.cards(found) and not list(artifacts.winner(found)) and exit_code(found) == 3
     assert repr(found).splitlines()[1] == found.doubt
+    ends = {met: auto.exit_code(found.model_copy(update={"search": SimpleNamespace(met=met)})) for met in (True, False)}
+    assert ends == {True: 3, False: 1}
     assert any("at most 1 point lost: not judged: it guesses" in line for line in _about_rows(rows))
 
 
