@@ -147,7 +147,9 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job) -> Row:
     """Return the row of one export; the artifact's path is where it lies once the run is over."""
     if entry.artifact is None:
         status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
-        return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
+        return Row(
+            target=entry.target, precision=entry.precision, status=status, reason=" ".join(str(entry.error).split("\n"))
+        )
     available = registry.find_target(entry.target).available()
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if available.run:
