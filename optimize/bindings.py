@@ -122,7 +122,7 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
     if by_torch and names - {BATCH}:
         return Refused(
             f"The model does not take every size of {', '.join(sorted(names - {BATCH}))}: {_violation(text)}",
-            hint="Leave fewer dimensions free (--dynamic, --dynamic-size), or let it compute alike for any size.",
+            hint="Leave fewer dimensions free, or others (--dynamic INPUT:3=NAME), or compute alike for any size.",
         )
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
@@ -135,5 +135,5 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
 
 def _violation(text: str) -> str:
     """Return the line of torch's error that says what is violated."""
-    lines = [line.strip(" -") for line in text.splitlines() if line.startswith("  - ")]
+    lines = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
     return lines[0] if lines else text.partition("\n")[0]

@@ -137,7 +137,7 @@ def read_shapes(text: str, samples: int = 2) -> list[tuple[tuple[int, ...], str]
 
 def no_shape(text: str, why: object) -> UsageError:
     """Return what is wrong with a part of ``--input-shape``."""
-    hint = "Write sizes without the batch: 3,224,224 or 16:int64."
+    hint = "Write sizes without the batch: 3,224,224 or 16:int64. Sizes that are free are named by --dynamic."
     return UsageError(f"--input-shape '{shortened(text)}' is not a shape: {why}.", hint=hint)
 
 

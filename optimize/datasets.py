@@ -25,6 +25,7 @@ from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.recipe import Recipe
+from optimize.regular import shown
 from optimize.targets.arrays import to_array, to_tensor
 
 #: Enough to read disagreement from when no labelled data is given.
@@ -40,12 +41,14 @@ class Datasets:
         evaluation: Labelled data; None where none was given.
         said: How pictures become inputs, as far as somebody said it, by the words of ``--preprocess``.
         metric: What files are judged by; None for that which fits labels and outputs.
+        included: Whether the files do themselves what was said.
     """
 
     calibration: Samples | None
     evaluation: Samples | None
     said: Mapping[str, str] = field(default_factory=dict)
     metric: Metric | None = None
+    included: bool = False
 
     @property
     def preprocessing(self) -> str:
@@ -71,7 +74,17 @@ class Datasets:
             found.append("Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=).")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
-        return [*found, self.guessed] if self.guessed else found
+        return [*found, *filter(None, (self.guessed, self.unused))]
+
+    @property
+    def unused(self) -> str:
+        """That nothing was prepared as somebody said; empty where it was, or nobody said."""
+        words = [word for word in ("mean", "std", "transform") if word in self.said]
+        data = self.evaluation or self.calibration
+        if not words or data is None or self.preprocessing or self.included:
+            return ""
+        what = f"{' and '.join(words)} of --preprocess were not used: '{shown(data.name)}' is no folder of pictures"
+        return f"{what}, and arrays are taken as they are, uint8 divided by 255. Normalise them as in training."
 
     @property
     def guessed(self) -> str:
@@ -88,10 +101,12 @@ class Datasets:
         if found is None or not found.no_better:
             return ""
         prepared = f": --preprocess '{self.preprocessing}'" if self.preprocessing else ""
-        check = f"Check that labels are the model's classes, in its order, and samples as in training{prepared}."
+        data = self.evaluation if self.evaluation and self.evaluation.prepared else None
+        labels = "labels" if data is None else f"the sub-folders of '{shown(data.name)}', counted from 0,"
+        check = f"Check that {labels} are the model's classes, in its order, and samples as in training{prepared}."
         check += " Where nearly all are of one class, judge by another figure: --metric package.module:callable."
-        shown = "what is no better than guessing does not show what a file loses"
-        return f"The original has {found.no_better}: {shown}. {self.guessed or check}"
+        nothing = "what is no better than guessing does not show what a file loses"
+        return f"The original has {found.no_better}: {nothing}. {self.guessed or self.unused or check}"
 
     def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
         """Yield the batches that agreement and accuracy are taken on: labelled data, else calibration data, else noise.
@@ -178,6 +193,7 @@ def open_datasets(
             evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
             said=recipe.preprocessing,
             metric=metric,
+            included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
         )
     except UsageError as error:
         guesses = (note for note in program.notes if note.startswith(GUESSED))

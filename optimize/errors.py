@@ -145,11 +145,14 @@ def raised(what: str, error: BaseException, hint: str = "") -> Refused:
     """
     if not isinstance(error, ImportError):
         return Refused(f"{what} raised {spell(error)}.", hint=hint)
+    while isinstance(error, ImportError) and not error.name and error.__cause__ and error.__cause__.__traceback__:
+        error = error.__cause__  # packages that import late, as transformers does, tell it in words of their own
     import traceback  # not in a worker, whose memory is measured, before it is needed
 
     walked = [(at.f_code.co_filename, line) for at, line in traceback.walk_tb(error.__traceback__)]
     file, line = next(place for place in reversed(walked) if not place[0].startswith("<frozen importlib"))
-    advice = f"Install '{error.name}', or mend" if isinstance(error, ModuleNotFoundError) else "Mend"
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    advice = f"Install '{name}', or mend" if name else "Mend"
     return Refused(f"{what} raised {spell(error)}, in {file}, line {line}.", hint=f"{advice} that import.")
 
 
@@ -234,13 +237,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     >>> nearest("tensort", ["onnx", "tensorrt"])
     "Did you mean 'tensorrt'? Known: onnx, tensorrt."
+    >>> nearest("ONNX", ["onnx", "tensorrt"]), nearest("x", [])
+    ("Did you mean 'onnx'? Known: onnx, tensorrt.", 'Known: none.')
     >>> nearest("zzz", ["onnx", "tensorrt"])
     'Known: onnx, tensorrt.'
     >>> nearest("layer_7", [f"layer{number}" for number in range(100)])
     "Did you mean 'layer7'? Known: layer0, layer1, layer10, layer11 and 96 more."
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    lowered = {known.lower(): known for known in names}
+    close = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=1)]
     start = f"Did you mean '{close[0]}'? " if close else ""
     listed = ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:4])} and {len(names) - 4} more"
-    return f"{start}Known: {listed}."
+    return f"{start}Known: {listed or 'none'}."

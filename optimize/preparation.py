@@ -112,7 +112,8 @@ def check_it_runs(
         raise Refused(
             f"The model fails on inputs of shape {shapes}{_where(error, module)}: {spell(error)}.",
             hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
-            "--preprocess makes of pictures, or the example inputs.",
+            "--preprocess makes of pictures, the data, or the example inputs."
+            + (_CHANNELS_LAST if any(map(_is_last, shapes)) else ""),
         ) from error
     before = _weights(origin)
     for path, value in _weights(module).items():
@@ -242,11 +243,20 @@ def _check_part(path: str, child: torch.nn.Module, name: str, value: Any, kind: 
         raise _odd(path, child, f"has no values in '{name}': it was made on the device 'meta'")
 
 
+_CHANNELS_LAST = " Channels seem to be last: models take [N, C, H, W]; beside --include-preprocess say --input-shape."
+
+
+def _is_last(shape: Sequence[int]) -> bool:
+    """Tell whether a shape looks like pictures ``[N, H, W, C]``."""
+    return len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] > 4
+
+
 def _check_input(value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         raise Refused(
-            f"Example inputs must be tensors; found a {type(value).__name__}.",
-            hint="Bind constants before capture, for example in a small wrapper module.",
+            f"Example inputs must be tensors; found {type(value).__name__}.",
+            hint="torch.from_numpy makes one of an array, torch.rand(1, 3, 224, 224) of a shape. Constants are bound "
+            "before, for example in a small wrapper module.",
         )
     if value.is_complex():
         raise Refused(

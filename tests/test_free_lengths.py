@@ -189,6 +189,8 @@ def test_a_length_that_the_code_computes_with_is_refused_with_its_line() -> None
     )
     assert "(for place in range(x.shape[1]):)" in caught.value.what
     assert optimize.capture(Unrolled().eval(), (torch.rand(2, 5, 6),)).dynamic == ({0: "batch"},)
+    with pytest.raises(Refused, match=r"every size of time: .* export 0/1 specialized due to hint of 1 .*shape\[1\]"):
+        optimize.capture(nn.Conv2d(1, 2, 3), (torch.rand(2, 1, 5, 6),), dynamic="time")
 
 
 def test_a_range_beyond_what_the_model_takes_is_refused() -> None:

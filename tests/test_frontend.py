@@ -144,6 +144,10 @@ def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
     assert opened.inputs[0].shape == (1, 3, 4) and opened.notes == program.notes
     with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 3, 5\]\]"):
         capture_model(Alone().eval(), lambda _: (torch.rand(2, 3, 5),), Capturing())
+    for shape, told in (((2, 8, 8, 3), True), ((2, 4, 8, 8), False)):
+        with pytest.raises(Refused) as caught:
+            optimize.capture(nn.Conv2d(3, 4, 1), (torch.rand(shape),))
+        assert ("Channels seem to be last" in caught.value.hint) is told
 
 
 def test_a_bound_of_the_batch_is_found_and_kept() -> None:

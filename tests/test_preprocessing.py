@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,15 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
     assert "has 20.40 %" in partly.doubt(at_chance) and partly.doubt(at_chance).endswith(partly.guessed)
     assert "labels are the model's classes" in wholly.doubt(at_chance) and data.prepared in wholly.doubt(at_chance)
+    named = replace(wholly, evaluation=data).doubt(at_chance)
+    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes" in named
+    arrays = replace(partly, calibration=None, evaluation=replace(data, prepared="", name="x.npz"))
+    assert "std of --preprocess were not used: 'x.npz' is no folder" in arrays.unused in arrays.warnings
+    assert (
+        arrays.doubt(at_chance).endswith(arrays.unused)
+        and not partly.unused
+        and not replace(arrays, included=True).unused
+    )
     assert not partly.doubt(better) and not partly.doubt(None)
     found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
     assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}

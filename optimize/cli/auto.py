@@ -98,5 +98,5 @@ def auto(model: str, **given: Any) -> None:
 
 
 def exit_code(report: Report) -> int:
-    """Return 1 where no file is as fast and as small as asked, else 0."""
-    return 0 if report.search is not None and report.search.met else 1
+    """Return 1 where no file is as fast and as small as asked, else what a run that made its files returns."""
+    return run.exit_code(report) if report.search is not None and report.search.met else 1

@@ -128,6 +128,10 @@ def _usage(error: click.ClickException) -> OptimizeError:
     alike = _alike(error.option_name, context) if isinstance(error, click.NoSuchOption) and context is not None else []
     meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
     told = error.message if alike else error.format_message()
+    words = told.partition("unexpected extra argument")[2].strip("s ()").split()
+    if context is not None and words:
+        joined = (entry.opts[0] for entry in context.command.params if words[0] in getattr(entry.type, "choices", ()))
+        meant = next((f"Did you mean {option}={words[0]}? " for option in joined), "")
     return UsageError(told, hint=f"{meant}'{command} --help' lists the options.")
 
 

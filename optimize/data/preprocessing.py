@@ -174,7 +174,7 @@ class ImagePreprocessing:
         return (side, side * height // width) if width <= height else (side * width // height, side)
 
     def _transformed(self, picture: Image.Image, transform: Callable[[Any], Any]) -> torch.Tensor:
-        hint = "It is given a picture of Pillow and returns [C, H, W]; a picture that it cannot take is left out."
+        hint = "It is given a picture of Pillow and returns [C, H, W]; leave out pictures that it cannot take."
         with blaming(f"'{self.name}'", hint):
             found = transform(picture)
         if not isinstance(found, torch.Tensor | np.ndarray):

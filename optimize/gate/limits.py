@@ -65,6 +65,13 @@ def seconds(value: Any) -> Any:
     return bounds.scaled(value, bounds.SECONDS) if isinstance(value, str) else value
 
 
+def latency(value: Any) -> Any:
+    """Read how long a run may take, as `seconds` does; a number from 1 on raises ValueError: it may be milliseconds."""
+    if isinstance(value, int | float) and value >= 1:
+        raise ValueError(f"{value:g} has no unit; write '{value:g} ms' or '{value:g} s'")
+    return seconds(value)
+
+
 @dataclass(frozen=True)
 class Growth:
     """The most bytes that are allowed.
@@ -119,7 +126,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     max_regression: Annotated[Share, Field(gt=0, le=10)] = 0.05
-    max_latency: Seconds | None = None
+    max_latency: Annotated[float, BeforeValidator(latency), Field(gt=0)] | None = None
     min_throughput: float | None = Field(default=None, gt=0)
     max_memory: AsGrowth | None = None
     max_size: AsGrowth | None = None

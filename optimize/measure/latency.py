@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Latency:
     p95_s: float | None
     ci_low_s: float
     ci_high_s: float
-    samples_s: tuple[float, ...]
+    samples_s: tuple[float, ...] = field(repr=False)
     first_call_s: float
     load_s: float
     threads: int

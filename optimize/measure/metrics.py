@@ -269,7 +269,11 @@ def _own_rows(
         Refused: It raised, or returned something else than a finite row a sample.
     """
     hint = "It returns a score a sample [N] (bool where each is right or wrong), or (sums [N], counts [N])."
-    with blaming(f"The metric '{name}'"):  # it may write to what it is given, and fill what it returned once more
+    shown = ", ".join(f"{key} {output.dtype}{list(output.shape)}" for key, output in outputs.items())
+    given = f"It is given the outputs {{{shown}}} and the labels {labels.dtype}{list(labels.shape)}, of NumPy."
+    with blaming(
+        f"The metric '{name}'", given
+    ):  # it may write to what it is given, and fill what it returned once more
         told = function({key: output.copy() for key, output in outputs.items()}, labels.copy())
     with blaming(f"What the metric '{name}' returned", hint):
         parts = [np.array(part) for part in (told if isinstance(told, tuple) and len(told) == 2 else (told,))]

@@ -171,7 +171,7 @@ class FlatBatches:
             return check(self.program, flat[:-1] if len(flat) == len(self._axes) + 1 else flat)
         except (Refused, TypeError) as error:
             what, hint = (error.what, error.hint) if isinstance(error, Refused) else (str(error), "")
-            usual = "Give whole batches of what the model was captured with: a tensor, or a tuple of them."
+            usual = "Give a list of whole batches, [x], each what the model was captured with: a tensor, or a tuple."
             raise Refused(f"Calibration batch {number} does not fit the model: {what}", hint=hint or usual) from error
 
     def _samples(self, flat: Flat) -> int:

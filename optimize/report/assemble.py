@@ -154,7 +154,9 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job, barred: str) -> Row
     """Return the row of one export, or of one that is barred; its path is where it lies once the run is over."""
     if entry.artifact is None:
         status: Status = "not_run" if isinstance(entry.error, TargetUnavailable) else "failed"
-        return Row(target=entry.target, precision=entry.precision, status=status, reason=str(entry.error))
+        return Row(
+            target=entry.target, precision=entry.precision, status=status, reason=" ".join(str(entry.error).split("\n"))
+        )
     artifact = dataclasses.replace(entry.artifact, notes=(*entry.artifact.notes, *entry.notes))
     if not barred:
         timing, quality = next(measured)

@@ -174,6 +174,7 @@ _MISTAKES = {
     "nets:Net --to onnx --input-shape 3,x": "'x' is not a whole number",
     "nets:Net --recipe nowhere.yaml": "There is no file 'nowhere.yaml'",
     "nets:Net --to onnx --fuze": "No such option '--fuze'",
+    "nets:Net --to onnx --int8 dynamic": "Did you mean --int8=dynamic?",
 }
 
 

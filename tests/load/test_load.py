@@ -211,6 +211,14 @@ def test_nearest_name_and_failing_imports(tmp_path: Path, monkeypatch: pytest.Mo
         ) as caught:
             load(source)
         assert caught.value.hint == "Install 'no_such_dependency', or mend that import."
+    late = "try:\n    {}\nexcept Exception as error:\n    raise ModuleNotFoundError('Could not import') from error\n"
+    for cause, advice in (
+        ("1 / 0", "Mend that import."),
+        ("import no_such_dependency", "Install 'no_such_dependency'"),
+    ):
+        (tmp_path / f"late{len(cause)}.py").write_text(late.format(cause))
+        with pytest.raises(Refused, match=rf"raised (Zero|Module).*, in .*late{len(cause)}\.py, line 2\.\n{advice}"):
+            load(f"late{len(cause)}:net")
     with pytest.raises(Refused, match=r"'makes:two' raised TypeError: .* 'a'\.\nIt is called without arguments"):
         load("makes:two")
     with pytest.raises(Refused, match="raised SystemExit: 0"):

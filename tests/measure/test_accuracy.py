@@ -132,7 +132,7 @@ def in_total(
     [
         (lambda outputs, labels: (float("nan"), 4), r"returned float64\[\], int64\[\] for 2 samples"),
         (lambda outputs, labels: outputs["y"] * np.nan, "not finite"),
-        (lambda outputs, labels: outputs["nothing"], "raised KeyError"),
+        (lambda outputs, labels: outputs["nothing"], "raised KeyError: 'nothing'.\nIt is given the outputs {"),
         (lambda outputs, labels: (outputs["y"], outputs["y"]), "differently"),
         (lambda outputs, labels: (outputs["y"], -outputs["y"]), "counts below 0"),
         (lambda outputs, labels: outputs["y"] * 1e307, r"beyond 1e\+100"),

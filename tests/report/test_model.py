@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +13,18 @@ from pydantic import ValidationError
 from torch import nn
 
 import optimize
+from optimize.cli import auto
 from optimize.cli.run import exit_code
+from optimize.errors import Refused
+from optimize.job import Export, Job
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import BoundCheck
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
+from optimize.recipe import Recipe
 from optimize.records import now
 from optimize.report import artifacts
-from optimize.report.assemble import _about_rows, _size_bytes
+from optimize.report.assemble import _about_rows, _row, _size_bytes
 from optimize.report.document import FORMS, Text
 from optimize.report.model import Report, Row, TraceStep
 from optimize.report.run import tell_run
@@ -74,7 +79,16 @@ def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastes
         assert isinstance(first, Text) and first.text == found.doubt
     assert not artifacts.cards(found) and not list(artifacts.winner(found)) and exit_code(found) == 3
     assert repr(found).splitlines()[1] == found.doubt
+    ends = {met: auto.exit_code(found.model_copy(update={"search": SimpleNamespace(met=met)})) for met in (True, False)}
+    assert ends == {True: 3, False: 1}
     assert any("at most 1 point lost: not judged: it guesses" in line for line in _about_rows(rows))
+
+
+def test_why_a_file_could_not_be_made_is_one_line(report: Report) -> None:
+    program = optimize.capture(nn.ReLU(), (torch.rand(2, 3),))
+    error = Refused("OpenVINO has no dynamic INT8.", hint="Use --int8=static.")
+    row = _row(Export("openvino", "int8-dynamic", program, error=error), iter(()), Job(nn.ReLU(), Recipe()))
+    assert row.reason == "OpenVINO has no dynamic INT8. Use --int8=static."
 
 
 def test_the_users_file_has_the_bytes_of_all_that_belongs_to_it(tmp_path: Path) -> None:
