@@ -216,7 +216,10 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader without what JSON lacks, keys that stand twice and numbers that nobody means."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Build a mapping."""
+        """Build a mapping; a key such as ``on``, which YAML takes for true, is the word that stands there."""
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
         _refuse_repeats(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
         return super().construct_mapping(node, deep)
 

@@ -114,8 +114,8 @@ def test_names_that_lead_to_no_file(tmp_path: Path) -> None:
 
 
 def test_honest_texts(tmp_path: Path) -> None:
-    text = "base: &base {threads: 2}\nother: {<<: *base, threads: 3}\nn: 0x10\ne: 1e3\n"
-    expected = {"base": {"threads": 2}, "other": {"threads": 3}, "n": 16, "e": "1e3"}
+    text = "base: &base {threads: 2}\nother: {<<: *base, threads: 3}\nn: 0x10\ne: 1e3\non: pi\nno: off\n"
+    expected = {"base": {"threads": 2}, "other": {"threads": 3}, "n": 16, "e": "1e3", "on": "pi", "no": False}
     assert parse_yaml(text, source="x") == expected
     assert parse_yaml("", source="x") is None and parse_yaml("8.6,8.9", source="x") == "8.6,8.9"
     (tmp_path / "bom.json").write_bytes(b'\xef\xbb\xbf{"a": [1, 2.5, null]}')

@@ -111,7 +111,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     with start_fleet(state.pair.models, plan) as fleet:
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
-        batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
+        batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
         metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
         state.qualities = judge(fleet, batches, subjects=subjects, metric=metric, compare_only=True, noise=noise)
         if ended := next((session for session in fleet if session.failure), None):

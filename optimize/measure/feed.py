@@ -29,8 +29,6 @@ NOISE = "noise"
 NOISE_SAMPLES = 32
 #: Samples whose outputs are compared: this many of noise, at most that many of data.
 JUDGED_NOISE, DATA_SAMPLES = 8, 256
-#: Labelled samples in one run, where the files leave the batch free; others are run one at a time.
-LABELLED_BATCH = 8
 #: Tokens that an integer input may name where no file gives a limit.
 _TOKENS = 2
 #: Numbers that a colour of a pixel may be.
@@ -191,13 +189,14 @@ class Asked:
 
         Args:
             seconds: After which there is no further unlabelled sample.
-            batch: Unlabelled samples in a run, where the files leave that free.
+            batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
+                others in another way.
         """
-        fixed, end = self.fixed_batch, time.monotonic() + seconds
+        size, end = self.fixed_batch or batch, time.monotonic() + seconds
         if self.labelled is not None:
-            yield from self._read(self.labelled, fixed or LABELLED_BATCH, labelled=True, most=sys.maxsize)
+            yield from self._read(self.labelled, size, labelled=True, most=sys.maxsize)
             return
-        for arrays, _ in self._read(self.data, fixed or batch):
+        for arrays, _ in self._read(self.data, size):
             yield arrays, None
             if time.monotonic() > end:
                 return

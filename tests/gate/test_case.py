@@ -207,6 +207,26 @@ def test_other_batches_and_inputs_are_not_comparable(tmp_path: Path, models: Mod
     assert found.verdict is Verdict.NOT_COMPARABLE and "fewer samples" in found.reason
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_files_are_judged_on_the_batch_that_is_timed(
+    batch: int, labelled: bool, tmp_path: Path, models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may answer one sample rightly, and of several all but the first wrongly."""
+    models(base={}, candidate={})
+    measured(1.0)
+    path, real, seen = tmp_path / "x.npz", cases.judge, []
+
+    def judge(fleet: Fleet, batches: Iterable[Batch], **asked: Any) -> object:
+        seen.extend(batches)
+        return real(fleet, seen, **asked)
+
+    monkeypatch.setattr(cases, "judge", judge)
+    np.savez(path, x=np.ones((8, 3), np.float32), y=np.zeros(8, np.int64))
+    found = check(tmp_path, batch=batch, **{"eval" if labelled else "data": str(path)})
+    assert found.batch == batch and {len(inputs[0]) for inputs, _ in seen} == {batch}
+
+
 def test_the_other_cases_of_a_suite_are_judged(
     models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
