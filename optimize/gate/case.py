@@ -21,11 +21,11 @@ from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, s
 from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
 from optimize.measure.environment import Environment, busy
 from optimize.measure.feed import Asked
-from optimize.measure.fleet import WorkerFailed
+from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.quality import APART_DB, HERE, Quality, judge, judge_elsewhere
-from optimize.measure.runs import Clock
+from optimize.measure.quality import APART_DB, HERE, Quality, Unsteady, judge, judge_elsewhere, require_steady
+from optimize.measure.runs import Clock, Track
 from optimize.measure.subjects import AgreedPair, Subject, other_processors
 from optimize.progress import Progress
 from optimize.records import gather
@@ -82,7 +82,8 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         side = SIDES[error.place] if state.sides == SIDES else "candidate"
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
         verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
-        return _record(state, verdict, f"the {side} does not run: {error}".rstrip("."))
+        what = "" if isinstance(error, Unsteady) else "does not run: "
+        return _record(state, verdict, f"the {side} {what}{error}".rstrip("."))
     except OptimizeError as error:
         return _record(state, Verdict.NOT_COMPARABLE, str(error).replace("\n", " ").rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
@@ -124,7 +125,13 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         state.demand = demand_of(case, settings, [model.artifact for model in state.pair.models])
         tell = (lambda _, done: progress(f"{case.title}: measure", done)) if progress else None
         decided = functools.partial(is_decided, demand=state.demand, alone=gone is not None)
-        state.trace = measure(state.pair, inputs, plan, decided, tell, fleet)
+        answers = [session.outputs(model.arranged(inputs)) for session, model in zip(fleet, subjects, strict=True)]
+
+        def judge_again(pairs: Sequence[tuple[Track[Subject], Session]]) -> None:
+            for (track, session), before in zip(pairs, answers, strict=True):
+                require_steady(session, track.subject.arranged(inputs), before)
+
+        state.trace = measure(state.pair, inputs, plan, decided, tell, fleet, judge_again)
     _judge_costs(state, gone, batch=len(inputs[0]))
 
 

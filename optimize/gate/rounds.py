@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from optimize.measure.fleet import Fleet
-from optimize.measure.lockstep import SINGLE, Plan, lockstep
+from optimize.measure.lockstep import SINGLE, Judging, Plan, lockstep
 from optimize.measure.runs import Block, Clock, Runs, Start, Track
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.progress import Progress, silent
@@ -159,6 +159,7 @@ def measure(
     decided: Callable[[GateTrace], bool],
     progress: Progress | None = None,
     opened: Fleet | None = None,
+    judging: Judging[Subject] | None = None,
 ) -> GateTrace:
     """Measure until a decision, the last restart or the end of the time.
 
@@ -169,6 +170,7 @@ def measure(
         decided: Asked after every round of the restarts behind ``FIRST_LOOK``.
         progress: Told the share of the time that is used.
         opened: Processes of the pair that run already, the base first: those of the first restart, closed behind it.
+        judging: Looks at what they answer behind the first restart.
 
     Raises:
         WorkerFailed: A worker crashed, hung or refused; its place in ``SIDES`` is said.
@@ -183,6 +185,7 @@ def measure(
         plan,
         start=start,
         feed=lambda model, _: model.arranged(inputs),
+        judging=judging,
         decided=lambda found: found.restarts > FIRST_LOOK and decided(GateTrace.of(found)),
         progress=progress or silent,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +27,14 @@ from optimize.targets.base import Artifact
 MOST_EMULATED, EMULATED_S = 8, 120.0
 #: What the real processor is called beside them; its kernels round the same integers otherwise by less than this.
 HERE, APART_DB = "here", 1.0
+#: How near a file stays to its own answers, dB: kernels that add up in another order round otherwise.
+_STEADY_DB = 60.0
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
+
+
+class Unsteady(WorkerFailed):
+    """A file that answers the same inputs otherwise than it did."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,22 @@ def judge(
             break
     judged = (not (noise and rounds) for rounds in rounded)
     return (baseline.result(), *(entry.result(judged=told) for entry, told in zip(others, judged, strict=True)))
+
+
+def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> None:
+    """Check that a file still answers as it did before it was run many times.
+
+    Raises:
+        Unsteady: It does not.
+        WorkerFailed: It does not run any more.
+    """
+    meter = AgreementMeter()
+    with contextlib.suppress(VerificationFailed):
+        meter.update(before, session.outputs(inputs))
+    found = meter.result()
+    if before and (found is None or found.sqnr_db < _STEADY_DB):
+        why = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
+        raise Unsteady(why, session.place)
 
 
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:

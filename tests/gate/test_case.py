@@ -91,6 +91,18 @@ def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(
     assert check(tmp_path, min_sqnr=30).findings[0].limit == "at least 30 dB"
 
 
+@pytest.mark.parametrize(("side", "verdict"), [("candidate", Verdict.FAIL), ("base", Verdict.NOT_COMPARABLE)])
+def test_a_file_that_keeps_a_state_is_seen_once_it_was_timed(
+    side: str, verdict: Verdict, tmp_path: Path, models: Models
+) -> None:
+    models(**{"base": {}, "candidate": {}, side: {"forgets_at": JUDGED_NOISE + 20}})
+    found = check(tmp_path, max_seconds=5.0)
+    assert found.verdict is verdict
+    assert found.reason == (
+        f"the {side} answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
+    )
+
+
 def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:
     models(base={}, candidate={"factor": float("inf")})
     found = check(tmp_path)

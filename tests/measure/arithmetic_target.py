@@ -32,8 +32,8 @@ class Clock:
 class Arithmetic(Runner):
     """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
 
-    ``takes_s`` is what the clocks of its process say of a run, however long it is. As many threads as ``meets`` says
-    return from a run together.
+    From call ``forgets_at`` it returns zeros. ``takes_s`` is what the clocks of its process say of a run, however long
+    it is. As many threads as ``meets`` says return from a run together.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -60,7 +60,8 @@ class Arithmetic(Runner):
         if "meets" in self.behaviour and threading.current_thread() is not threading.main_thread():
             count = self.behaviour["meets"]
             MEETINGS.setdefault(count, threading.Barrier(count)).wait(PATIENCE_S)
-        return [inputs[0] * np.float32(self.behaviour.get("factor", 1.0))]
+        factor = 0.0 if self.calls >= self.behaviour.get("forgets_at", np.inf) else self.behaviour.get("factor", 1.0)
+        return [inputs[0] * np.float32(factor)]
 
 
 @register_target
