@@ -15,7 +15,7 @@ import torch
 
 from optimize.data.conform import Batch, InputSpec, conform, samples_at_once
 from optimize.data.preprocessing import ImagePreprocessing
-from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
+from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError, in_one_line
 from optimize.regular import read_bytes, shown
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     except OptimizeError:
         raise
     except Exception as error:  # every decoder has its own
-        reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
+        reason = shown(in_one_line(error))
         raise Refused(f"'{shown(file)}' cannot be read as an image: {reason}.", hint="Leave it out.") from error
 
 
