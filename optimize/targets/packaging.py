@@ -49,7 +49,7 @@ def describe(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         notes=notes,
         cpu=cpu,
-        is_lossy=any(done.exactness.value == "lossy" for done in program.applied),
+        is_lossy=any(done.is_lossy for done in program.applied),
         outputs=output_specs(program, output_names),
         out_spec=_written(program.out_spec) or _written(pytree.tree_structure((0,) * len(program.outputs))),
         in_spec=_written(program.in_spec),
