@@ -77,7 +77,6 @@ def read(module: fx.GraphModule, head: fx.Node) -> Chain | str:
     """Return the chain that begins with a call, or why there is none; empty where no scale a channel is in it.
 
     Args:
-        module: The graph's owner.
         head: A call of one of ``HEADS``.
     """
     if not _continues(module, head):

@@ -59,7 +59,6 @@ def capture_model(
         held: The model.
         inputs: Returns example inputs for the arguments of its forward; not asked of an exported program, which
             has its own. Where nobody knows them, they are guessed, and the program's notes say so.
-        how: How to capture.
 
     Raises:
         InputsUnknown: Nothing says what it takes, and no guess fits.

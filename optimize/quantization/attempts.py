@@ -174,8 +174,6 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
     ``a = 1/2`` makes activation and weights equally wide, ``a = 1`` all channels of the activation.
 
     Args:
-        module: The graph's owner.
-        link: The link.
         seen: What its values look like.
         exponents: The ``a`` to try.
     """

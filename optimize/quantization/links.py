@@ -274,8 +274,6 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
     """Let a link carry ``(x - shift) / scale``, and its readers make of it what they made of ``x``.
 
     Args:
-        module: The graph's owner.
-        link: One of its links.
         scale: Positive numbers, float64 ``[C]``.
         shift: float64 ``[C]``.
     """

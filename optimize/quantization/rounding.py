@@ -282,7 +282,6 @@ def _compensated(ratios: torch.Tensor, covariance: torch.Tensor, form: Grid, dam
     Args:
         ratios: Weight ``[C_out, ...]`` in steps, float32.
         covariance: Of the inputs, ``[groups, K, K]``.
-        form: The grid.
         damping: Added to the diagonal of the covariance.
     """
     groups, length = covariance.shape[:2]
@@ -325,7 +324,6 @@ def _round_block(
         spread: As :func:`_inverse_root` returns it.
         places: Of the neighbours of each column ``[m, groups, K]``, as ``grid.partners`` knows them.
         steps: Of the weights in each column where they lie in blocks ``[1, K, R]``.
-        form: The grid.
         block: The columns.
     """
     left, done, root = (each.numpy() for each in (remaining[:, block], rounded, spread[:, block, block]))

@@ -183,7 +183,6 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
     """Return the outputs, every compared value, what goes wrong, the largest losses and the notes.
 
     Args:
-        record: The comparison.
         worst_first: A terminal lists the values by their SQNR instead of the order of execution.
     """
     found = record.found

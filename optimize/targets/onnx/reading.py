@@ -25,7 +25,6 @@ def read_checked(path: Path, *, trust: bool = False) -> onnx.ModelProto:
     """Return what a file holds; weights outside it stay there.
 
     Args:
-        path: The file.
         trust: Take whatever time and memory the file asks for; everything else is checked all the same.
 
     Raises:

@@ -47,7 +47,6 @@ def check_tensors(model: ModelProto, path: Path) -> tuple[Path, ...]:
 
     Args:
         model: What the file holds.
-        path: The file.
 
     Raises:
         Refused: One has another size than its shape and type say, or lies where it must not or is not.
