@@ -44,7 +44,6 @@ class ImageFolder:
     """The images of a folder, in an order that visits the classes in turn (so a few samples cover them all).
 
     Attributes:
-        files: The images.
         labels: A class number an image; None for a folder without sub-folders.
         size: Height and width of the crop.
         spec: The input they are for. A uint8 input takes the pixels as they are, without mean and std.

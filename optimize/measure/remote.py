@@ -123,11 +123,7 @@ class Remote:
     """A connection to another machine; a context manager that leaves nothing there.
 
     Attributes:
-        address: The machine.
         environment: What it is, read before anything ran there.
-
-    Args:
-        address: The machine.
 
     Raises:
         TargetUnavailable: On entry: there is no ``ssh``, the machine is not reached, or lacks Python or NumPy.
@@ -328,7 +324,6 @@ class RemoteSession(Session):
     """One artifact in a fresh process on another machine.
 
     Args:
-        remote: The machine.
         name: Of its folder there.
         artifact: What it runs.
         folder: Made by the session, for its files here.

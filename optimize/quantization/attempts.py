@@ -120,7 +120,6 @@ class Attempt:
     """One way to write a link.
 
     Attributes:
-        link: The link.
         scale: Divides the channels, float64 ``[C]``.
         shift: Taken off them before, float64 ``[C]``.
         floor: Smallest value that a clip on the way leaves, after scale and shift.

@@ -67,7 +67,6 @@ class InputMoments:
             be left out.
         shift: The first column seen, float32 ``[groups, K]``: taken off before squares are, which would else hide a
             small variance about a large mean, and make that of a constant anything but zero.
-        count: Number of columns.
     """
 
     total: torch.Tensor

@@ -165,7 +165,7 @@ def _staying(layers: Sequence[LayerFigures]) -> tuple[str, str]:
     of_rows = {layer.row: [other.layer for other in layers if other.row == layer.row] for layer in layers}
     lost = sorted(-(layer.saved_s or 0.0) for layer in layers)
     more, verb = form.reach(form.seconds(lost[0]), form.seconds(lost[-1])), "stays" if len(layers) == 1 else "stay"
-    names = "; ".join(f"{row} {doc.named(found, FOREMOST)}" for row, found in of_rows.items())
+    names = "; ".join(f"{row} {form.named(found, FOREMOST)}" for row, found in of_rows.items())
     return names, f"{more} slower in INT8, and {verb}: {layers[0].stays}"
 
 

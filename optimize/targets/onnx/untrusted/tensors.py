@@ -98,7 +98,6 @@ class _Folder:
     """The folder of a file, and what in it its tensors lie in.
 
     Attributes:
-        path: The folder.
         sizes: Bytes of each file that was named, by its name.
     """
 
