@@ -167,7 +167,8 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
 
     def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-        means = [node for node in calls if _is_mean(node)]
+        pools = [node for node in calls if graph.is_call(node, aten.adaptive_avg_pool2d.default)]
+        means = [node for node in pools if node.args[1] == [1, 1]]
         targets = {node.target for node in calls if node not in means}
         if any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls):
             table = {**table, _ATTENTION: _with_one_head}
@@ -186,10 +187,6 @@ def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         return NotImplemented
     apart = (each.unsqueeze(1) if isinstance(each, torch.Tensor) and each.dim() == 3 else each for each in tensors)
     return _ATTENTION(*apart, **options).squeeze(1)
-
-
-def _is_mean(node: torch.fx.Node) -> bool:
-    return graph.is_call(node, aten.adaptive_avg_pool2d.default) and node.args[1] == [1, 1]
 
 
 def _opset(program: Program, asked: int | None) -> int:

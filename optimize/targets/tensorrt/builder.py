@@ -51,7 +51,7 @@ def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> B
         types = network_types(network)
     else:
         types = inspect(module, module.Runtime(logger).deserialize_cuda_engine(engine))
-    return Built(str(module.__version__), tuple(weighted_layers(network)), types, warnings)
+    return Built(str(module.__version__), weighted_layers(network), types, warnings)
 
 
 def network_flags(module: Any) -> int:
