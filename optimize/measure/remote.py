@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from optimize.bounds import free_bytes
@@ -151,9 +150,7 @@ class Remote:
             self._closing = closing.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def _connect(self, control: str, closing: contextlib.ExitStack) -> None:
