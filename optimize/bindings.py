@@ -31,7 +31,6 @@ class Binding:
     Attributes:
         name: Of the input.
         dim: The dimension.
-        size: The constant.
         where: The line of the module's code that needs it, as the end of a sentence; empty where it is not known.
     """
 

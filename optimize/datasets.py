@@ -17,7 +17,6 @@ from optimize.data.examples import draw_inputs
 from optimize.data.preprocessing import read_words, unsaid
 from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError, UsageError
-from optimize.load.guessing import GUESSED
 from optimize.measure import quality
 from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.metrics import Metric
@@ -196,8 +195,7 @@ def open_datasets(
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
         )
     except UsageError as error:
-        guesses = (note for note in program.notes if note.startswith(GUESSED))
-        raise UsageError(error.what, hint="\n".join((error.hint, *guesses))) from error
+        raise UsageError(error.what, hint="\n".join(filter(None, (error.hint, program.guessed)))) from error
 
 
 def example_inputs(recipe: Recipe, takes: Mapping[str, bool] = MappingProxyType({})) -> tuple[torch.Tensor, ...]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimize.errors import VerificationFailed
 
 if TYPE_CHECKING:
     import torch
 
-#: What is no more than the first is taken for a mask, such as -1e9 or the lowest float in place of minus infinity,
-#: where it is so many times as large as all else: it is no signal that noise is held against.
-MASKED, MASKED_TIMES = -1e4, 1e3
+_MASKED, _MASKED_TIMES = -1e4, 1e3
 #: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
 CAP_DB = 200.0
 
@@ -63,6 +61,20 @@ def output_error(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
 def unmasked(values: torch.Tensor) -> torch.Tensor:
     """Return the finite values but for masks, as one row."""
     finite = values[values.isfinite()]
-    kept = finite[finite > MASKED]
-    rest = float(kept.abs().max()) if kept.numel() else 0.0
-    return kept if 0 < MASKED_TIMES * rest < -float(finite.min()) else finite
+    kept = finite[~may_mask(finite)]
+    masked = kept.numel() and is_mask(float(finite.min()), float(kept.abs().max()))
+    return kept if masked else finite
+
+
+def may_mask(values: Any) -> Any:
+    """Say of each value of a tensor or an array whether it may be a mask, such as -1e9 in place of minus infinity."""
+    return values <= _MASKED
+
+
+def is_mask(value: float, rest: float) -> bool:
+    """Say whether what may be a mask is one: so far beyond the largest of the rest, it is no signal to hold noise by.
+
+    >>> is_mask(-1e9, 20.0), is_mask(-1.5e4, 20.0), is_mask(-1.5e4, 0.0)
+    (True, False, False)
+    """
+    return 0 < _MASKED_TIMES * rest < -value

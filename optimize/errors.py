@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -118,12 +119,22 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its type where it says nothing.
+    """Return the first line of what an error says, without a terminal's colours, or its type where it says nothing.
 
     >>> first_line(ValueError("\\n no such size\\n at 0x1")), first_line(KeyError())
     ('no such size', 'KeyError')
     """
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return all that an error says as the end of a sentence, without the full stop, or its type.
+
+    >>> in_one_line(ValueError("no such\\n size."))
+    'no such size'
+    """
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def spell(error: BaseException) -> str:

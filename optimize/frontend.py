@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import transformer
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
 from optimize.capture_checks import check_capture, check_sizes
-from optimize.dimensions import BATCH, Dimensions, find_free, read_dynamic
+from optimize.dimensions import BATCH, Dimensions, Said, find_free, read_dynamic
 from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
 from optimize.preparation import check_it_runs, inference_copy, own_inputs, return_tensors
@@ -76,43 +76,67 @@ def capture(
     source, notes = inference_copy(module)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(() if args is None else args)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
-    said, names = read_dynamic(dynamic), _input_names(source, positional, kwargs or {})
-
-    def captured(batch: bool, source: torch.nn.Module, unbound: torch.nn.Module) -> Program:
-        inputs = own_inputs(flat, batch)
-        free = find_free(said, names, [value.shape for value in inputs], batch=batch, size=dynamic_size)
-        arguments, keywords = pytree.tree_unflatten(list(inputs), in_spec)
-        with quiet_export():
-            try:
-                returned = check_it_runs(source, arguments, keywords, module)
-            except Refused as error:
-                if all(own.shape == given.shape for own, given in zip(inputs, flat, strict=True)):
-                    raise
-                raise BatchFixed("the model fails on a batch of 2") from error
-            notes.extend(return_tensors(source, returned, outputs))
-            if unbound is not source:
-                first = [_first_sample(value, dims) for value, dims in zip(inputs, free.names, strict=True)]
-                one, one_keywords = pytree.tree_unflatten(first, in_spec)
-                return_tensors(unbound, check_it_runs(unbound, one, one_keywords, module), outputs)
-            with _masks_as_given():
-                exported = _export(unbound, arguments, keywords, free)
-        program = from_exported(exported, inputs, in_spec, source=source, free=free)
-        check_capture(program)
-        program = check_sizes(program)
-        notes.extend(program.tell_bounds(free.sizes))
-        return program
-
+    names = _input_names(source, positional, kwargs or {})
+    asked = _Asked(module, flat, in_spec, names, read_dynamic(dynamic), dynamic_size, outputs)
     try:
-        program = captured(dynamic_batch, source, source)
+        program = _capture(asked, source, source, notes, batch=dynamic_batch)
     except BatchFixed as error:
         # What a call keeps, such as the anchors of that shape, binds the next. A copy whose last call was of one sample
         # may be free: torch takes one for no other batch.
         try:
-            program = captured(dynamic_batch, *(inference_copy(module)[0] for _ in range(2)))
+            copies = [inference_copy(module)[0] for _ in range(2)]
+            program = _capture(asked, copies[0], copies[1], notes, batch=dynamic_batch)
         except (Refused, VerificationFailed):
-            program = captured(False, source, source)
+            program = _capture(asked, source, source, notes, batch=False)
             notes.append(f"The batch stays fixed to {program.samples}: {error.why}.")
     program.notes[:0] = dict.fromkeys(notes)
+    return program
+
+
+class _Asked(NamedTuple):
+    """What is captured: the module as it was given, its inputs, flat, and what the caller says of them."""
+
+    module: torch.nn.Module
+    flat: list[Any]
+    in_spec: pytree.TreeSpec
+    names: tuple[str, ...]
+    said: Said
+    size: bool
+    outputs: Sequence[str]
+
+    def arrange(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return flat inputs as the arguments of the module."""
+        args, kwargs = pytree.tree_unflatten(list(inputs), self.in_spec)
+        return args, kwargs
+
+    def run(self, copied: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[str]:
+        """Run a copy once, which then returns the outputs that are wanted; return what is to be said of the others."""
+        returned = check_it_runs(copied, *self.arrange(inputs), self.module)
+        return return_tensors(copied, returned, self.outputs)
+
+
+def _capture(
+    asked: _Asked, source: torch.nn.Module, unbound: torch.nn.Module, notes: list[str], *, batch: bool
+) -> Program:
+    """Export a copy of the module whose last call was of one sample, or ``source`` itself, and check it."""
+    inputs = own_inputs(asked.flat, batch)
+    shapes = [value.shape for value in inputs]
+    free = find_free(asked.said, asked.names, shapes, batch=batch, size=asked.size)
+    with quiet_export():
+        try:
+            notes.extend(asked.run(source, inputs))
+        except Refused as error:
+            if shapes == [value.shape for value in asked.flat]:
+                raise
+            raise BatchFixed("the model fails on a batch of 2") from error
+        if unbound is not source:
+            asked.run(unbound, [_first_sample(value, dims) for value, dims in zip(inputs, free.names, strict=True)])
+        with _masks_as_given():
+            exported = _export(unbound, *asked.arrange(inputs), free)
+    program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
+    check_capture(program)
+    program = check_sizes(program)
+    notes.extend(program.tell_bounds(free.sizes))
     return program
 
 

@@ -73,7 +73,6 @@ def capture_graph(
     """Capture a graph on ATen operators with flat inputs and outputs, freeing its batch where it allows that.
 
     Args:
-        plain: The graph.
         inputs: Flat example inputs.
         in_spec: How a caller's ``(args, kwargs)`` flatten to them.
         out_spec: How the outputs unflatten.

@@ -156,7 +156,6 @@ def constant(module: fx.GraphModule, node: Any, *, wide: bool = False) -> torch.
     weight as the tensor it stands for.
 
     Args:
-        module: The graph's owner.
         node: A node, or whatever else stands in an argument (then None).
         wide: Compute in float64 from the start, so that algebra on the result adds no rounding of its own.
     """
@@ -227,7 +226,6 @@ def store(module: fx.GraphModule, path: str, tensor: torch.Tensor, *, share: boo
     """Own a copy of ``tensor`` under ``path``, or a free name next to it when the path is taken; return the path.
 
     Args:
-        module: The graph's owner.
         path: Dotted path.
         tensor: The value.
         share: Let an equal tensor under one of those names serve as well.
@@ -276,7 +274,6 @@ def replace_weight(module: fx.GraphModule, call: fx.Node, name: str, tensor: tor
     state-dict keys of the user's model.
 
     Args:
-        module: The graph's owner.
         call: The call to change.
         name: The schema name of the argument, such as ``weight`` or ``bias``.
         tensor: The new value.

@@ -62,7 +62,6 @@ class Pace:
 
     Attributes:
         asked: As the user said it: ``5ms``, ``0.5x``.
-        program: What is cut.
         target: What writes the file, with its options.
         rest: The passes that follow.
         threads: Compute threads.

@@ -26,7 +26,6 @@ class Step:
     """What one pass did to the program.
 
     Attributes:
-        pass_name: The pass.
         kind: Its class.
         options: Its fields as text.
         exactness: What it promises.
@@ -210,7 +209,6 @@ class Variant:
 
     Attributes:
         precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
-        program: The program.
         steps: The passes that made it from the program before (the shared ones belong to the float variant).
         targets: Names of those it is for, where integers mean something else to the others of the run; empty for all.
     """

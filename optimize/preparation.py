@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from optimize.errors import Refused, UsageError, nearest, spell
 from optimize.escaping import shortened
 from optimize.program import name_outputs
+from optimize.wording import named
 
 #: What holds the parts of a module, and what they may be besides None.
 _HOLDERS: dict[str, type] = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
@@ -168,8 +169,7 @@ def leave_out(spec: pytree.TreeSpec, places: Collection[int]) -> tuple[pytree.Tr
 
 
 def _said_of(left: Sequence[str]) -> list[str]:
-    listed = ", ".join(left[:_LISTED]) + (f" and {len(left) - _LISTED} more" if len(left) > _LISTED else "")
-    return [f"Left out of the outputs, which are tensors in a file: {listed}."] if left else []
+    return [f"Left out of the outputs, which are tensors in a file: {named(left, _LISTED)}."] if left else []
 
 
 def _choose(outputs: Any, chosen: Sequence[str]) -> Any:

@@ -50,15 +50,9 @@ def ordered(entries: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[di
     """
     found = list(entries)
     for entry in own:
-        place = _place(entry)
-        found.insert(max((at for at, other in enumerate(found, 1) if _place(other) <= place), default=0), entry)
+        *places, place = (find_pass(other["name"]).place() for other in (*found, entry))
+        found.insert(max((at for at, other in enumerate(places, 1) if other <= place), default=0), entry)
     return found
-
-
-def _place(entry: dict[str, Any]) -> tuple[int, int, bool]:
-    kind = find_pass(entry["name"])
-    promise = ("exact", "rounding", "lossy").index(kind.exactness.value) if kind.stage.name == "GRAPH" else 0
-    return kind.stage, promise, not kind.prepares
 
 
 def chosen(*asked: tuple[Any, str, dict[str, Any]]) -> list[dict[str, Any]]:

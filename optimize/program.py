@@ -49,6 +49,7 @@ class Program:
         quantization: What static or dynamic quantization decided; placed when a target lowers the program.
         compiled: The TorchScript compilation adopted by the ``Script`` pass; run in the graph's place when present.
         notes: What capture had to say, for the report.
+        guessed: Which of them says that nobody told what it takes; empty where somebody did.
         applied: The passes that changed it and are applied once: lossy ones, and those that decide by data.
         unquantized: The program as it was before its quantization plan: same node names, weights not yet rounded.
     """
@@ -63,6 +64,7 @@ class Program:
     compiled: torch.jit.ScriptModule | None = None
     free: dict[str, FreeSize] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    guessed: str = ""
     applied: tuple[Any, ...] = ()
     unquantized: Program | None = field(default=None, repr=False)
 

@@ -79,7 +79,6 @@ def require_file(
     """Return the bytes of a regular file.
 
     Args:
-        path: The file.
         most_bytes: A larger one is refused.
         failure: What to raise.
         holes: Whether it may be large by what was never written: arrays are, that somebody fills bit by bit.
@@ -141,7 +140,6 @@ def read_bytes(
     """Return the content of a regular file.
 
     Args:
-        path: The file.
         most_bytes: A larger one is refused.
         first: How many bytes are enough; None for all.
         failure: What to raise.

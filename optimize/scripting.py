@@ -83,17 +83,14 @@ def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
         if node.op == "output":
             values = [copies[value] for value in node.args[0]]
             plain.output(values[0] if len(values) == 1 else tuple(values))
+        elif node.op == "call_function":
+            copies[node] = _translated(node, plain, copies)
         else:
-            copy = _translated if node.op == "call_function" else _copied
-            copies[node] = copy(node, plain, copies)
+            copies[node] = plain.node_copy(node, copies.__getitem__)
     # The compiler writes both names into the file: by default they tell how much this process has compiled before.
     name = f"Program_{hashlib.sha256(plain.python_code('self').src.encode()).hexdigest()[:12]}"
     plain._co_fields = {"co_filename": f"<fx>.{name}"}
     return fx.GraphModule(module, plain, class_name=name)
-
-
-def _copied(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    return plain.node_copy(node, copies.__getitem__)
 
 
 def _translated(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:

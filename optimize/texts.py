@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from optimize.bounds import read_finite
-from optimize.errors import OptimizeError, Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError, in_one_line
 from optimize.regular import read_bytes, shown
 
 #: What people write, and what reports of long benchmarks with every sample take: two million samples.
@@ -114,14 +114,9 @@ def _parsed(load: Callable[[str], Any], text: str, source: str, form: str, failu
     except RecursionError as error:
         raise (failure or UsageError)(f"{source} is not {form} that can be read: it is nested too deep.") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
-        raise (failure or UsageError)(f"{source} is not {form}: {_first(error)}.") from error
-
-
-def _first(error: Exception) -> str:
-    """Return the message of a parser in one short line."""
-    if "integer string conversion" in str(error):
-        return "a number has thousands of digits"
-    return shown(" ".join(str(error).split()).rstrip("."))
+        long = "integer string conversion" in str(error)
+        reason = "a number has thousands of digits" if long else shown(in_one_line(error))
+        raise (failure or UsageError)(f"{source} is not {form}: {reason}.") from error
 
 
 def _load_toml(text: str) -> dict[str, Any]:

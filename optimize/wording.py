@@ -6,6 +6,7 @@ A missing value is an en dash. Seconds and ratios have three digits, sizes are d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MISSING = "–"
 EQUAL_DB = 200.0
@@ -240,6 +241,16 @@ def and_others(number: int, noun: str) -> str:
     (' and 2 other scenarios', '')
     """
     return f" and {plural(number, f'other {noun}')}" if number else ""
+
+
+def named(names: Sequence[str], most: int) -> str:
+    """Return names inside a sentence, the first of many.
+
+    >>> named(["a", "b"], 2), named(["a", "b", "c"], 1)
+    ('a, b', 'a and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def reach(least: str, most: str) -> str:

@@ -1,9 +1,17 @@
-"""Small nets that hold the awkward cases: shared weights, groups, dilation, stride, no bias, transposed."""
+"""Small nets that hold the awkward cases: shared weights, groups, dilation, stride, no bias, transposed; and noise."""
+
+from typing import Any
 
 import torch
 from torch import nn
 
 from models import randomize_batch_norm
+
+
+def sqnr_db(want: Any, got: Any) -> float:
+    """Return the signal-to-noise ratio of tensors or arrays, dB."""
+    wide, other = (torch.as_tensor(value).double() for value in (want, got))
+    return float(10 * torch.log10(wide.square().sum() / (wide - other).square().sum().clamp_min(1e-30)))
 
 
 class SharedConv(nn.Module):

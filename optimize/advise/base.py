@@ -140,7 +140,6 @@ class Advice:
     """A finding, and what trying its remedy measured.
 
     Attributes:
-        rule: Name of the rule.
         effort: What the remedy asks for.
         finding: What was found.
         measured: What the remedy gained; None where it was not tried.

@@ -69,7 +69,6 @@ def read(module: fx.GraphModule, node: fx.Node) -> Channelwise | None:
     A BatchNorm that uses the statistics of the batch is something else: it depends on the input.
 
     Args:
-        module: The graph's owner.
         node: Any node.
     """
     if graph.is_call(node, aten.batch_norm.default):

@@ -24,7 +24,6 @@ def emit(module: fx.GraphModule, source: fx.Node, operator: Affine, *, like: fx.
     Padding that a convolution cannot hold (unequal sides, another mode than zeros) becomes a pad before it.
 
     Args:
-        module: The graph's owner.
         source: The value the operator reads.
         operator: The operator; without spatial axes it becomes a linear layer.
         like: The value it replaces: gives the dtype and the record of where it came from.

@@ -93,7 +93,6 @@ def into_outputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, sh
     """Fold what follows a layer into it.
 
     Args:
-        module: The graph's owner.
         layer: A convolution, transposed convolution or linear layer.
         scale: float64 ``[C_out]``.
         shift: float64 ``[C_out]``.
@@ -114,7 +113,6 @@ def into_inputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, shi
     """Fold what stands before a layer into it.
 
     Args:
-        module: The graph's owner.
         layer: A convolution, transposed convolution or linear layer.
         scale: float64 ``[C_in]``.
         shift: float64 ``[C_in]``; zero where the layer pads with zeros or is transposed: there a shift reaches the

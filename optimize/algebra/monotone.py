@@ -28,7 +28,6 @@ class Ending:
     """One sign or comparison.
 
     Attributes:
-        node: The sign or comparison.
         calls: The calls between the chain's source and it, in order.
         signs: Whether they rise (1), fall (-1) or stay (0) in each channel, float64 ``[C]``.
     """
@@ -43,7 +42,6 @@ class Chain:
     """A value, and the signs and comparisons that are all that is read of it past its first calls.
 
     Attributes:
-        source: The value.
         axis: Its channel axis.
         endings: The signs and comparisons; their calls rise and fall together, or one falls where the other rises.
     """
@@ -77,7 +75,6 @@ def read(module: fx.GraphModule, head: fx.Node) -> Chain | str:
     """Return the chain that begins with a call, or why there is none; empty where no scale a channel is in it.
 
     Args:
-        module: The graph's owner.
         head: A call of one of ``HEADS``.
     """
     if not _continues(module, head):

@@ -41,7 +41,6 @@ def read(module: fx.GraphModule, node: fx.Node) -> Padding | None:
     "BNAndPad") is read as a pad with that constant.
 
     Args:
-        module: The graph's owner.
         node: A call of one of ``OPERATORS``.
     """
     if graph.is_call(node, aten.slice_scatter.default):

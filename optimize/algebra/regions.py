@@ -32,7 +32,6 @@ class Regions:
     """The readings of one graph in one layout.
 
     Attributes:
-        module: The graph's owner.
         layout: Where the channels lie.
         obstacles: Why a call that could have been linear is not, by node.
         refusals: Why two operators in series are not one, by the outer node.

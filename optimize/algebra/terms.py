@@ -53,7 +53,6 @@ class Term:
 
     Attributes:
         source: The value it reads.
-        operator: The operator.
         value: The call that computes it, up to ``sign``.
         sign: 1 or -1: how ``value`` enters the sum; the operator has it already.
         nodes: The calls it stands for.
@@ -106,7 +105,6 @@ class Joined:
 
     Attributes:
         term: Their sum.
-        members: The terms.
     """
 
     term: Term

@@ -37,7 +37,6 @@ class FileChoice:
     """One file that may be made.
 
     Attributes:
-        target: Name of its target.
         precision: As files carry it in their names.
         effort: What static INT8 may cost to make, a word of ``--effort``.
         spare: Whether layers that lose more than they save stay in float from the start.

@@ -278,7 +278,7 @@ class _Searching:
                 self._try(choice)
                 if found := self._front():
                     self._remove_all_but(near_front(self.journal.trials))
-                    self._publish(found, self._report(found, "it goes on"))
+                    self._publish(found, "it goes on")
             else:
                 ended = "nothing was left to try"
         return self._finish(ended)
@@ -389,10 +389,7 @@ class _Searching:
             why = "; ".join(dict.fromkeys(outcomes(self.journal.trials, ()).values())) or ended
             raise Refused(f"No file could be made and judged: {why}.", hint="Give it more time: --budget 20min.")
         if not self.is_new and time.monotonic() > self._until_s():  # their times are those of the search before
-            kept = front(found)
-            report = self._report(kept, ended)
-            self._publish(kept, report)
-            return report
+            return self._publish(front(found), ended)
         files = [self.baseline, *(self.files[trial.number] for trial in found)]
         with Fleet(files, threads=threads, remote=self.remote) as fleet:
             result = measure(fleet, one_sample(self.program), progress=self.listener)
@@ -400,10 +397,7 @@ class _Searching:
         rows = (_timed(trial.row, timing) for trial, timing in zip(found, others, strict=True))
         again = {trial.number: trial.model_copy(update={"row": row}) for trial, row in zip(found, rows, strict=True)}
         self.journal.trials = [again.get(trial.number, trial) for trial in self.journal.trials]
-        kept = front(again.values())
-        report = self._report(kept, ended, _timed(found[0].eager, eager), result.warnings)
-        self._publish(kept, report)
-        return report
+        return self._publish(front(again.values()), ended, _timed(found[0].eager, eager), result.warnings)
 
     def _report(
         self, found: Sequence[FileTrial], ended: str, eager: Row | None = None, doubts: Sequence[str] = ()
@@ -447,8 +441,9 @@ class _Searching:
             for file in find_target(artifact.target).files(artifact.path):
                 file.unlink(missing_ok=True)
 
-    def _publish(self, found: Sequence[FileTrial], report: Report) -> None:
+    def _publish(self, found: Sequence[FileTrial], *told: Any) -> Report:
         """Let ``--out`` hold the front as it is now: files, recipes, journal and report, all in one moment."""
+        report = self._report(found, *told)
         with staging(self.job.out, WRITTEN) as folder:
             for trial in found:
                 artifact = self.files[trial.number]
@@ -459,6 +454,7 @@ class _Searching:
             document = tell_run(report)
             for name in FILES:
                 save(folder / name, document, report)
+        return report
 
     def _spent_s(self) -> float:
         return self.before_s + time.monotonic() - self.started_s

@@ -44,8 +44,7 @@ def show(model: str | None, **given: Any) -> None:
 def _show_recipe(path: Path, trust: bool) -> None:
     require_file(path)
     from optimize.recipe import read
-    from optimize.report.listings import listed
-    from optimize.report.recipes import tell_recipe
+    from optimize.report.listings import listed, tell_recipe
 
     recipe = read(path, trust=trust)
     record = recipe.model_dump(mode="json")

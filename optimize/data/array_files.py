@@ -14,7 +14,7 @@ import numpy as np
 
 from optimize.archives import refuse_directory
 from optimize.bounds import free_bytes
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, in_one_line
 from optimize.regular import require_file, shown
 
 _HINT = "Save plain numeric arrays with numpy.savez."
@@ -117,7 +117,7 @@ def _readable(path: str | Path) -> Iterator[None]:
         raise Refused(f"'{shown(path)}' does not fit into the memory.", hint="Give fewer samples.") from error
     except Exception as error:  # a header is parsed as Python: anything may come of it
         objects = "Object arrays" in str(error) or "Python objects" in str(error)
-        reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
+        reason = shown(in_one_line(error))
         what = "holds Python objects, not numbers" if objects else f"cannot be read: {reason}"
         raise Refused(f"'{shown(path)}' {what}.", hint=_HINT) from error
 

@@ -15,7 +15,7 @@ import torch
 
 from optimize.data.conform import Batch, InputSpec, conform, samples_at_once
 from optimize.data.preprocessing import ImagePreprocessing
-from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError
+from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError, in_one_line
 from optimize.regular import read_bytes, shown
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class ImageFolder:
     """The images of a folder, in an order that visits the classes in turn (so a few samples cover them all).
 
     Attributes:
-        files: The images.
         labels: A class number an image; None for a folder without sub-folders.
         size: Height and width of the crop.
         spec: The input they are for. A uint8 input takes the pixels as they are, without mean and std.
@@ -143,7 +142,7 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     except OptimizeError:
         raise
     except Exception as error:  # every decoder has its own
-        reason = shown(" ".join(str(error).split()).rstrip(".")) or type(error).__name__
+        reason = shown(in_one_line(error))
         raise Refused(f"'{shown(file)}' cannot be read as an image: {reason}.", hint="Leave it out.") from error
 
 

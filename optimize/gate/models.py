@@ -22,8 +22,6 @@ def open_pair(
     """Return two opened files as a pair.
 
     Args:
-        base: The base.
-        candidate: The candidate.
         interpreters: Python of each side's environment, None for this one.
         input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
 

@@ -23,7 +23,6 @@ class Archive:
     """An open archive, its members named without the folder that holds them all.
 
     Args:
-        path: The file.
         name: What to call it in an error.
 
     Raises:

@@ -59,7 +59,6 @@ def capture_model(
         held: The model.
         inputs: Returns example inputs for the arguments of its forward; not asked of an exported program, which
             has its own. Where nobody knows them, they are guessed, and the program's notes say so.
-        how: How to capture.
 
     Raises:
         InputsUnknown: Nothing says what it takes, and no guess fits.
@@ -75,14 +74,15 @@ def capture_model(
     if not isinstance(held, torch.nn.Module):
         program = capture_program(held, dynamic_batch=how.static_batch is None)
     else:
-        examples, note = _examples(held, inputs, how.static_batch or 2)
+        examples, guessed = _examples(held, inputs, how.static_batch or 2)
         if isinstance(held, torch.jit.ScriptModule):
             program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
         elif isinstance(held, ForeignGraph):
             program = capture_foreign(held, examples, how)
         else:
             program = _capture_file(held, finite_examples(held, examples), how)
-        program.notes += note
+        program.guessed = guessed
+        program.notes += filter(None, [guessed])
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
         check_capture(varied)
@@ -121,17 +121,17 @@ def _runs(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
     return False
 
 
-def _examples(module: torch.nn.Module, inputs: Inputs, batch: int) -> tuple[Sequence[Any], list[str]]:
-    """Return example inputs, and what to say of them where they are guessed."""
+def _examples(module: torch.nn.Module, inputs: Inputs, batch: int) -> tuple[Sequence[Any], str]:
+    """Return example inputs, and what to say of them where they are guessed; else nothing."""
     if isinstance(module, ForeignGraph) and (told := module.examples(batch)) is not None:
-        return told, []
+        return told, ""
     try:
-        return inputs(arguments_of(module)), []
+        return inputs(arguments_of(module)), ""
     except InputsUnknown as error:
         guess = guess_inputs(module, batch)
         if guess is None:
             raise InputsUnknown(error.what, hint=ask_for_shapes(module) or error.hint) from error
-        return guess[0], [guess[1]]
+        return guess
 
 
 def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -> Program:

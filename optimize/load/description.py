@@ -77,7 +77,6 @@ def build(found: Description, tensors: Mapping[str, torch.Tensor], *, functional
     """Return the graph of a description.
 
     Args:
-        found: The description.
         tensors: Each weight by its path; those that are one object are tied.
         functional: Refuse operators that write to their inputs.
 

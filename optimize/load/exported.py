@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused, spell
+from optimize.errors import Refused, first_line, spell
 from optimize.load import names, operators
 from optimize.load.archive import Archive
 from optimize.load.description import Malformed, build
@@ -135,7 +135,7 @@ def _examples(archive: Archive, member: str, name: str) -> tuple[torch.Tensor, .
         held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, AttributeError, TypeError, KeyError) as error:
         wanted = wanted_globals(_pickle_in(data))
-        reason = f"it wants {', '.join(wanted)}" if wanted else str(error).splitlines()[0][:200]
+        reason = f"it wants {', '.join(wanted)}" if wanted else first_line(error)[:200]
         raise Refused(f"'{name}' has a pickle inside ({member}) that may be code: {reason}.", hint=_HINT) from error
     if held is None:
         return None

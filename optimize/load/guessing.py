@@ -14,8 +14,6 @@ _LENGTHS = (128, 1024, 16_000)
 _TOKENS = 128
 _VIDEO = (16, 112, 112)
 _RECURRENT = {"LSTM", "GRU", "RNN"}
-#: How a note on a guess begins.
-GUESSED = "Nothing said what the model takes"
 
 
 def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tensor, ...], str] | None:
@@ -33,7 +31,7 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
         for example, shape in _usual(module, batch):
             if _runs(module, example):
                 return (example,), (
-                    f"{GUESSED}: {shape} was guessed from its first layer. If it was made for "
+                    f"Nothing said what the model takes: {shape} was guessed from its first layer. If it was made for "
                     f"another size, give that: --input-shape {shape}."
                 )
     finally:

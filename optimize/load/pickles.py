@@ -29,6 +29,7 @@ from optimize.errors import Refused
 from optimize.load import legacy
 from optimize.load.identify import Kind
 from optimize.named import import_from_here
+from optimize.wording import named
 
 _MARK = pickletools.markobject
 #: What honest files only name: called with a size, it gives memory as it was left.
@@ -105,7 +106,7 @@ def read_untrusted(file: IO[bytes], kind: Kind, name: str) -> Any:
     source = legacy.without_container_records(file) if kind is Kind.LEGACY else file
     wanted = wanted_globals(_pickles(source, kind))
     if wanted:
-        raise Refused(f"'{name}' holds code: it wants {_listed(wanted)}.", hint=TRUST_HINT)
+        raise Refused(f"'{name}' holds code: it wants {named(wanted, 6)}.", hint=TRUST_HINT)
     source.seek(0)
     present = set(map(id, torch.serialization.get_safe_globals()))
     extra: list[Callable | tuple[Callable, str]] = [
@@ -194,11 +195,6 @@ def _pickles(file: IO[bytes], kind: Kind) -> bytes:
     if kind is Kind.LEGACY:
         return file.read()
     return torch._C.PyTorchFileReader(file).get_record("data.pkl")
-
-
-def _listed(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _reason(error: Exception) -> str:

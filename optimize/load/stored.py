@@ -18,7 +18,7 @@ from torch import fx
 from optimize import bounds, graph
 from optimize.costs import UNASKED_BATCH
 from optimize.dimensions import BATCH, FreeSize
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, first_line
 from optimize.load import misfits, operators
 from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
 from optimize.load.expressions import Terms
@@ -60,6 +60,7 @@ def store(program: Program, folder: Path) -> None:
         "in_tree": in_tree,
         "out_tree": out_tree,
         "notes": program.notes,
+        "guessed": program.guessed,
     }
     (folder / _GRAPH_FILE).write_text(json.dumps(content), encoding="utf-8")
     save_file({**{path: tensor.clone() for path, tensor in tensors.items()}, **examples}, folder / _TENSORS_FILE)
@@ -189,8 +190,8 @@ def _restored(content: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> P
         raise Malformed("it has an input of several batches")
     module = build(found, tensors, functional=True)
     in_spec, out_spec = (read_tree(content[key]) for key in ("in_tree", "out_tree"))
-    notes = [str(note) for note in content["notes"]]
-    program = Program(module, inputs, dynamic, in_spec, out_spec, notes=notes)
+    notes, guessed = [str(note) for note in content["notes"]], str(content["guessed"])
+    program = Program(module, inputs, dynamic, in_spec, out_spec, notes=notes, guessed=guessed)
     program.free = _read_free(content["free"], program.example_sizes())
     program.give_shapes()
     runs = _runs(program)
@@ -226,5 +227,5 @@ def _read_free(content: Mapping[str, Any], examples: Mapping[str, int]) -> dict[
 
 
 def _reason(error: Exception) -> str:
-    said = str(error).partition("\n")[0]  # fx adds the call that it was raised in
+    said = first_line(error)  # fx adds the call that it was raised in
     return f"operator {said} is not listed" if isinstance(error, operators.NotListed) else said

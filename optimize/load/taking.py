@@ -61,11 +61,9 @@ def take_over(
     """Open and capture an untrusted file in a confined process.
 
     Args:
-        path: The file.
         kind: What `identify` said it is.
         inputs: Returns example inputs, or raises the error that says why there are none; asked only where the file
             may need some, and without arguments of the model, which nobody knows by then.
-        how: How to capture.
         progress: Told what is going on.
 
     Raises:

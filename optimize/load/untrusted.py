@@ -27,7 +27,6 @@ def open_untrusted(path: Path, kind: Kind, name: str) -> tuple[Any, list[str]]:
     """Open a file without running code it brings along, on the CPU.
 
     Args:
-        path: The file.
         kind: What `identify` said it is.
         name: What to call it in an error.
 

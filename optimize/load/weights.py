@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from optimize import named
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.load.narrowing import narrow
 from optimize.merged import STANDS_FOR
 
@@ -113,7 +113,7 @@ def fit(module: torch.nn.Module, state: StateDict, name: str) -> list[str]:
     try:
         module.load_state_dict(state, strict=False)
     except Exception as error:
-        raise Refused(f"The state dict '{name}' does not load: {str(error).splitlines()[0]}") from error
+        raise Refused(f"The state dict '{name}' does not load: {first_line(error)}") from error
     return notes + [f"Weights were converted from {cast}." for cast in casts]
 
 

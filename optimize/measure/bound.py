@@ -43,17 +43,19 @@ class BoundCheck:
         found: What the file does, such as ``−0.31 points [−0.52, −0.10]``.
         met: Whether that is within what was asked; None where it cannot be told.
         why: Why it cannot be told, and what to give or ask for instead, as the end of a sentence; empty otherwise.
+        judged: Whether more samples would tell it; False where no number of these would.
     """
 
     wanted: str
     found: str
     met: bool | None
     why: str = ""
+    judged: bool = True
 
     @property
     def verdict(self) -> str:
         """What is said of it in a word or three."""
-        unknown = "not judged" if self.why.startswith("not judged") else "cannot be told"
+        unknown = "cannot be told" if self.judged else "not judged"
         return unknown if self.met is None else "kept" if self.met else "MISSED"
 
 
@@ -93,6 +95,7 @@ class Bound:
             ", ".join(check.found for check in checks),
             False if False in states else None if None in states else True,
             "; ".join(check.why for check in checks if check.why),
+            all(check.judged for check in checks),
         )
 
 
@@ -131,7 +134,7 @@ def _level(least_db: float, found: Agreement | None) -> BoundCheck:
     if found is None:
         return BoundCheck(wanted, "not measured", met=False)
     if not found.judged:
-        return BoundCheck(wanted, form.decibels(found.sqnr_db), met=None, why=form.NOT_JUDGED)
+        return BoundCheck(wanted, form.decibels(found.sqnr_db), None, form.NOT_JUDGED, judged=False)
     return BoundCheck(wanted, form.decibels(found.sqnr_db), found.sqnr_db >= least_db)
 
 
@@ -145,7 +148,7 @@ def _lost(most: float, found: Accuracy | None) -> BoundCheck:
     between = form.change_interval(found.difference_low, found.difference_high, found.unit)
     shown = f"{change} {between}".strip()
     if met is not False and guessing:
-        return BoundCheck(wanted, shown, None, f"not judged: what it is held against has {guessing}")
+        return BoundCheck(wanted, shown, None, f"not judged: what it is held against has {guessing}", judged=False)
     return BoundCheck(wanted, shown + _sides(most, found), met, _advice(most, found) if met is None else "")
 
 

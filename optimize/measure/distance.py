@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimize.distances import CAP_DB, MASKED, MASKED_TIMES, ratio_db
+from optimize.distances import CAP_DB, is_mask, may_mask, ratio_db
 from optimize.targets.arrays import as_reals
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
@@ -91,7 +91,7 @@ class DistanceMeter:
         finite = np.isfinite(want) & np.isfinite(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
         self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
-        masks = finite & (want <= MASKED) & (want == got)
+        masks = finite & may_mask(want) & (want == got)
         told = finite & ~masks
         signal, difference = want[told], want[told] - got[told]
         self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
@@ -116,8 +116,7 @@ class DistanceMeter:
 
     def result(self) -> Distance:
         """Return the distance over all batches."""
-        least = MASKED_TIMES * self._differing or math.inf
-        signals = [entry for power, entry in self._masks.items() if 2.0 ** (power - 1) < least]
+        signals = [entry for power, entry in self._masks.items() if not is_mask(-(2.0 ** (power - 1)), self._differing)]
         signal = self._signal + sum(square for square, _ in signals)
         count = max(self._count + sum(count for _, count in signals), 1)
         return Distance(

@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from optimize.bounds import free_bytes
@@ -123,11 +122,7 @@ class Remote:
     """A connection to another machine; a context manager that leaves nothing there.
 
     Attributes:
-        address: The machine.
         environment: What it is, read before anything ran there.
-
-    Args:
-        address: The machine.
 
     Raises:
         TargetUnavailable: On entry: there is no ``ssh``, the machine is not reached, or lacks Python or NumPy.
@@ -155,9 +150,7 @@ class Remote:
             self._closing = closing.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def _connect(self, control: str, closing: contextlib.ExitStack) -> None:
@@ -328,7 +321,6 @@ class RemoteSession(Session):
     """One artifact in a fresh process on another machine.
 
     Args:
-        remote: The machine.
         name: Of its folder there.
         artifact: What it runs.
         folder: Made by the session, for its files here.

@@ -143,8 +143,6 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     """Return two subjects with the inputs that both take.
 
     Args:
-        base: The base.
-        candidate: The candidate.
         input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
 
     Raises:

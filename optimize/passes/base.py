@@ -110,6 +110,17 @@ class Pass(ABC):
         return type(self).__name__
 
     @property
+    def is_lossy(self) -> bool:
+        """Whether its outputs may differ by any amount."""
+        return self.exactness is Exactness.LOSSY
+
+    @classmethod
+    def place(cls) -> tuple[int, int, bool]:
+        """Return what passes are put in order by: the stage; on the graph the promise; whether they prepare."""
+        promise = list(Exactness).index(cls.exactness) if cls.stage is Stage.GRAPH else 0
+        return cls.stage, promise, not cls.prepares
+
+    @property
     def data(self) -> Given | None:
         """The calibration data it was given; None where it takes none."""
         return getattr(self, "calibration", None)
@@ -148,7 +159,7 @@ class Pass(ABC):
         Raises:
             Refused: The pass cannot run on this program, or is of another package and changes what it does not list.
         """
-        once = self.exactness is Exactness.LOSSY or self.prepares
+        once = self.is_lossy or self.prepares
         if once and self in program.applied:
             return program, Outcome(notes=(f"{self.name} was applied already, with the same options.",))
         changed = program.clone()

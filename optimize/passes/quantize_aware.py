@@ -196,11 +196,10 @@ class QuantizeAware(IntegerPass):
         """Return how the layers are to be quantized, with the signs that some read in place."""
         learns_all = self.quantizer == "lsq" and self._activation_bits == 8 and not self.gradient_bits
         inner = self._inner(program, layers)
-        norms = {
-            norm: layer
-            for norm, layer in norms_behind(program.graph_module, set(layers)).items()
-            if layer not in _sharing(program)
-        }
+        behind = norms_behind(program.graph_module, set(layers))
+        # Layers with one step for all channels, which the scales of a BatchNorm would tear apart.
+        sharing = {layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED) if scale_axis(layer) is None}
+        norms = {norm: layer for norm, layer in behind.items() if layer not in sharing}
         is_uniform = self._bits == 8 or (inner == set(layers) and not norms)
         scheme = Scheme(
             quantizer=self.quantizer,
@@ -249,11 +248,6 @@ class QuantizeAware(IntegerPass):
         hint = "It is called with the quantized module, which takes and returns what the captured one did."
         with blaming(f"The training loop '{name}'", hint):
             train(module)
-
-
-def _sharing(program: Program) -> set[str]:
-    """Return the layers with one step for all channels, which the scales of a BatchNorm would tear apart."""
-    return {layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED) if scale_axis(layer) is None}
 
 
 def _at_ends(program: Program, layers: Collection[str]) -> set[str]:

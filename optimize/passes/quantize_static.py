@@ -194,7 +194,6 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
     """Return the weighted layers that static INT8 is for, and what is left alone with the reason.
 
     Args:
-        program: The program.
         kept: What the user keeps in float, with the reason.
     """
     layers, skips = [], []

@@ -37,7 +37,6 @@ class DepthSurvey:
     """What data said of the segments of a program: other shares can go without another look at each.
 
     Attributes:
-        data: The data.
         losses: What the answers lose when a form alone stands for a segment: noise over signal.
     """
 

@@ -62,7 +62,6 @@ def narrow_call(call: fx.Node, dtype: torch.dtype, *, masks: bool) -> tuple[tupl
     """Return a call's arguments for a 16-bit type: its dtypes, and its numbers beyond the range of it.
 
     Args:
-        call: The call.
         dtype: What it computes in from now on.
         masks: Replace what masks; otherwise, and elsewhere, a number beyond the range becomes infinite.
     """

@@ -42,7 +42,6 @@ def lower_half(program: Program, *, integers: Literal["half", "float32"]) -> Pro
     The quantization plan stays, by the same node names. Any other program is returned as it is.
 
     Args:
-        program: A program.
         integers: The float type that the runtime's integer kernels read and write at their borders: the 16-bit one
             (TensorRT), or float32 (ONNX Runtime on CPU), with casts around them.
     """

@@ -37,7 +37,6 @@ def assign(
     """Return the nodes to compute in half so that casts are fewest.
 
     Args:
-        graph: The graph.
         calls: Inputs, calls and the output that hold or read float values.
         halves: Those that must be in half.
         kept: Those that must be in float32.

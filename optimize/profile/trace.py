@@ -19,7 +19,6 @@ def chrome_trace(found: Profile, model: str) -> dict[str, Any]:
     """Return the trace of one run: a track with the whole run, and one with its kernels under their layers' names.
 
     Args:
-        found: The profile.
         model: What to call the process.
     """
     names = (("process_name", _RUN_THREAD, f"{model} on {found.target}"), ("thread_name", _RUN_THREAD, "run"))

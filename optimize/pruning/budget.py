@@ -54,8 +54,6 @@ class Budget:
     """What a program weighs, and what each of its channels adds to that.
 
     Args:
-        program: The program.
-        found: Its dependencies.
         measure: ``params``, ``macs`` or ``time``.
         times: Of each layer by its path, in seconds, for ``time``: a layer's goes with its multiply-accumulates.
     """

@@ -106,8 +106,6 @@ def find_readers(
     the memory that covariances may take.
 
     Args:
-        program: The program.
-        found: Its dependencies.
         folds: Batches of one half of the data and of the other, which may be empty.
         halved: Whether the first half's are wanted too.
 
@@ -164,8 +162,6 @@ def rank(group: Group, readers: Sequence[Consumer], most: int) -> list[tuple[int
     """Return the channels of a group in the order they go, each with the share of its readers' outputs that is lost.
 
     Args:
-        group: The group.
-        readers: All readers.
         most: How many go at most.
 
     Returns:

@@ -105,8 +105,6 @@ def score_layers(program: Program, found: Dependencies, name: Name, evidence: Ev
     """Return how much each output channel of each layer matters, float64 ``[C_out]``; some layers have no say.
 
     Args:
-        program: The program.
-        found: Its dependencies.
         name: One of ``CRITERIA``.
         evidence: What else is known.
 

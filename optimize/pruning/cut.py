@@ -29,7 +29,6 @@ def cut(program: Program, found: Dependencies, removed: Set[int]) -> None:
 
     Args:
         program: The program, changed in place.
-        found: Its dependencies.
         removed: Channels of groups that are not fixed.
     """
     for node in program.graph.nodes:
@@ -49,8 +48,6 @@ def stays(program: Program, found: Dependencies, removed: Set[int]) -> dict[str,
     """Return which numbers of each weight ``cut`` would leave, bool by its paths; those it leaves whole are left out.
 
     Args:
-        program: The program.
-        found: Its dependencies.
         removed: Channels of groups that are not fixed.
     """
     masks: dict[str, torch.Tensor] = {}
@@ -131,7 +128,6 @@ def reorder(program: Program, found: Dependencies, order: Mapping[int, int]) -> 
 
     Args:
         program: The program, changed in place.
-        found: Its dependencies.
         order: What comes where a channel was, for all channels of groups that are not fixed.
     """
     for weight in found.weights:

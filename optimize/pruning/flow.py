@@ -31,7 +31,6 @@ class Flow:
     """What is known of a graph's channels so far.
 
     Attributes:
-        module: The graph's owner.
         channels: The sets of channels.
         axes: The channels along each axis of each tensor.
         weights: The weights by identity.

@@ -28,7 +28,6 @@ def importance(found: Dependencies, group: Group, scores: Mapping[fx.Node, torch
 
     Args:
         found: The program's dependencies.
-        group: One of its groups.
         scores: Of each layer that has a say, one number an output channel ``[C_out]``.
 
     Returns:
@@ -106,7 +105,6 @@ def filters_of(layer: fx.Node, read: Callable[[fx.Node], torch.Tensor]) -> torch
     Of a recurrent layer these are the rows of each hidden unit in all gates and layers, a direction after the other.
 
     Args:
-        layer: The layer.
         read: Returns the tensor for a weight: itself, its gradient.
     """
     if graph.is_call(layer, *ops.RECURRENT):

@@ -31,7 +31,6 @@ def weigh(
     """Return the orders with losses that can be compared: shares of the program's outputs.
 
     Args:
-        program: The program.
         orders: The channels of each group in the order they go, with what is lost of whatever they were ranked by.
         readers: The layers that make up for them, as other data has them than what the program is tried on.
         batches: What it is tried on; where there are none, the orders stay as they are.
@@ -70,7 +69,6 @@ def curves(
     """Return what each group's channels are worth; the program is left as it is.
 
     Args:
-        program: The program.
         data: Half of it says which channels go first and what makes up for them; the other judges.
         judged: What judges in its place.
         progress: Told which share is done.

@@ -120,7 +120,6 @@ class Attempt:
     """One way to write a link.
 
     Attributes:
-        link: The link.
         scale: Divides the channels, float64 ``[C]``.
         shift: Taken off them before, float64 ``[C]``.
         floor: Smallest value that a clip on the way leaves, after scale and shift.
@@ -174,8 +173,6 @@ def migrations(module: fx.GraphModule, link: Link, seen: Seen, exponents: Sequen
     ``a = 1/2`` makes activation and weights equally wide, ``a = 1`` all channels of the activation.
 
     Args:
-        module: The graph's owner.
-        link: The link.
         seen: What its values look like.
         exponents: The ``a`` to try.
     """

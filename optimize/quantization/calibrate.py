@@ -229,7 +229,6 @@ class _Watcher:
     """Statistics of every value of a program, as far as they were seen: of two halves of the first samples, and after.
 
     Args:
-        program: The program.
         halved: How many samples are first.
     """
 

@@ -20,7 +20,6 @@ def trace_integers(
     """Return the values that are born as integers, and those that are wanted so.
 
     Args:
-        nodes: The graph.
         reads: What each integer layer reads as integers; a padding that its weights have absorbed may lie between.
         makes: Says whether a value is made as integers, given those before it that are.
         passes: Says whether a call whose value is wanted takes integers, given all that are born so.

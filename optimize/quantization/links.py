@@ -58,7 +58,6 @@ class Link:
             The value itself where ``apart``.
         axis: The axis of the makers' results that its channels lie on.
         channels: How many.
-        readers: The layers that read it.
         between: Values on the way that no layer reads, factors of products and parts of sums: they have steps too.
         clips: Calls on the way that are passed only where the data says that they may be.
         apart: Its readers get a product of their own in front of them; what makes the value stays as it is.
@@ -83,7 +82,6 @@ class _Search:
     """Follows a value to its readers.
 
     Attributes:
-        module: The graph's owner.
         through: Calls that are passed.
         clips: Calls that are passed and remembered.
         values: The values seen, which all carry the link's channels.
@@ -274,8 +272,6 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
     """Let a link carry ``(x - shift) / scale``, and its readers make of it what they made of ``x``.
 
     Args:
-        module: The graph's owner.
-        link: One of its links.
         scale: Positive numbers, float64 ``[C]``.
         shift: float64 ``[C]``.
     """

@@ -56,8 +56,6 @@ class Numerics:
     """A backend's INT8, one row of policy.
 
     Attributes:
-        activation: Format of activations.
-        weight: Format of weights.
         bias: ``int32`` (quantized with activation scale times weight scale) or ``float``.
     """
 

@@ -59,7 +59,6 @@ class Statistics:
         """Take in a float tensor ``[samples, ...]``.
 
         Args:
-            values: The values.
             count: Fill the histogram too; False keeps the extrema alone.
 
         Raises:

@@ -67,7 +67,6 @@ class InputMoments:
             be left out.
         shift: The first column seen, float32 ``[groups, K]``: taken off before squares are, which would else hide a
             small variance about a large mean, and make that of a constant anything but zero.
-        count: Number of columns.
     """
 
     total: torch.Tensor
@@ -282,7 +281,6 @@ def _compensated(ratios: torch.Tensor, covariance: torch.Tensor, form: Grid, dam
     Args:
         ratios: Weight ``[C_out, ...]`` in steps, float32.
         covariance: Of the inputs, ``[groups, K, K]``.
-        form: The grid.
         damping: Added to the diagonal of the covariance.
     """
     groups, length = covariance.shape[:2]
@@ -325,7 +323,6 @@ def _round_block(
         spread: As :func:`_inverse_root` returns it.
         places: Of the neighbours of each column ``[m, groups, K]``, as ``grid.partners`` knows them.
         steps: Of the weights in each column where they lie in blocks ``[1, K, R]``.
-        form: The grid.
         block: The columns.
     """
     left, done, root = (each.numpy() for each in (remaining[:, block], rounded, spread[:, block, block]))

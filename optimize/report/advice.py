@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from optimize import wording as form
 from optimize.advise.advising import Advised
 from optimize.advise.base import Advice
-from optimize.report.document import Cell, Document, Item, Items, Span, Text, grid, named, some
+from optimize.report.document import Cell, Document, Item, Items, Span, Text, grid, some
 from optimize.report.model import ModelFindings
 
 #: What ``advice.json`` holds.
@@ -64,7 +64,7 @@ def _details(advice: Advice) -> Iterator[tuple[Span, str]]:
     finding, measured = advice.finding, advice.measured
     yield _detail("Do", finding.action)
     if finding.places:
-        yield _detail("Where", named(finding.places, _PLACES))
+        yield _detail("Where", form.named(finding.places, _PLACES))
     yield _detail("Estimate", finding.formula)
     if measured is not None:
         times = f"{form.seconds(measured.before_s)} before, {form.seconds(measured.after_s)} after"

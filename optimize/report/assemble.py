@@ -80,7 +80,6 @@ def assemble(
 
     Args:
         job: What was asked.
-        model: The captured model.
         variants: The programs that were exported, the float one first.
         rows: That of the eager artifact, then one a file.
         exports: What became of each file, where that is still known.

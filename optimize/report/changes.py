@@ -22,7 +22,6 @@ from optimize.report.document import (
     Span,
     Text,
     grid,
-    named,
     some,
 )
 from optimize.report.drawing import draw
@@ -102,7 +101,7 @@ def _tell_why(trace: Sequence[TraceStep], merges: Sequence[MergeOutlook], *, who
 def _left_alone(trace: Sequence[TraceStep], whole: bool) -> Iterator[Item]:
     for step in trace:
         for op, reason, places in grouped_skips(step.skips):
-            shown = named(places, len(places) if whole else SHOWN)
+            shown = form.named(places, len(places) if whole else SHOWN)
             yield Item(step.pass_name, f"{len(places)} × {op}: {reason}", lines=(shown,))
 
 
@@ -191,6 +190,6 @@ def merge_summary(merges: Sequence[MergeOutlook]) -> str:
     wide = [merge for merge in merges if merge.is_wide]
     if not wide:
         return ""
-    names = named([merge.where or "the model" for merge in wide], SHOWN)
+    names = form.named([merge.where or "the model" for merge in wide], SHOWN)
     verb = "kernel is" if len(wide) == 1 else "kernels are"
     return f"{len(wide)} merged {verb} harder to quantize (spread max |w| / std > {WIDE_SPREAD:.0f}): {names}."

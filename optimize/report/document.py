@@ -126,7 +126,6 @@ class Grid(Section):
 
     Attributes:
         columns: Headings.
-        lines: The lines.
         left: Columns set flush left beside the first.
         first_to_go: Columns that a narrow terminal does without, in order; a page has them all.
         flowing: The column of prose, which is wrapped.
@@ -187,7 +186,6 @@ class Items(Section):
     """A list of entries, each with lines under it.
 
     Attributes:
-        items: The entries.
         apart: Each is a paragraph of its own.
         tone: Of the whole list.
         fold: What a summary calls the lines that Markdown folds away; empty where they stand in the list.
@@ -256,16 +254,6 @@ class Document:
         """The first picture, which is a file of its own where one is asked for."""
         charts = (section.charts for section in self.sections if isinstance(section, Charts))
         return next((chart.picture for found in charts for chart in found), None)
-
-
-def named(names: Sequence[str], most: int) -> str:
-    """Return names inside a sentence, the first of many.
-
-    >>> named(["a", "b"], 2), named(["a", "b", "c"], 1)
-    ('a, b', 'a and 2 more')
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def only(section: _Section, *forms: Form) -> _Section:

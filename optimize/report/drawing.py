@@ -43,7 +43,6 @@ class Box:
     Attributes:
         x: Of its left upper corner.
         y: Likewise.
-        label: Its text.
         title: What a pointer on it reads.
         family: What it belongs to.
         fate: ``gone``, ``new`` or nothing.
@@ -197,7 +196,6 @@ class _Layout:
     """One graph in lanes.
 
     Args:
-        operations: The graph.
         rows: The row of each.
         marked: Names of operations with a fate.
         fate: ``gone`` or ``new``.

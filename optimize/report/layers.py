@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,16 +87,14 @@ def compare_files(
     Raises:
         OptimizeError: One is refused or cannot be run, they do not fit each other, or take more than they may.
     """
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        answer = sandbox.call(
-            "optimize.report.layers:compare_here",
-            {"first": first, "second": second, "trust": trust, "threshold_db": threshold_db, **asked},
-            Path(folder),
-            about=f"'{first}' or '{second}'",
-            limits=ChildLimits.of([Path(first), Path(second)], seconds=_COMPARING_S),
-            confined=not trust,
-            progress=progress,
-        )
+    answer = sandbox.call(
+        "optimize.report.layers:compare_here",
+        {"first": first, "second": second, "trust": trust, "threshold_db": threshold_db, **asked},
+        about=f"'{first}' or '{second}'",
+        limits=ChildLimits.of([Path(first), Path(second)], seconds=_COMPARING_S),
+        confined=not trust,
+        progress=progress,
+    )
     notes = [f"The files were run with {missing}." for missing in answer.missing]
     try:
         told = answer.value
@@ -183,7 +180,6 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
     """Return the outputs, every compared value, what goes wrong, the largest losses and the notes.
 
     Args:
-        record: The comparison.
         worst_first: A terminal lists the values by their SQNR instead of the order of execution.
     """
     found = record.found

@@ -19,7 +19,6 @@ def render(document: Document, *, level: int = 1) -> str:
     """Return the document as Markdown; every text from outside is escaped.
 
     Args:
-        document: The document.
         level: Of its heading; the sections are one below.
     """
     found = ["#" * level + f" {escape(document.heading or document.title)}"]

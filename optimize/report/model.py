@@ -126,7 +126,6 @@ class Row(StrictRecord):
         """Return the row of an artifact that was run; ``failed`` with its reason when it could not be, or is wrong.
 
         Args:
-            artifact: The artifact.
             timing: What it cost.
             quality: How it answers.
             lossy: Whether a pass was asked for that changes the answers of float files, as pruning does.

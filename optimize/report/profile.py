@@ -49,7 +49,6 @@ def tell_profile(record: ProfileRecord, *, whole: bool = False) -> Document:
     """Return the sums, and a row a kernel in order of execution.
 
     Args:
-        record: The profile.
         whole: A terminal shows every kernel of a long profile, too; otherwise those that take the most.
     """
     found = record.found

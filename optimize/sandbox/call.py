@@ -83,7 +83,7 @@ class OutOfTime(Refused):
 def call(
     function: str,
     arguments: Mapping[str, Any],
-    folder: Path,
+    folder: Path | None = None,
     *,
     about: str,
     limits: ChildLimits,
@@ -95,7 +95,7 @@ def call(
     Args:
         function: ``package.module:name`` of this package.
         arguments: Plain data: what JSON holds.
-        folder: The only folder it may write in; files that belong to its answer are there.
+        folder: The only folder it may write in; files that belong to its answer are there. One of its own where None.
         about: What it opens, for an error, such as ``'model.pt'``.
         limits: What it may use.
         confined: Whether it gives up its rights; False for files that the user trusts.
@@ -108,6 +108,10 @@ def call(
         OptimizeError: What it raised, as it raised it.
         Refused: It crashed, ran out of memory or time, or raised anything else.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="optimize-") as own:
+            place = Path(own)
+            return call(function, arguments, place, about=about, limits=limits, confined=confined, progress=progress)
     request = {
         "function": function,
         "arguments": dict(arguments),

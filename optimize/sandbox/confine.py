@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from optimize.errors import first_line
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.system_calls import filter_calls
 
@@ -179,7 +180,7 @@ def _reported(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        missing_layers.append(f"no protection against {what} ({_reason(error)})")
+        missing_layers.append(f"no protection against {what} ({first_line(error)[:120]})")
 
 
 def _writing(access: type) -> int:
@@ -241,7 +242,3 @@ def _address_space_bytes() -> int | None:
     except (OSError, ValueError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

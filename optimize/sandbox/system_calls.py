@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 
+from optimize.errors import first_line
+
 #: Calls that end with EPERM. What only reads, computes, allocates or starts a thread is left.
 _DENIED = """
     socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg execve execveat fork vfork ptrace
@@ -75,8 +77,7 @@ def filter_calls(*, starts_processes: bool = False, uses_gpu: bool = False) -> l
         (_guard_parent if starts_processes else _deny_processes)(pyseccomp, rules, denied)
         rules.load()
     except Exception as error:  # no package, no library, no kernel support
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        return [f"no protection against the network and other processes ({reason})"]
+        return [f"no protection against the network and other processes ({first_line(error)[:120]})"]
     return []
 
 

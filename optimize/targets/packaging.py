@@ -35,7 +35,6 @@ def describe(
     Args:
         target: What wrote it.
         program: What was written.
-        path: The file.
         output_names: Of the outputs in the file, where it has names of its own.
         more: Other fields of the artifact; its precision is the program's and its versions are the target's otherwise.
     """
@@ -49,7 +48,7 @@ def describe(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         notes=notes,
         cpu=cpu,
-        is_lossy=any(done.exactness.value == "lossy" for done in program.applied),
+        is_lossy=any(done.is_lossy for done in program.applied),
         outputs=output_specs(program, output_names),
         out_spec=_written(program.out_spec) or _written(pytree.tree_structure((0,) * len(program.outputs))),
         in_spec=_written(program.in_spec),
@@ -143,7 +142,6 @@ def describe_file(
 
     Args:
         target: What runs it.
-        path: The file.
         files: All that it consists of, ``path`` first; ``path`` alone by default.
         inputs: What it takes; nothing where that is not known.
         trust: Whether it may be run in a process that is not confined.

@@ -29,7 +29,6 @@ class TorchProbe(Probe):
     """A module in this process, in torch's profiler.
 
     Args:
-        runner: A ``TorchRunner``.
         asked: Its inputs, and the program whose graph its module runs, where that is known.
     """
 

@@ -19,7 +19,6 @@ class Shared:
     Attributes:
         name: Its name before quantization, in the first file.
         first: The value in the first file, as its runtime knows it.
-        second: The value in the second one.
         basis: What tells that they are one: the place among the outputs, the name, the name of the layer they end, or
             the place of that layer.
         layer: The node that computes it: in files of this package the module's path.

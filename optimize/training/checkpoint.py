@@ -25,7 +25,6 @@ def write(path: Path, settings: str, state: Any) -> None:
     """Write the tensors and numbers of nested dictionaries and lists, whole or not at all.
 
     Args:
-        path: The file.
         settings: What training they belong to, in words.
         state: The values.
 
@@ -48,7 +47,6 @@ def read(path: Path, settings: str, wanted: Callable[[Collection[str]], Any]) ->
     """Return what was written; nothing of a file decides what is made of it.
 
     Args:
-        path: The file.
         settings: What training it must belong to.
         wanted: Returns values as they must be, by the names that the file holds.
 

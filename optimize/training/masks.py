@@ -20,11 +20,7 @@ class Pruner(Protocol):
 
 
 class Masks:
-    """Which weights of a module are zero, and are made so again after each step.
-
-    Args:
-        module: The module.
-    """
+    """Which weights of a module are zero, and are made so again after each step."""
 
     def __init__(self, module: nn.Module) -> None:
         self._weights = dict(module.named_parameters(remove_duplicate=False))

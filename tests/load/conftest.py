@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 
@@ -5,3 +8,11 @@ import pytest
 def rules_without_walls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try the rules of loading in this process: what they refuse must not depend on the walls around a confined one."""
     monkeypatch.setattr("optimize.sandbox.confine._confined", True)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[Path]:
+    """A file that the attack would make; the test fails if it does."""
+    path = tmp_path / "marker"
+    yield path
+    assert not path.exists(), "code of the file was run"

@@ -24,14 +24,6 @@ from tests.load.files import Bomb, Command, described, load, rewritten, saved
 CODE = "__import__('os').system('touch {marker}')"
 
 
-@pytest.fixture
-def marker(tmp_path: Path) -> Any:
-    """A file that the attack would make; the test fails if it does."""
-    path = tmp_path / "marker"
-    yield path
-    assert not path.exists(), "code of the file was run"
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pt2") / "program.pt2"

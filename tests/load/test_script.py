@@ -1,7 +1,7 @@
 """TorchScript: what is compiled is read, operator by operator; what reaches out or never ends is refused by name."""
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,6 @@ from optimize.load.taking import look
 from tests.load.files import load, rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Iterator[Path]:
-    """A file that the attack would make; the test fails if it does."""
-    path = tmp_path / "marker"
-    yield path
-    assert not path.exists(), "code of the file was run"
 
 
 def edited(tmp_path: Path, change: Callable[[str, bytes], bytes], module: nn.Module | None = None) -> Path:

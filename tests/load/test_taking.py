@@ -71,9 +71,11 @@ class Odd(nn.Module):
 def test_tied_weights_types_and_trees_stay(tmp_path: Path) -> None:
     ids = torch.randint(0, 5, (2, 3), generator=torch.Generator().manual_seed(0))
     program = capture(Odd().eval(), (ids,), {"scale": torch.ones(2, 3, 4)})
+    program.guessed = "3 was guessed"
     stored.store(program, tmp_path)
     restored = stored.restore(tmp_path)
     same(program, restored)
+    assert restored.guessed == program.guessed
     assert restored.graph_module.state_dict().keys() == program.graph_module.state_dict().keys()
     assert restored(ids, scale=torch.ones(2, 3, 4)).keys() == {"logits", "pair"}
 

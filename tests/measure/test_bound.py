@@ -145,6 +145,7 @@ def test_pixels_are_told_by_the_interval_over_pictures() -> None:
 def test_noise_keeps_no_decibels() -> None:
     found = Bound(min_sqnr_db=20).check(Quality(Agreement(30.0, 0.1, None, judged=False)))
     assert found.met is None and found.why.startswith("not judged") and found.found == "30.0 dB"
+    assert replace(found, why="").verdict == "not judged"
 
 
 def test_a_metric_of_which_less_is_better_has_its_own_words() -> None:

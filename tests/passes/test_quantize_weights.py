@@ -15,6 +15,7 @@ from optimize.pipeline import transform
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
 from tests import references
+from tests.nets import sqnr_db
 
 
 class Language(nn.Module):
@@ -47,10 +48,6 @@ def rounded(program: Program, **options: Any) -> tuple[Program, Outcome]:
 
 def reasons(outcome: Outcome) -> dict[str, str]:
     return {skip.where: skip.reason for skip in outcome.skips}
-
-
-def sqnr_db(want: Tensor, got: Tensor) -> float:
-    return float(10 * torch.log10(want.square().sum() / (want - got).square().sum()))
 
 
 @pytest.mark.parametrize(

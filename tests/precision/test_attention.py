@@ -8,8 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 import optimize
 from optimize import graph
 from optimize.plan import Range
-from optimize.precision.attention import spell_attention
 from optimize.precision.casting import write_casts
+from optimize.precision.host import spell_attention
 from optimize.program import Program
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from optimize.quantization.blocks import KERNEL_SIZES, BlockForm, read_blocks, round_to_blocks
 from optimize.quantization.rounding import InputMoments, round_weights
+from tests.nets import sqnr_db
 
 GROUPS = (0, 32, 64, 128)
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -14,10 +15,6 @@ BITS = (2, 3, 4, 5, 6, 7, 8)
 
 def draw(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-
-
-def sqnr_db(want: Tensor, got: Tensor) -> float:
-    return float(10 * torch.log10(want.double().square().sum() / (want - got).double().square().sum()))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from torch import fx, nn
 import optimize
 from optimize.quantization import cache
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.calibrate import Observations, watch
+from optimize.quantization.calibrate import watch
+from tests.quantization.test_calibrate import plain
 
 
 def net() -> nn.Module:
@@ -19,10 +20,6 @@ def net() -> nn.Module:
 
 def captured(module: nn.Module) -> optimize.Program:
     return optimize.capture(module, (torch.randn(2, 3, 8, 8),))
-
-
-def plain(observations: Observations) -> dict[str, dict]:
-    return {name: vars(entry) | {"counts": entry.counts.tolist()} for name, entry in observations.values.items()}
 
 
 DATA = torch.randn(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -1,7 +1,6 @@
 """The simulation of a plan: what is rounded, with which formats, and that the deployed file agrees."""
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from optimize.quantization.simulation import (
     stored_values,
 )
 from tests import references
+from tests.nets import sqnr_db
 
 
 class Block(nn.Module):
@@ -41,10 +41,6 @@ def block(**options: object) -> tuple[optimize.Program, optimize.Program]:
     program = optimize.capture(Block().eval(), (torch.randn(2, 16, 8, 8),))
     step = optimize.QuantizeStatic(calibration=[torch.randn(64, 16, 8, 8)], **options)
     return program, step.apply(program)[0]
-
-
-def sqnr_db(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    return 10 * math.log10(float(wanted.double().square().sum() / (wanted.double() - got.double()).square().sum()))
 
 
 def test_values_are_stored_where_a_runtime_stores_them() -> None:

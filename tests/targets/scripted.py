@@ -61,10 +61,6 @@ def quantized(program: Program, batches: list[Tensor]) -> Program:
     return QuantizeStatic(calibration=batches).apply(program)[0]
 
 
-def sqnr_db(want: Tensor, got: Tensor) -> float:
-    return float(10 * torch.log10((want**2).sum() / ((want - got) ** 2).sum().clamp(min=1e-30)))
-
-
 def run_fresh(folder: Path, jobs: dict[Path, list[tuple[Tensor, ...]]]) -> list[list[Any]]:
     """Runs saved files in a process that imports nothing but torch; returns the answers of each."""
     listed = []

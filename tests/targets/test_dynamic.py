@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import optimize
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.targets.base import Artifact
-from tests.passes.test_quantize_weights import capture, sqnr_db
+from tests.nets import sqnr_db
+from tests.passes.test_quantize_weights import capture
 from tests.targets.scripted import draw
 
 TARGETS = ("onnx", "torchscript")

@@ -31,6 +31,7 @@ from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.pt2 import placement as pt2
 from optimize.targets.torchscript import placement as torchscript
 from tests import references
+from tests.nets import sqnr_db
 
 
 @pytest.fixture
@@ -42,10 +43,6 @@ def target() -> Onnx:
 
 def relative_error(want: Tensor, got: Tensor) -> float:
     return float((want - got).abs().max() / want.abs().max())
-
-
-def sqnr_db(want: Tensor, got: Tensor) -> float:
-    return float(10 * torch.log10((want.double() ** 2).sum() / ((want - got).double() ** 2).sum()))
 
 
 class Several(nn.Module):

@@ -23,10 +23,7 @@ from optimize.targets.onnx_graph.export import save, to_onnx
 from optimize.targets.onnx_graph.policy import TENSORRT
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from tests import references
-
-
-def sqnr_db(want: Tensor, got: Tensor) -> float:
-    return float(10 * torch.log10((want.double() ** 2).sum() / ((want - got).double() ** 2).sum()))
+from tests.nets import sqnr_db
 
 
 def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:

@@ -23,6 +23,7 @@ from optimize.targets.onnx_graph.nodes import constant
 from optimize.targets.onnx_graph.policy import TENSORRT
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from tests import references
+from tests.nets import sqnr_db
 
 HALVES = {"float16": optimize.CastFP16, "bfloat16": optimize.CastBF16}
 
@@ -40,10 +41,6 @@ def quantized(name: str) -> Program:
     data = [REFERENCES[name].inputs(8, seed=seed) for seed in range(2)]
     passes = [optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=data)]
     return optimize.Pipeline(passes).run(references.captured(name, 0)).program
-
-
-def sqnr_db(want: torch.Tensor, got: torch.Tensor) -> float:
-    return float(10 * torch.log10(want.square().sum() / (want - got).square().sum()))
 
 
 def typed(program: Program) -> tuple[ir.Model, Coverage]:

@@ -25,8 +25,7 @@ from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO, attention
 from optimize.targets.openvino.attention import multiply_integers, separate_projections
-from optimize.targets.openvino.maxima import reduce_integers
-from optimize.targets.openvino.rewrites import scale_products
+from optimize.targets.openvino.rewrites import reduce_integers, scale_products
 from tests import references
 from tests.cpus import NEEDS_VNNI
 from tests.targets.openvino_programs import captured, coverage_of, draw, installed, quantized, worst_db

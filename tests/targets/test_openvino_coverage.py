@@ -13,7 +13,7 @@ from optimize.targets.onnx_graph import policy
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.openvino import OpenVINO
-from optimize.targets.openvino.maxima import reduce_integers
+from optimize.targets.openvino.rewrites import reduce_integers
 from tests import references
 from tests.cpus import NEEDS_VNNI
 from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, worst_db

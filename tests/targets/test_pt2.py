@@ -24,7 +24,8 @@ from optimize.targets.pt2 import PT2, isolated
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
-from tests.targets.scripted import Net, captured, draw, quantized, seeded, sqnr_db
+from tests.nets import sqnr_db
+from tests.targets.scripted import Net, captured, draw, quantized, seeded
 
 TARGET = PT2()
 SHAPE = (6, 12, 12)

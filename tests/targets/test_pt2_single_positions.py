@@ -14,9 +14,9 @@ from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.targets.pt2 import PT2
 from optimize.targets.pt2.lowering import SCALE, lower
-from optimize.targets.pt2.placement import InductorPlacement, place
-from optimize.targets.pt2.single_positions import is_sum, write_sum
-from tests.targets.scripted import captured, draw, quantized, seeded, sqnr_db
+from optimize.targets.pt2.placement import InductorPlacement, is_sum, place, write_sum
+from tests.nets import sqnr_db
+from tests.targets.scripted import captured, draw, quantized, seeded
 
 SHAPE = (3, 12, 12)
 INTEGER = "it reads one position, for which a float loop over its integer weights is faster than an integer kernel"

@@ -17,6 +17,7 @@ from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
 from optimize.targets.tensorrt import TensorRT, isolated, packages
+from tests.nets import sqnr_db
 from tests.targets.tensorrt_graphs import BROKEN
 from tests.targets.tensorrt_orders import order, rtx
 
@@ -25,10 +26,6 @@ from tests.targets.tensorrt_orders import order, rtx
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every machine behaves like one without a GPU, so that TensorRT-RTX builds."""
     monkeypatch.setattr(packages, "has_gpu", lambda: False)
-
-
-def sqnr_db(want: np.ndarray, got: np.ndarray) -> float:
-    return float(10 * np.log10((want.astype(float) ** 2).sum() / ((want - got).astype(float) ** 2).sum()))
 
 
 def run_onnx(path: Path, x: torch.Tensor) -> np.ndarray:

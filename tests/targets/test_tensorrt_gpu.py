@@ -3,7 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from optimize.passes.cast_half import CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
 from optimize.targets.tensorrt import TensorRT, packages
+from tests.nets import sqnr_db
 
 pytestmark = [
     pytest.mark.skipif(not packages.has_gpu(), reason="no NVIDIA GPU and driver on this machine"),
@@ -31,10 +31,6 @@ def program(name: str, precision: str) -> Program:
     }[precision]
     captured = optimize.capture(net, (REFERENCES[name].inputs(2),))
     return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN(), *passes]).run(captured).program
-
-
-def sqnr_db(want: np.ndarray, got: np.ndarray) -> float:
-    return float(10 * np.log10((want.astype(float) ** 2).sum() / ((want - got).astype(float) ** 2).sum()))
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["kernels", "cuda graph"])

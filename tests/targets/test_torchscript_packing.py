@@ -14,7 +14,8 @@ from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.targets.torchscript import packing
 from tests.cpus import NEEDS_VNNI
-from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, run_fresh, seeded, sqnr_db
+from tests.nets import sqnr_db
+from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, run_fresh, seeded
 
 # More than 100 groups: kernels FBGEMM lacks run in parts of at most 100 groups; (shape, layer, number of kernels).
 MANY_GROUPS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], int]] = {

@@ -19,7 +19,8 @@ from optimize.errors import Refused
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
-from tests.passes.test_quantize_weights import capture, language, rounded, sqnr_db
+from tests.nets import sqnr_db
+from tests.passes.test_quantize_weights import capture, language, rounded
 from tests.targets.scripted import draw
 
 TARGETS = ("onnx", "torchscript", "openvino")

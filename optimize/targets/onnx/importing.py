@@ -48,7 +48,6 @@ class OnnxGraph(ForeignGraph):
 
     Args:
         model: Read and checked; weights outside the file are read from its folder.
-        path: The file.
 
     Raises:
         Refused: It is quantized, or calls an operator that is not known; the message names it.

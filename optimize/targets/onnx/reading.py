@@ -12,10 +12,9 @@ import onnx
 from optimize.errors import Refused
 from optimize.regular import read_bytes, require_file, shown
 from optimize.targets.onnx.untrusted.calls import check_calls
-from optimize.targets.onnx.untrusted.messages import check_messages
+from optimize.targets.onnx.untrusted.messages import check_messages, check_texts
 from optimize.targets.onnx.untrusted.survey import check_work
 from optimize.targets.onnx.untrusted.tensors import check_tensors
-from optimize.targets.onnx.untrusted.texts import check_texts
 
 #: One protobuf message.
 MOST_BYTES = 2**31 - 1
@@ -25,7 +24,6 @@ def read_checked(path: Path, *, trust: bool = False) -> onnx.ModelProto:
     """Return what a file holds; weights outside it stay there.
 
     Args:
-        path: The file.
         trust: Take whatever time and memory the file asks for; everything else is checked all the same.
 
     Raises:

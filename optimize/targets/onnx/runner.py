@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.errors import Refused, TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable, first_line
 from optimize.regular import shown
 from optimize.targets.arrays import element_type, fitted
 from optimize.targets.base import Artifact, Runner
@@ -123,8 +123,7 @@ def _shorten(error: Exception) -> str:
     'CUDA failure 304: not supported'
     """
     call = re.search(r"CUDA failure \d+: [^;]*", str(error))
-    lines = [call[0]] if call else str(error).splitlines()
-    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+    return call[0].strip() if call else first_line(error)
 
 
 def _open_on(runtime: Any, path: str, options: Any, provider: Provider) -> tuple[Any, str]:

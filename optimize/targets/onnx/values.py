@@ -95,7 +95,6 @@ def read_values(path: Path, *, trust: bool = False) -> Values:
     """Read a file without running it.
 
     Args:
-        path: The file.
         trust: As ``read_checked`` takes it.
 
     Raises:

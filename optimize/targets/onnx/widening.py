@@ -40,7 +40,6 @@ class _Channels:
     """Values that have the same channels, and the convolutions at their borders.
 
     Attributes:
-        values: The values.
         writers: Convolutions that compute them from other channels.
         readers: Convolutions that compute other channels from them.
         depthwise: Convolutions that keep them apart.

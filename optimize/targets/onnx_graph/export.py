@@ -18,7 +18,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize import graph
 from optimize.composites import looked_up_once
-from optimize.errors import Refused
+from optimize.errors import Refused, first_line
 from optimize.files import whole
 from optimize.graph import aten
 from optimize.named import free_name
@@ -104,7 +104,7 @@ def save(model: ir.Model, path: Path) -> None:
             proto = ir.to_proto(model)
             onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise Refused(f"The exported ONNX model is not valid: {_first_line(error)}") from error
+        raise Refused(f"The exported ONNX model is not valid: {first_line(error)}") from error
     _slim(proto)
     with whole(path) as temporary:
         onnx.save_model(proto, temporary)
@@ -167,7 +167,8 @@ def _keep_settled(exported: torch.export.ExportedProgram) -> None:
 
     def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-        means = [node for node in calls if _is_mean(node)]
+        pools = [node for node in calls if graph.is_call(node, aten.adaptive_avg_pool2d.default)]
+        means = [node for node in pools if node.args[1] == [1, 1]]
         targets = {node.target for node in calls if node not in means}
         if any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls):
             table = {**table, _ATTENTION: _with_one_head}
@@ -188,10 +189,6 @@ def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     return _ATTENTION(*apart, **options).squeeze(1)
 
 
-def _is_mean(node: torch.fx.Node) -> bool:
-    return graph.is_call(node, aten.adaptive_avg_pool2d.default) and node.args[1] == [1, 1]
-
-
 def _opset(program: Program, asked: int | None) -> int:
     least = OPSET_BFLOAT16 if any(weight.dtype is torch.bfloat16 for weight in program.graph_module.parameters()) else 0
     if asked is not None and asked < least:
@@ -210,7 +207,7 @@ def _refusal(program: Program, error: BaseException) -> Refused:
         text = f"{text}\n{last}"
     missing = re.search(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'", text)
     if missing is None:
-        return Refused(f"The program cannot be exported to ONNX: {_first_line(last)}")
+        return Refused(f"The program cannot be exported to ONNX: {first_line(last)}")
     # The exporter may have taken the operator apart: special_bessel_j0 fails as prims.bessel_j0.
     name, calls = missing[2], [node for node in program.graph.nodes if node.op == "call_function"]
     layers = [graph.origin(node) for node in calls if graph.op_name(node).endswith(name)]
@@ -301,8 +298,3 @@ def _before_norm(node: torch.fx.Node) -> torch.fx.Node:
     """Return the layer that the exporter folded a BatchNorm into, for the BatchNorm; any other node as it is."""
     inner = node.args[0] if graph.is_call(node, graph.aten.batch_norm.default) else node
     return inner if isinstance(inner, torch.fx.Node) else node
-
-
-def _first_line(error: BaseException) -> str:
-    text = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # torch colours its messages for terminals
-    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -134,7 +134,6 @@ def add(
         graph: Where to.
         op: Operator.
         inputs: What it reads.
-        attributes: Its attributes.
         name: Name of the output; a number is added when another value has it. The node itself has none.
         like: The value whose shape and type the output has.
         dtype: Another element type than ``like``'s.

@@ -44,7 +44,6 @@ def trace_names(
     """Follow each program node through re-export and decomposition.
 
     Args:
-        program: The program.
         originals: :func:`exported_calls` of both.
         exported: ``program.export()``.
         decomposed: The exporter's own graph, after whose nodes ONNX values are named.

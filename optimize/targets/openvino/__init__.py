@@ -216,8 +216,8 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.onnx_graph.weight_only import quantize_weights
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
-    from optimize.targets.openvino.maxima import reduce_integers
     from optimize.targets.openvino.rewrites import (
+        reduce_integers,
         scale_products,
         settle_tables,
         spell_hard_sigmoids,

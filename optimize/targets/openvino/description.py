@@ -34,7 +34,6 @@ class IrLayer:
 
     Attributes:
         number: Its number in its graph.
-        name: Its name.
         kind: Its type, such as ``Const``.
         data: What its ``data`` element says of what is stored.
         ports: Numbers of its inputs, in order.

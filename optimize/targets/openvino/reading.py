@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,15 +83,13 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
     """
     if sandbox.is_confined():
         return inputs_here(path)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        answer = sandbox.call(
-            "optimize.targets.openvino.reading:read_inputs",
-            {"path": str(path.resolve())},
-            Path(folder),
-            about=f"'{shown(path)}'",
-            limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
-            confined=not trust,
-        )
+    answer = sandbox.call(
+        "optimize.targets.openvino.reading:read_inputs",
+        {"path": str(path.resolve())},
+        about=f"'{shown(path)}'",
+        limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
+        confined=not trust,
+    )
     try:
         return tuple(TensorSpec.told(*entry) for entry in answer.value)
     except (TypeError, ValueError) as error:

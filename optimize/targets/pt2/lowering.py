@@ -15,8 +15,7 @@ from optimize.precision.host import spare_cheaply, write_halves
 from optimize.program import Program
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
-from optimize.targets.pt2.placement import InductorPlacement, place
-from optimize.targets.pt2.single_positions import write_sum
+from optimize.targets.pt2.placement import InductorPlacement, place, write_sum
 
 #: Ending of the name under which a package holds the weight scales of a layer.
 SCALE = "_int8_scale"

@@ -141,7 +141,7 @@ class TensorRT(EngineOptions, Target):
 
     def _unavailable(self, reason: str, hint: str, engine: Path, lowered: Program) -> TargetUnavailable:
         """Return why there is no engine, and how to make it of the ONNX model here or elsewhere."""
-        from optimize.targets.tensorrt.command import build_command
+        from optimize.targets.tensorrt.options import build_command
 
         onnx, profile = engine.with_suffix(".tensorrt.onnx").name, self.profile(lowered)
         commands = [
@@ -163,8 +163,8 @@ class TensorRT(EngineOptions, Target):
         self, precision: str, lowered: Program, path: Path, package: Package, built: Built, placed: Coverage | None
     ) -> Artifact:
         from optimize.targets.packaging import describe, versions_of
-        from optimize.targets.tensorrt.command import build_command, compare_command
-        from optimize.targets.tensorrt.coverage import precision_note, read_coverage
+        from optimize.targets.tensorrt.layers import precision_note, read_coverage
+        from optimize.targets.tensorrt.options import build_command, compare_command
 
         onnx, profile = path.with_suffix(".tensorrt.onnx").name, self.profile(lowered)
         notes = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import tempfile
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -25,19 +23,11 @@ def build(order: Order) -> Built:
         TargetUnavailable: The library cannot be imported, is too old, or finds no driver.
         Refused: It does not accept the model, runs out of memory, or crashed on it.
     """
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        try:
-            answer = sandbox.call(
-                _BUILD,
-                {"order": dataclasses.asdict(order)},
-                Path(folder),
-                about=order.title,
-                limits=ChildLimits.until(None),
-                confined=False,
-                progress=tell,
-            )
-        except (Died, Unforeseen) as error:
-            raise _crash(order, error) from error
+    arguments, limits = {"order": dataclasses.asdict(order)}, ChildLimits.until(None)
+    try:
+        answer = sandbox.call(_BUILD, arguments, about=order.title, limits=limits, confined=False, progress=tell)
+    except (Died, Unforeseen) as error:
+        raise _crash(order, error) from error
     return TypeAdapter(Built).validate_python(answer.value)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from optimize.targets.base import LayerTypes, TypedLayer
+from optimize.targets.base import Coverage, FloatLayer, LayerTypes, TypedLayer
 
 INSPECTOR = "engine inspector"
 NETWORK = "parsed network"
@@ -30,40 +30,19 @@ _FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A convolution or matrix product as TensorRT's parser typed it.
-
-    Attributes:
-        name: Name of the ONNX node.
-        op: TensorRT's word in lower case, such as ``convolution``.
-        precision: ``int8`` where both operands come from integers, else the operands' float type.
-    """
-
-    name: str
-    op: str
-    precision: str
-
-
-def weighted_layers(network: Any) -> Iterator[Layer]:
-    """Yield the convolutions and matrix products of a parsed network."""
-    for layer, precision in _typed(network):
-        if layer.type.name in _WEIGHTED:
-            yield Layer(layer.name, layer.type.name.lower(), precision)
+def weighted_layers(network: Any) -> tuple[TypedLayer, ...]:
+    """Return the convolutions and matrix products of a parsed network, named like their ONNX nodes."""
+    return tuple(entry for entry in _typed(network) if entry.op.upper() in _WEIGHTED)
 
 
 def network_types(network: Any) -> LayerTypes:
     """Return the layers of a parsed network that work on numbers; constants and shapes are left out."""
     known = frozenset(_TYPES.values())
-    found = (
-        TypedLayer(layer.name, layer.type.name.lower(), precision, _word(layer.get_output(0)))
-        for layer, precision in _typed(network)
-        if layer.type.name not in ("CONSTANT", "SHAPE")
-    )
+    found = (entry for entry in _typed(network) if entry.op not in ("constant", "shape"))
     return LayerTypes(NETWORK, tuple(entry for entry in found if entry.precision in known and entry.output in known))
 
 
-def _typed(network: Any) -> Iterator[tuple[Any, str]]:
+def _typed(network: Any) -> Iterator[TypedLayer]:
     """Yield each layer with the type it computes in: int8 when both operands of a product are dequantized int8."""
     found = [network.get_layer(index) for index in range(network.num_layers)]
     layers = [layer for layer in found if layer.num_outputs and layer.get_output(0) is not None]  # loops have others
@@ -73,7 +52,8 @@ def _typed(network: Any) -> Iterator[tuple[Any, str]]:
         pair = operands[:2]
         integer = layer.type.name in _WEIGHTED and len(pair) == 2 and all(_is_integer(one, producers) for one in pair)
         first = operands[0] if operands else layer.get_output(0)
-        yield layer, "int8" if integer else _word(first)
+        precision = "int8" if integer else _word(first)
+        yield TypedLayer(layer.name, layer.type.name.lower(), precision, _word(layer.get_output(0)))
 
 
 def _word(tensor: Any) -> str:
@@ -122,3 +102,36 @@ def _format(text: str) -> str:
     ('int8', 'float32')
     """
     return next((word for pattern, word in _FORMATS.items() if re.search(pattern, text, re.IGNORECASE)), text.lower())
+
+
+def read_coverage(placed: Coverage, layers: Sequence[TypedLayer]) -> Coverage:
+    """Return the layers whose operands the parsed network takes from int8; no kernel has run, so none is counted.
+
+    Args:
+        placed: The layers that were written in INT8, and those left in float.
+        layers: The weighted layers of the parsed network.
+    """
+    integer = {layer.name for layer in layers if layer.precision == "int8"}
+    known = {layer.name for layer in placed.left_float}
+    others = [
+        FloatLayer(layer.name, layer.op, f"TensorRT reads its operands as {layer.precision}")
+        for layer in layers
+        if layer.precision != "int8" and layer.name not in known
+    ]
+    return Coverage(
+        quantized=tuple(name for name in placed.quantized if name in integer),
+        left_float=(*placed.left_float, *others),
+        source="parsed network",
+    )
+
+
+def precision_note(layers: Sequence[TypedLayer]) -> str:
+    """Return how many weighted layers the parsed network has in each precision, as one sentence.
+
+    >>> precision_note([TypedLayer("a", "convolution", "int8", "int8")])
+    'Parsed network: 1 convolution in int8; which kernels run is decided on the GPU.'
+    """
+    counted = Counter((layer.op, layer.precision) for layer in layers)
+    parts = [f"{number} {op} in {precision}" for (op, precision), number in sorted(counted.items())]
+    listed = ", ".join(parts) or "no convolution or matrix product"
+    return f"Parsed network: {listed}; which kernels run is decided on the GPU."

@@ -9,12 +9,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import onnx_ir as ir
+
 from optimize.errors import Refused
 from optimize.targets.base import Coverage
+from optimize.targets.onnx_graph.nodes import constant, name_of, store, tidy
 from optimize.targets.onnx_graph.policy import TENSORRT as POLICY
 from optimize.targets.tensorrt.conformance import check
 from optimize.targets.tensorrt.packages import TENSORRT_RTX, TORCH_TENSORRT, Package
-from optimize.targets.tensorrt.scales import widen_scales
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -108,3 +111,34 @@ def exported(program: Program) -> Iterator[Path]:
         with warnings.catch_warnings(action="ignore"):
             torch.export.save(program.export(), path)
         yield path
+
+
+OPSET = 23
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def widen_scales(model: ir.Model) -> int:
+    """Store the scales of half values as float32 in place, the same numbers; return how many operators read them.
+
+    TensorRT takes them in half; TensorRT-RTX converts them by itself and warns of each. From opset 23 on ONNX has both
+    types in one operator, and RTX's parser reads it; ONNX Runtime 1.31 fails on such a convolution with a bias, so only
+    RTX is given it. A model without such scales keeps its opset.
+    """
+    widened = 0
+    for node in model.graph:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        scales = node.inputs[1]
+        if scales is None or scales.dtype not in _HALVES:
+            continue
+        array = constant(scales)
+        if array is None:
+            continue
+        node.replace_input_with(1, store(model.graph, f"{name_of(scales)}_wide", array.astype(np.float32)))
+        if node.op_type == "DequantizeLinear":
+            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(scales.dtype))
+        widened += 1
+    if widened:
+        model.opset_imports[""] = max(OPSET, model.opset_imports[""])
+        tidy(model)
+    return widened

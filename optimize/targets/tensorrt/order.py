@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimize.errors import TargetUnavailable
-from optimize.targets.base import LayerTypes
-from optimize.targets.tensorrt.layers import Layer
+from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt.options import EngineOptions
 
 #: Strongly typed networks with explicit Q/DQ are complete from this version on.
@@ -52,7 +51,7 @@ class Built:
     """
 
     version: str
-    layers: tuple[Layer, ...]
+    layers: tuple[TypedLayer, ...]
     types: LayerTypes
     warnings: tuple[str, ...]
     inputs: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ An engine is native code, and its reader believes it: that of somebody else is r
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,14 +36,12 @@ def specs_of(path: Path, *, trust: bool = False) -> Specs:
     """
     if trust or sandbox.is_confined():
         return read_specs(path)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
-        answer = sandbox.call(
-            "optimize.targets.tensorrt.reading:tell_specs",
-            {"path": str(path.resolve())},
-            Path(folder),
-            about=f"'{shown(path)}'",
-            limits=replace(sandbox.ChildLimits.of([path]), memory_bytes=None),  # a GPU's memory is reserved, too
-        )
+    answer = sandbox.call(
+        "optimize.targets.tensorrt.reading:tell_specs",
+        {"path": str(path.resolve())},
+        about=f"'{shown(path)}'",
+        limits=replace(sandbox.ChildLimits.of([path]), memory_bytes=None),  # a GPU's memory is reserved, too
+    )
     try:
         name, version, *told = answer.value
         inputs, outputs = (tuple(TensorSpec.told(*entry) for entry in entries) for entries in told)

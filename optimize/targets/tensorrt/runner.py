@@ -14,7 +14,7 @@ from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.tensorrt import log, packages
 from optimize.targets.tensorrt.driver import Device
-from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX, Package
+from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX
 
 #: Name of an input or output, and its locked memory in the shape of this run.
 _Locked = tuple[str, np.ndarray]
@@ -58,7 +58,8 @@ class EngineRunner(Runner):
         self._runtime = module.Runtime(logger)
         self._engine = self._runtime.deserialize_cuda_engine(artifact.path.read_bytes())
         if self._engine is None:
-            raise TargetUnavailable(_unreadable(package, module.__version__), hint="Rebuild it from its ONNX file.")
+            what = f"{package.title} {module.__version__} cannot read the engine: {_first(log.errors())}."
+            raise TargetUnavailable(what, hint="Rebuild it from its ONNX file.")
         self._context = _create_context(module, self._engine)
         self._buffers: dict[str, _Buffer] = {}
         self._shapes: tuple[tuple[int, ...], ...] = ()
@@ -153,10 +154,6 @@ def _create_context(module: Any, engine: Any) -> Any:
     config = engine.create_runtime_config()
     config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
     return engine.create_execution_context(runtime_config=config)
-
-
-def _unreadable(package: Package, version: str) -> str:
-    return f"{package.title} {version} cannot read the engine: {_first(log.errors())}."
 
 
 def _first(texts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from optimize.errors import Refused, TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable, first_line
 from optimize.targets.tensorrt import log, packages
 from optimize.targets.tensorrt.failures import build_failure, plain
 from optimize.targets.tensorrt.layers import inspect
@@ -85,6 +85,6 @@ def _failure(library: str, error: Exception) -> Refused | TargetUnavailable:
     text = str(error) or type(error).__name__
     if type(error).__name__ == "UnsupportedOperatorException":
         hint = "Leave library out: the road through ONNX has more operators."
-        return Refused(f"{library} has no converter: {text.splitlines()[0]}.", hint=hint)
+        return Refused(f"{library} has no converter: {first_line(error)}.", hint=hint)
     failure = build_failure(library, [text])
     return failure if isinstance(failure, TargetUnavailable) else Refused(failure.what, hint=failure.hint)

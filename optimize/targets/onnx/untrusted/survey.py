@@ -59,7 +59,6 @@ class _Survey:
 
     Args:
         functions: Of the model.
-        path: The file.
         most_elements: Of what is computed from constants.
     """
 

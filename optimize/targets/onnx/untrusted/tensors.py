@@ -47,7 +47,6 @@ def check_tensors(model: ModelProto, path: Path) -> tuple[Path, ...]:
 
     Args:
         model: What the file holds.
-        path: The file.
 
     Raises:
         Refused: One has another size than its shape and type say, or lies where it must not or is not.
@@ -99,7 +98,6 @@ class _Folder:
     """The folder of a file, and what in it its tensors lie in.
 
     Attributes:
-        path: The folder.
         sizes: Bytes of each file that was named, by its name.
     """
 
