@@ -7,12 +7,14 @@ import linecache
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from optimize.dimensions import BATCH, Dimensions
 from optimize.errors import Refused, spell
@@ -53,7 +55,7 @@ class _Listener(logging.Handler):
         if made := _MADE.match(said):
             self.owners[made[1]] = ("_".join(_WORD.findall(made[2])), int(made[3]))
         elif (bound := _BOUND.match(said)) and bound[1] in self.owners:
-            self.bindings.append(Binding(*self.owners[bound[1]], int(bound[2]), _find_line()))
+            self.bindings.append(Binding(*self.owners[bound[1]], int(bound[2]), _find_line(_callers())))
 
 
 @contextlib.contextmanager
@@ -69,17 +71,27 @@ def heard_bindings() -> Iterator[list[Binding]]:
         _LOGGER.setLevel(level)
 
 
-def _find_line() -> str:
-    """Return the innermost line of a module's own code that is being run: outside of torch, in a method of a module."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+def _find_line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the innermost line of a module's own code: outside of torch, in a method of a module.
+
+    Args:
+        frames: With the number of the line that each is at, the innermost first.
+    """
+    for frame, number in frames:
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(owner, torch.nn.Module) and not code.co_filename.startswith((_TORCH, "<")):
-            line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-            return f" in {Path(code.co_filename).name}:{frame.f_lineno}" + (f" ({line})" if line else "")
-        frame = frame.f_back
+            line = linecache.getline(code.co_filename, number).strip()
+            return f" in {Path(code.co_filename).name}:{number}" + (f" ({line})" if line else "")
     return ""
+
+
+def _callers() -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames that are being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
 
 
 class BatchFixed(Refused):
@@ -123,9 +135,17 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
             f"The model does not take every size of {', '.join(sorted(names - {BATCH}))}: {_violation(text)}",
             hint="Leave fewer dimensions free, or others (--dynamic INPUT:3=NAME), or compute alike for any size.",
         )
+    frames = list(traceback.walk_tb(error.__traceback__))[::-1]
+    where = _find_line(frames)
+    if any(isinstance(held, PackedSequence) for frame, _ in frames for held in frame.f_locals.values()):
+        return Refused(
+            f"Sequences are packed{where}: how many steps there are then depends on the data.",
+            hint="Give nn.LSTM or nn.GRU the padded ones: a step knows nothing of those behind it. Take the last state "
+            "of each by its length (torch.gather), and leave out padding where it is read; backwards it is not so.",
+        )
     depends_on_data = "data-dependent" in text or "DataDependent" in type(error).__name__
     return Refused(
-        f"torch.export cannot capture the model: {spell(error)}.",
+        f"torch.export cannot capture the model: {spell(error)}{where}.",
         hint="Control flow that depends on data must be rewritten (torch.where) before deployment."
         if depends_on_data
         else "Try torch.export.export(module, args) alone: what it refuses cannot be deployed.",

@@ -24,6 +24,17 @@ def is_named(text: str) -> bool:
     return bool(_SPEC.fullmatch(text))
 
 
+def meant(text: str) -> str:
+    """Return the ``package.module:name`` that a text may be meant as, a path of a file or one with dots alone.
+
+    >>> meant("nets/small.py:Net"), meant("nets.small.Net"), meant("?")
+    ('nets.small:Net', 'nets.small:Net', 'package.module:factory')
+    """
+    home, colon, name = text.partition(":") if ":" in text else text.rpartition(".")
+    found = f"{home.removesuffix('.py').removeprefix('./').replace('/', '.')}:{name}"
+    return found if colon and is_named(found) else "package.module:factory"
+
+
 def named_in(content: Any, but: Callable[[str], bool] = lambda text: False) -> Iterator[str]:
     """Yield every ``package.module:name`` in what a file of settings holds, though a file may be called so.
 

@@ -12,6 +12,8 @@ MISSING = "–"
 EQUAL_DB = 200.0
 #: What is said of a file that rounds where there was no data: noise shows neither what is lost nor that nothing is.
 NOT_JUDGED = "not judged: what rounding loses shows on samples that are answered with numbers, not on noise: give some"
+#: A difference of numbers about one that is none but of how they were added up.
+_ROUNDING = 1e-12
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
@@ -164,8 +166,8 @@ def score(value: float, unit: str) -> str:
 def change(difference: float, unit: str) -> str:
     """Return how much a metric changed, shares in points, which are hundredths of one.
 
-    >>> change(-0.004, "%"), change(0.0, "%"), change(0.25, ""), change(-1.234, "dB")
-    ('−0.40 points', '±0.00 points', '+0.25', '−1.23 dB')
+    >>> change(-0.004, "%"), change(0.0, "%"), change(0.25, ""), change(-1.234, "dB"), change(-3.7e-15, "")
+    ('−0.40 points', '±0.00 points', '+0.25', '−1.23 dB', '±0')
     """
     text = _signed(difference, unit)
     return f"{'±' if float(text) == 0 else text[0]}{text[1:]} {points(unit)}".strip().replace("-", "−")
@@ -201,7 +203,9 @@ def points(unit: str, number: float = 0.0) -> str:
 
 
 def _signed(difference: float, unit: str) -> str:
-    return f"{100 * difference:+.2f}" if unit == "%" else f"{difference:+.2f}" if unit == "dB" else f"{difference:+.3g}"
+    if unit:
+        return f"{100 * difference if unit == '%' else difference:+.2f}"
+    return f"{difference if abs(difference) > _ROUNDING else 0.0:+.3g}"
 
 
 def error(value: float | None) -> str:

@@ -107,8 +107,23 @@ def test_data_dependent_control_flow_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1 if x.sum() > 0 else x
 
-    with pytest.raises(Refused, match=r"torch\.export cannot capture"):
+    with pytest.raises(Refused, match=r"torch\.export cannot capture .* in test_frontend\.py:\d+ \(return x \+ 1 if"):
         optimize.capture(Branching(), (torch.rand(2, 3),))
+
+
+def test_packed_sequences_are_refused_with_what_to_do() -> None:
+    class Packing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.lstm(packed)[1][0][-1]  # type: ignore[no-any-return]
+
+    with pytest.raises(Refused, match=r"Sequences are packed in test_frontend\.py:\d+ \(return self\.lstm") as caught:
+        optimize.capture(Packing().eval(), (torch.rand(2, 5, 3), torch.tensor([5, 3])))
+    assert "torch.gather" in caught.value.hint
 
 
 def test_a_module_that_computes_with_its_batch_keeps_it_and_says_where() -> None:

@@ -151,7 +151,7 @@ def test_labels_are_what_a_metric_takes(tmp_path: Path, labels: list[Any], wante
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ('{"text": "w1"}\n{"txt": 1}', "Line 2 of .* has no text"),
+        ('{"text": "w1"}\n{"txt": 1, "label": 2}', "Line 2 of .* has no text: it holds txt, label"),
         ('{"text": 3}', "Line 1 of .* has no text"),
         ('{"text": "w1"', "is not JSON"),
         ('{"text": "w1"}\n[]', "Line 2 of .* has no text"),

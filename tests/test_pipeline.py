@@ -94,11 +94,21 @@ class Unlisted(Pass):
         return Outcome((Rewrite("0", "weight rounded"),) if self.told else (), notes=("in halves",))
 
 
+@dataclass(frozen=True)
+class Silent(Pass):
+    """Says nothing of what it did."""
+
+    def rewrite(self, program: Program) -> Outcome:
+        return None  # type: ignore[return-value]
+
+
 def test_a_change_that_is_not_listed_is_refused_and_not_called_none() -> None:
     program = small()
     with pytest.raises(Refused, match=r"Unlisted of the package 'tests' changed the program, and its Outcome lists no"):
         optimize.Pipeline([Unlisted()]).run(program)
     assert optimize.Pipeline([Unlisted(told=True)]).run(program).program.applied
+    with pytest.raises(Refused, match="returned a NoneType"):
+        optimize.Pipeline([Silent()]).run(program)
 
 
 def test_a_lossy_pass_that_is_not_registered_is_not_judged_on_noise_and_its_module_is_told(tmp_path: Path) -> None:

@@ -321,7 +321,8 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             found = texts.parse_json(line, source=source, failure=Refused)
             said = [found.get(key, "") for key in ("text", "text_pair")] if isinstance(found, dict) else []
             if not said or "text" not in found or not all(isinstance(text, str) for text in said):
-                raise Refused(f"{source} has no text.", hint=_HINT)
+                held = f": it holds {shown(', '.join(map(str, found)))}" if isinstance(found, dict) and found else ""
+                raise Refused(f"{source} has no text{held}.", hint=_HINT)
             yield found
 
 

@@ -282,11 +282,8 @@ def _own_rows(
     formed = len(parts) == 1 if freely else all(part.ndim == 1 for part in parts)
     if not fit or not formed or not all(map(scores.is_bounded, parts)) or any((part < 0).any() for part in parts[1:]):
         shown = ", ".join(f"{part.dtype}{list(part.shape)}" for part in parts)
-        raise Refused(
-            f"The metric '{name}' returned {shown} for {count} samples, or numbers that are not finite, beyond "
-            f"{scores.LARGEST:g} or counts below 0.",
-            hint=hint,
-        )
+        odd = f"numbers that are not finite, beyond {scores.LARGEST:g} or counts below 0, in " if fit and formed else ""
+        raise Refused(f"The metric '{name}' returned {odd}{shown} for {count} samples.", hint=hint)
     if len(parts) == 1 and (freely or parts[0].dtype.kind == "b"):
         return parts[0]
     return np.stack([*parts, np.ones(count)][:2], 1).astype(np.float64)

@@ -164,6 +164,11 @@ class Pass(ABC):
             return program, Outcome(notes=(f"{self.name} was applied already, with the same options.",))
         changed = program.clone()
         outcome = self.rewrite(changed)
+        if not isinstance(outcome, Outcome):
+            raise Refused(
+                f"{named_with_package('pass', self.name, type(self))} returned a {type(outcome).__name__}.",
+                hint="rewrite returns what it did: Outcome((Rewrite(where, what), ...)).",
+            )
         if not outcome.rewrites:
             if is_foreign(type(self)) and not _alike(program, changed):
                 who = named_with_package("pass", self.name, type(self))

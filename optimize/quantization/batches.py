@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -209,6 +210,9 @@ def require_batches(data: Any) -> None:
     """
     if isinstance(data, Samples):
         return
+    if isinstance(data, str | Path):
+        what = f"Calibration data must be batches of inputs; got the text '{data}'."
+        raise UsageError(what, hint=f"Open a file: optimize.data.open_data('{data}'); the command does it for --calib.")
     try:
         ends_after_one_pass = iter(data) is data
     except TypeError as error:

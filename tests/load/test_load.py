@@ -236,6 +236,9 @@ def test_model_option(tmp_path: Path) -> None:
     for wrong in ("Net", "tests/load/files.py:Net", "a:b:c", ":Net"):
         with pytest.raises(UsageError, match="does not name a factory"):
             load(tmp_path / "w.pt", model=wrong)
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path / "w.pt", model="tests/load/files.py:Net")
+    assert caught.value.hint == "Write tests.load.files:Net."
     with pytest.raises(UsageError, match="factory already"):
         load(NET, model=NET)
     torch.save(plain(), tmp_path / "m.pt")

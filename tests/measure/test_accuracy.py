@@ -130,7 +130,7 @@ def in_total(
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda outputs, labels: (float("nan"), 4), r"returned float64\[\], int64\[\] for 2 samples"),
+        (lambda outputs, labels: (float("nan"), 4), r"returned float64\[\], int64\[\] for 2 samples\."),
         (lambda outputs, labels: outputs["y"] * np.nan, "not finite"),
         (lambda outputs, labels: outputs["nothing"], "raised KeyError: 'nothing'.\nIt is given the outputs {"),
         (lambda outputs, labels: (outputs["y"], outputs["y"]), "differently"),

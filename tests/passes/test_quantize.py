@@ -64,3 +64,9 @@ def test_bad_calibration_data_is_refused(batches: list[torch.Tensor], message: s
 def test_a_generator_is_refused_because_it_is_read_twice() -> None:
     with pytest.raises(UsageError, match="re-iterable"):
         optimize.QuantizeStatic(calibration=(torch.rand(1) for _ in range(2)))
+
+
+def test_the_name_of_a_file_is_no_data() -> None:
+    with pytest.raises(UsageError, match="got the text 'x") as caught:
+        optimize.QuantizeStatic(calibration="x.npz")
+    assert "open_data('x.npz')" in caught.value.hint
