@@ -87,7 +87,7 @@ def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastes
 def test_why_a_file_could_not_be_made_is_one_line(report: Report) -> None:
     program = optimize.capture(nn.ReLU(), (torch.rand(2, 3),))
     error = Refused("OpenVINO has no dynamic INT8.", hint="Use --int8=static.")
-    row = _row(Export("openvino", "int8-dynamic", program, error=error), iter(()), Job(nn.ReLU(), Recipe()))
+    row = _row(Export("openvino", "int8-dynamic", program, error=error), iter(()), Job(nn.ReLU(), Recipe()), "")
     assert row.reason == "OpenVINO has no dynamic INT8. Use --int8=static."
 
 
