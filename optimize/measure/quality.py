@@ -27,8 +27,8 @@ from optimize.targets.base import Artifact
 MOST_EMULATED, EMULATED_S = 8, 120.0
 #: What the real processor is called beside them; its kernels round the same integers otherwise by less than this.
 HERE, APART_DB = "here", 1.0
-#: How near a file stays to its own answers, dB: kernels that add up in another order round otherwise.
-_STEADY_DB = 60.0
+#: How near a file stays to its own answers, dB: kernels that add up in another order round other integers.
+_STEADY_DB = 40.0
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
 
