@@ -25,6 +25,8 @@ MAX_VALUES = 2**30
 #: long as those are.
 MOST_STEPS, LOOPED_SIZE = 2**26, 1024
 _DIGITS = 20
+#: Characters of one whole number: base 60 and 5,000 digits take long, no float holds 400, and nobody means them.
+MOST_DIGITS = 64
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -238,6 +240,17 @@ def read_finite(digits: str) -> float:
     if not math.isfinite(number := float(digits)):
         raise ValueError(f"it says {digits}, which no float holds")
     return number
+
+
+def read_whole(digits: str) -> int:
+    """Return a whole number of JSON of no more digits than anybody means.
+
+    Raises:
+        ValueError: It has more.
+    """
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
 def read_bits(text: str) -> float:

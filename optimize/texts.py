@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from optimize.bounds import read_finite
+from optimize.bounds import MOST_DIGITS, read_finite, read_whole
 from optimize.errors import OptimizeError, Refused, UsageError, in_one_line
 from optimize.regular import read_bytes, shown
 
@@ -26,8 +26,6 @@ _BOUNDS = (("lists and mappings", "[{", 1_000_000), ("values", ",", 4_000_000), 
 _MOST_BEGINNINGS = 16_000_000
 #: How JSON writes half of a character that UTF-16 has in two parts.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-#: Characters of one whole number: base 60 and 5,000 digits take long, no float holds 400, and nobody means them.
-_MOST_DIGITS = 64
 #: What to raise; without a class of the caller's, ``Refused`` of a file and ``UsageError`` of what it says.
 Failure = type[OptimizeError] | None
 
@@ -147,20 +145,9 @@ def _load_json(text: str) -> Any:
         if sum(map(text.count, marks)) > most:
             raise ValueError(f"it holds more than {most} {noun}")
     found = json.loads(
-        text, parse_constant=_no_constant, parse_float=read_finite, parse_int=_whole, object_pairs_hook=_no_repeats
+        text, parse_constant=_no_constant, parse_float=read_finite, parse_int=read_whole, object_pairs_hook=_no_repeats
     )
     return _encodable(found) if _HALF.search(text) else found
-
-
-def _whole(digits: str) -> int:
-    """Return a whole number of no more digits than anybody means.
-
-    Raises:
-        ValueError: It has more.
-    """
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits")
-    return int(digits)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -220,7 +207,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """Build a number of no more digits than anybody means."""
-        if len(node.value) > _MOST_DIGITS:
+        if len(node.value) > MOST_DIGITS:
             raise ValueError(f"a number has {len(node.value)} digits")
         return super().construct_yaml_int(node)
 

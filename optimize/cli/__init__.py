@@ -75,6 +75,18 @@ def _check_command(word: str, commands: Collection[str]) -> None:
         raise UsageError(f"There is no command '{word}', and no model of that name.", hint=nearest(word, commands))
 
 
+def _require_folder() -> None:
+    """Refuse to run in a folder that is gone: libraries end the process there without a word of ours.
+
+    Raises:
+        UsageError: It is.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("The current folder was removed.", hint="Change to one that is there: cd") from error
+
+
 def _check_word(word: str) -> None:
     """Refuse a word that no file can be named by, or that no report could repeat.
 
@@ -131,6 +143,7 @@ def _ended(debug: bool) -> int | str | None:
     """Run the command and return its exit code."""
     try:
         try:
+            _require_folder()
             _check_word(tempfile.gettempdir())
             cli.main(prog_name="optimize", standalone_mode=False, obj=keeper.confine)
             code: int | str | None = 0

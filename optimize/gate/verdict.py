@@ -124,7 +124,8 @@ class Decision:
 def decide(trace: GateTrace, demand: Demand) -> Decision:
     """Return the verdict on what was measured so far, which must be a round at least."""
     choice = choose_clock(trace, demand)
-    ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in Clock if ticks(map(trace.blocks, SIDES), clock)}
+    told = [clock for clock in Clock if clock is choice.clock or ticks(map(trace.blocks, SIDES), clock)]
+    ratios = {clock: Ratio.of(trace.log_ratios(clock)) for clock in told}
     e_fail, e_pass = evidence(trace.log_ratios(choice.clock), demand.max_regression)
     restart_ratios = tuple(math.exp(float(np.median(values))) for values in trace.by_restart(choice.clock))
     bimodal = is_bimodal(trace, choice.clock, demand.max_regression)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from optimize import named, registry, sandbox
-from optimize.errors import Refused, UsageError
+from optimize.errors import Refused, UsageError, first_line
 from optimize.frontend_graphs import ForeignGraph
 from optimize.load import exported, pickles, script, untrusted, weights
 from optimize.load.identify import Kind, identify
@@ -185,8 +185,9 @@ def _read_safetensors(path: Path) -> weights.StateDict:
         if count > _MOST_TENSORS:  # each takes time and memory of its own, with or without values
             raise Refused(f"'{path}' holds {count} tensors, more than any network has ({_MOST_TENSORS}).")
         return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, ValueError, OSError) as error:
-        raise Refused(f"'{path}' is a damaged safetensors file: {error}.", hint="Download the file again.") from error
+    except (safetensors.SafetensorError, ValueError, TypeError, OSError) as error:
+        what = f"'{path}' is a damaged safetensors file: {first_line(error)}."
+        raise Refused(what, hint="Download the file again.") from error
 
 
 def _loaded(held: Any, source: ModelSource) -> Loaded:

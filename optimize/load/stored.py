@@ -93,7 +93,7 @@ def load_left(folder: Path, name: str, *, most_bytes: int | None = None) -> dict
     left_in(folder, name, most_bytes=most_bytes).close()
     try:
         return load_file(folder / name)
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, TypeError, OSError) as error:
         raise Refused("The process that opened the file left tensors that cannot be read.") from error
 
 

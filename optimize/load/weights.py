@@ -153,7 +153,7 @@ def _differences(state: StateDict, own: StateDict) -> list[str]:
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
     shapes = [
-        f"{key} is {list(state[key].shape)} and should be {list(own[key].shape)}"
+        f"{key} is {list(state[key].shape)} and should be {_shape(own[key])}"
         for key in own
         if key in state and _is_other_shape(state[key], own[key])
     ]
@@ -163,6 +163,10 @@ def _differences(state: StateDict, own: StateDict) -> list[str]:
 
 def _first(entries: list[str], most: int = 4) -> str:
     return ", ".join(entries[:most]) + (", ..." if len(entries) > most else "")
+
+
+def _shape(own: Any) -> str:
+    return str(list(own.shape)) if isinstance(own, torch.Tensor) else "no tensor"
 
 
 def _is_other_shape(value: Any, own: Any) -> bool:

@@ -96,7 +96,7 @@ class DistanceMeter:
         signal, difference = want[told], want[told] - got[told]
         self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
-        if expected.dtype.name in CHOICES:  # whatever type the second file has for them
+        if {expected.dtype.name, found.dtype.name} & CHOICES:  # whatever type the other file has for them
             signal, difference = np.ones(expected.size), (expected != found).astype(np.float64)
         else:
             self._set_aside(want[masks])

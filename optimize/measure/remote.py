@@ -184,7 +184,7 @@ class Remote:
         told = self._tell(self.address.python).get("environment")
         try:
             found = TypeAdapter(Environment).validate_json(json.dumps(_plain(told)))
-        except ValidationError as error:
+        except (ValidationError, RecursionError) as error:
             raise TargetUnavailable(f"'{self.address.url}' does not say what it is.") from error
         # This package runs there, and is not installed there.
         return dataclasses.replace(found, versions={**found.versions, **versions_of("optimize")})

@@ -20,7 +20,7 @@ _IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2
 
 def render(document: Document) -> str:
     """Return the page; every text from outside is escaped."""
-    embedded = document.record[1].translate(_IN_SCRIPT) if document.record else ""
+    embedded = escaping.plain_json(document.record[1]).translate(_IN_SCRIPT) if document.record else ""
     return _template("page.html.j2").render(document=document, json=embedded).lstrip()
 
 

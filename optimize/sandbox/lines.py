@@ -7,7 +7,7 @@ import queue
 import threading
 from typing import IO, Any
 
-from optimize.bounds import read_finite
+from optimize.bounds import read_finite, read_whole
 
 
 class Lines:
@@ -44,15 +44,15 @@ class Lines:
 
 
 def read_object(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line; None of what is none, numbers that are not finite included.
+    """Return the JSON object in a line; None of what is none, numbers that no float holds included.
 
     >>> read_object(b'{"share": 0.5}'), read_object(b'{"share": NaN}'), read_object(b"[1]")
     ({'share': 0.5}, None, None)
-    >>> read_object(b'{"share": 1e999}') is None
-    True
+    >>> read_object(b'{"share": 1e999}'), read_object(b'{"bytes": 1%s}' % (b"0" * 400))
+    (None, None)
     """
     try:
-        found = json.loads(line, parse_constant=read_finite, parse_float=read_finite)
+        found = json.loads(line, parse_constant=read_finite, parse_float=read_finite, parse_int=read_whole)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import optimize
 from optimize import pipeline
 from optimize.cli import COMMANDS, failures
 from optimize.errors import Refused
@@ -35,6 +37,7 @@ RAISED: dict[str, tuple[BaseException, int, str]] = {
     "open files": (os_error(errno.EMFILE), 1, "Too many files are open"),
     "processes": (os_error(errno.EAGAIN), 1, "no process, thread or memory left"),
     "threads": (RuntimeError("can't start new thread"), 1, "no process, thread or memory left"),
+    "a token": (IndexError("index out of range in self"), 1, "looks up a row that its table does not have"),
     "a long name": (os_error(errno.ENAMETOOLONG, "n" * 5000), 2, "is too long"),
     "another of the system": (os_error(errno.EIO, "disk"), 1, "The system refused 'disk': the system's words"),
     "a flood": (Refused("has " + "'a\x1b', " * 10_000), 1, "has 'a"),
@@ -103,6 +106,17 @@ def test_every_command_takes_debug(command: str, typed: Typed) -> None:
         done = typed(*words)
         assert done.returncode == 2 and "No such option '--bogus'" in done.stderr and "Traceback" in done.stderr
     assert "Traceback" not in typed(command, "--bogus").stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no folder is removed there while a process is in it")
+@pytest.mark.parametrize("safe", [(), ("-P",)], ids=["", "safe path"])
+def test_a_current_folder_that_is_gone(safe: tuple[str, ...], tmp_path: Path) -> None:
+    words = shlex.join([sys.executable, *safe, "-m", "optimize", "passes"])
+    there = {**os.environ, "PYTHONPATH": str(Path(optimize.__file__).parents[1])}
+    gone = ["sh", "-c", f'rmdir "$PWD" && exec {words}']
+    done = subprocess.run(gone, cwd=tmp_path, env=there, capture_output=True, text=True)
+    told = "optimize: The current folder was removed.\n  Change to one that is there: cd\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
 def test_debug_alone_asks_for_help(typed: Typed) -> None:

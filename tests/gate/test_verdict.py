@@ -116,6 +116,8 @@ def test_without_a_base_the_candidates_own_time_alone_decides_when_it_ends() -> 
 def test_a_run_too_short_for_the_clock_gets_no_verdict() -> None:
     found = decide(draw(1.5, run_s=1e-8), Demand())
     assert found.outcome is Verdict.INCONCLUSIVE and "too short" in found.reason
+    shortest = decide(draw(1.0, run_s=1e-9), Demand())  # the one that decides is told all the same
+    assert shortest.outcome is Verdict.INCONCLUSIVE and shortest.clock.clock in shortest.ratios
 
 
 def test_a_coarse_processor_clock_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

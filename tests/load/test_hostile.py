@@ -15,7 +15,7 @@ from torch import nn
 
 from optimize.errors import Refused
 from optimize.frontend import capture
-from optimize.load import ModelSource, load_trusted
+from optimize.load import ModelSource, load_trusted, stored
 from optimize.load.identify import identify
 from optimize.load.pickles import wanted_globals
 from optimize.load.taking import look
@@ -429,3 +429,12 @@ def test_safetensors_of_more_tensors_than_any_network(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(Refused, match="65537 tensors, more than any network"):
         load_trusted(ModelSource.of(tmp_path / "m.safetensors", model="torch.nn:Identity"))
+
+
+def test_safetensors_of_no_elements_and_an_endless_side(tmp_path: Path) -> None:
+    header = json.dumps({"k": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(Refused, match="damaged safetensors file"):
+        load_trusted(ModelSource.of(tmp_path / "m.safetensors", model="torch.nn:Identity"))
+    with pytest.raises(Refused, match="cannot be read"):
+        stored.load_left(tmp_path, "m.safetensors")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from optimize.errors import Refused, UsageError
-from optimize.load import Loaded, ModelSource
+from optimize.load import Loaded, ModelSource, weights
 from optimize.load.capturing import AS_USUAL
 from optimize.load.opening import capture_source
 from optimize.progress import silent
@@ -255,6 +255,16 @@ def test_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     assert "1 missing: norm.weight" in caught.value.what
     assert "1 unexpected: head.weight" in caught.value.what
     assert "conv.weight is [4, 3, 5, 5] and should be [4, 3, 3, 3]" in caught.value.what
+
+
+def test_a_tensor_where_a_module_keeps_something_else() -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"calls": 1}
+
+    net = Counting(2, 2)
+    with pytest.raises(Refused, match=r"_extra_state is \[3\] and should be no tensor"):
+        weights.fit(net, {**net.state_dict(), "_extra_state": torch.ones(3)}, "w.pt")
 
 
 @pytest.mark.parametrize(

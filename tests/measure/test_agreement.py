@@ -187,6 +187,7 @@ def test_a_class_is_right_or_wrong_however_near() -> None:
     one_wrong = np.where(np.arange(100) == 7, 951, 950)
     assert distance_db(classes, one_wrong) == 20.0 and distance_db(classes, one_wrong.astype(np.int32)) == 20.0
     assert distance_db(classes, one_wrong.astype(np.float32)) == 20.0
+    assert distance_db(classes.astype(np.float32), one_wrong) == 20.0
     assert distance_db(np.array([2**60]), np.array([2**60 + 1])) == 0.0
     pixels = np.full(100, 200, np.uint8)  # what has steps is a signal
     assert distance_db(pixels, pixels + 1) == pytest.approx(46.0, abs=0.1)

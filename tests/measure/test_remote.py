@@ -242,6 +242,23 @@ def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(hostile: Callable
     assert time.monotonic() - began_s < 15
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('{"environment": {"gpus": ' + "[" * 600 + "]" * 600 + "}}", "does not say what it is"),
+        ('{"environment": {"memory_bytes": 1' + "0" * 400 + "}}", "does not run a worker"),
+    ],
+    ids=["nested", "digits"],
+)
+def test_a_machine_that_says_of_itself_what_none_is(
+    said: str, told: str, hostile: Callable[[str], Address], tmp_path: Path
+) -> None:
+    (tmp_path / "said").write_text(said)
+    address = hostile(f'*"-m optimize.measure.remote"*) exec cat {tmp_path}/said;; *) exec cat >/dev/null;;')
+    with pytest.raises(TargetUnavailable, match=told), Remote(address):
+        pass
+
+
 @pytest.mark.parametrize(("descriptor", "told"), [(1, "does not answer within 3 s"), (2, "does not run a worker")])
 def test_a_machine_that_talks_without_end_fills_no_disk(
     descriptor: int, told: str, hostile: Callable[[str], Address], monkeypatch: pytest.MonkeyPatch

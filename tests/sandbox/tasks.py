@@ -200,8 +200,8 @@ def overflow(folder: Path, tell: Tell) -> None:
 
 
 def forge(folder: Path, tell: Tell) -> None:
-    """Say progress that is no number of a computer's, then raise what only this package's own code does."""
-    tell("on", 10**400)
+    """Say progress that is no share, then raise what only this package's own code does."""
+    tell("on", 10**60)
     tell("on", -1)
     raise Defect("This is a defect.")
 
