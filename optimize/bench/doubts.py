@@ -169,6 +169,8 @@ def _outputs(track: Track[Subject], judged: Judged, first: Track[Subject]) -> It
     agreement = judged.agreement
     if agreement is not None and agreement.judged and agreement.sqnr_db < _DISAGREES_DB:
         seen = f"Its outputs are {agreement.sqnr_db:.1f} dB from those of {first.subject.name}."
+    elif agreement is not None and agreement.caution:
+        seen = seen or f"It {agreement.caution}"
     if seen:
         advice = f"Look where they part: optimize compare {first.subject.name} {track.subject.name}."
         yield Doubt("outputs", track.subject.name, seen, advice)

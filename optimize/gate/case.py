@@ -140,6 +140,8 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
     assert state.pair is not None
     case, (base, found) = state.case, state.qualities
     if gone is None:
+        if found.agreement is not None and found.agreement.caution:
+            state.warnings.append(f"The candidate {found.agreement.caution}")
         state.findings += findings.of_outputs(case, found)
         state.findings += _findings_elsewhere(case, state.pair, samples)
         return

@@ -10,7 +10,7 @@ import numpy as np
 from optimize import wording as form
 from optimize.distances import CAP_DB
 from optimize.errors import VerificationFailed
-from optimize.measure.distance import DistanceMeter
+from optimize.measure.distance import DistanceMeter, LostParts
 from optimize.targets.arrays import is_float
 
 
@@ -27,6 +27,7 @@ class Agreement:
             does not: INT8 that loses nothing stands at 0.5 dB there. Equal answers are a proof on noise too, but not
             those without a number: outputs of no elements, or of NaN alone.
         outputs: ``sqnr_db`` of each output by its name, in order; empty where there is one.
+        lost: Outputs of which a part answers no better than zeros would, hidden by larger numbers, with which part.
     """
 
     sqnr_db: float
@@ -34,6 +35,18 @@ class Agreement:
     top1: float | None
     judged: bool = True
     outputs: Mapping[str, float] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def caution(self) -> str:
+        """What its decibels hide, as the end of a sentence about the artifact; empty where they hide nothing."""
+        if not self.judged or not self.lost:
+            return ""
+        name, where = next(iter(self.lost.items()))
+        return (
+            f"answers no better than zeros would {where} of the output '{name}': larger numbers beside them hide it. "
+            "Return what is of another kind as an output of its own."
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -53,6 +66,7 @@ class AgreementMeter:
     """Accumulates agreement a batch at a time; memory does not grow with the number of batches."""
 
     _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
+    _lost: dict[str, LostParts] = field(default_factory=dict)
     _same: int = 0
     _samples: int = 0
 
@@ -69,8 +83,10 @@ class AgreementMeter:
             )
         for index, (want, got) in enumerate(zip(expected, found, strict=True)):
             _check_alike(index, want, got)
-            meter = self._outputs.setdefault(names[index] if names else str(index), DistanceMeter())
+            name = names[index] if names else str(index)
+            meter = self._outputs.setdefault(name, DistanceMeter())
             meter.update(want, got)
+            self._lost.setdefault(name, LostParts()).update(want, got)
             if meter.not_finite:
                 raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
         same, ranked = same_largest(expected[0], found[0]) if expected else (0, 0)
@@ -88,6 +104,7 @@ class AgreementMeter:
             top1=self._same / self._samples if self._samples else None,
             judged=not all(distance.is_empty for distance in found),
             outputs={name: distance.sqnr_db for name, distance in named.items()} if len(named) > 1 else {},
+            lost={name: told for name, parts in self._lost.items() if (told := parts.result())},
         )
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optimize.distances import CAP_DB, is_mask, may_mask, ratio_db
-from optimize.targets.arrays import as_reals
+from optimize.targets.arrays import as_reals, is_float
 
 #: Fewer channels than this are appended to fill a step of an integer kernel.
 MOST_APPENDED = 16
 #: Elements that are compared at once: as real numbers they take five times eight bytes.
 _PART = 1 << 20
+#: Parts of an axis that are looked at by themselves, at most; of those that hold so much of the largest's power, all
+#: that answer no better than zeros, by about so many dB, are lost.
+_MOST_PARTS, _HEARD, _LOST_DB = 4096, 1e-10, 3.0
 #: Types of elements that name something: a class, a place, what is so or not.
 CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 
@@ -47,6 +50,53 @@ class Distance:
     def is_empty(self) -> bool:
         """Whether neither file held a number to compare."""
         return self.first_range is None and self.second_range is None and not self.not_finite
+
+
+@dataclass
+class LostParts:
+    """Looks for parts of a value that are lost beside others, such as scores of 0 to 1 beside places in pixels.
+
+    A value's decibels are those of its largest parts. What is summed here is by the places of the second axis and of
+    the last one, where detectors put what is of different kinds.
+    """
+
+    _sums: dict[int, np.ndarray | None] = field(default_factory=dict)
+
+    def update(self, expected: np.ndarray, found: np.ndarray) -> None:
+        """Add a batch of floats ``[N, ...]`` of one shape; others say nothing here."""
+        if expected.ndim < 3 or not (is_float(expected) and is_float(found)):
+            return
+        for axis in {1, expected.ndim - 1}:
+            if not 1 < expected.shape[axis] <= _MOST_PARTS:
+                continue
+            sums = np.zeros((2, expected.shape[axis]))
+            wants, gots = (np.moveaxis(array, axis, 0) for array in (expected, found))
+            at_once = max(1, _PART * len(sums[0]) // max(expected.size, 1))
+            for start in range(0, len(sums[0]), at_once):
+                sums[:, start : start + at_once] = _powers(*(a[start : start + at_once] for a in (wants, gots)))
+            before = self._sums.setdefault(axis, np.zeros_like(sums))
+            # Sizes that are free have no places of their own.
+            self._sums[axis] = before + sums if before is not None and before.shape == sums.shape else None
+
+    def result(self) -> str:
+        """Return how many parts are lost, in words; empty where none is."""
+        for axis, sums in sorted(self._sums.items()):
+            if sums is None:
+                continue
+            heard = sums[0] > _HEARD * sums[0].max(initial=0.0)
+            lost = int((heard & (sums[1] * 10 ** (_LOST_DB / 10) >= sums[0])).sum())
+            if lost:
+                return f"in {lost} of {len(heard)} places of its axis {axis}"
+        return ""
+
+
+def _powers(want: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """Return the power of each part ``[parts, ...]`` and that of what it is off by, ``[2, parts]``; masks are none."""
+    rows, others = (as_reals(array).reshape(len(array), -1) for array in (want, got))
+    told = np.isfinite(rows) & np.isfinite(others) & ~may_mask(rows)
+    signal, answer = (np.where(told, values, 0.0) for values in (rows, others))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.stack([np.square(signal).sum(1), np.square(signal - answer).sum(1)])
 
 
 @dataclass

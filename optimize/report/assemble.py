@@ -238,3 +238,5 @@ def _about_rows(rows: Sequence[Row], on: str | None = None) -> Iterator[str]:
     for row in rows:
         if row.agreement is not None and not agrees(row) and not row.differs:  # which its reason says
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
+        elif row.agreement is not None and row.agreement.caution:
+            yield f"{row.name} {row.agreement.caution}"

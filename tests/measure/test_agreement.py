@@ -246,3 +246,22 @@ def test_several_outputs_are_told_by_their_names_and_one_is_not() -> None:
     assert found is not None and single is not None
     assert found.outputs == pytest.approx({"boxes": 60.0, "scores": 20.0}, abs=0.1)
     assert found.sqnr_db == found.outputs["scores"] and single.outputs == {}
+
+
+def test_a_part_that_is_lost_beside_larger_numbers_is_told() -> None:
+    """Scores of 0 to 1 below places in pixels: without a score decibels are those of the places."""
+    draw = np.random.default_rng(0)
+    boxes, scores = draw.uniform(0, 640, (4, 4, 50)), draw.uniform(0, 1, (4, 6, 50))
+    want = np.concatenate([boxes, scores], 1).astype(np.float32)
+    near = (want * (1 + draw.normal(0, 0.01, want.shape))).astype(np.float32)
+    lost = near.copy()
+    lost[:, 4:] = 0.0
+    for axes, axis in (((0, 1, 2), 1), ((0, 2, 1), 2)):
+        for got, told in ((near, ""), (lost, f"in 6 of 10 places of its axis {axis}")):
+            meter = AgreementMeter()
+            for start in (0, 2):
+                batches = (array[start : start + 2].transpose(axes) for array in (want, got))
+                meter.update(*([batch] for batch in batches), ["y"])
+            found = meter.result()
+            assert found is not None and found.sqnr_db > 35
+            assert found.lost == ({"y": told} if told else {}) and bool(found.caution) is bool(told)
