@@ -252,7 +252,8 @@ class Remote:
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from there, no more of it than is read; what it holds is for the reader to judge."""
         most = free_bytes() // 4 + 1
-        with self._process(f"head -c {most} {name}") as (process, _), path.open("wb") as file:
+        # Whoever reads a pipe that nobody writes to waits for ever.
+        with self._process(f"test -f {name} && head -c {most} {name}") as (process, _), path.open("wb") as file:
             copy_bytes(_said(process), file, most)
 
     def peak_memory_bytes(self, name: str) -> int | None:

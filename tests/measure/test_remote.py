@@ -110,6 +110,13 @@ def test_answers_are_bounded_like_those_of_this_machine(
             fleet.sessions[0].outputs([X])
 
 
+def test_a_pipe_in_place_of_an_answer_holds_nobody_up(remote: Remote, board: Board, tmp_path: Path) -> None:
+    (there,) = board.scratch.iterdir()
+    os.mkfifo(there / "pipe")
+    remote.fetch("pipe", tmp_path / "answer")
+    assert (tmp_path / "answer").read_bytes() == b""
+
+
 def test_the_environment_is_that_of_the_other_machine(remote: Remote) -> None:
     found, here = remote.environment, Opening(Path()).machine
     assert (found.cpu, found.cores, found.identity) == (here.cpu, here.cores, here.identity)
