@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Build, tuple[Any, ...], str]] = {
     "complex outputs": (lambda: Calls(lambda x: torch.complex(x, x)), (ROWS,), "Output 0 of the model is complex"),
     "complex inputs": (nn.Identity, (torch.complex(ROWS, ROWS),), "input is complex"),
     "no samples": (lambda: nn.Linear(4, 2), (torch.zeros(0, 4),), "no samples"),
-    "no tensor": (nn.Identity, ("a",), "found a str"),
+    "no tensor": (nn.Identity, ("a",), "found str"),
 }
 
 

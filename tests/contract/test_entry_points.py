@@ -200,7 +200,7 @@ def test_a_precision_that_support_does_not_name_is_a_failed_row(outside: Path, t
     assert done.returncode == 1, done.stderr
     row = rows["toy", "int8-dynamic"]
     assert row["status"] == "failed"
-    assert row["reason"].startswith("toy files are written in float32; this one is int8-dynamic.\n")
+    assert row["reason"].startswith("toy files are written in float32; this one is int8-dynamic. ")
     others = ("toy", "float32"), ("onnx", "float32"), ("onnx", "int8-dynamic")
     assert all(rows[key]["status"] == "measured" for key in others)
     assert not (tmp_path / "out/Plain.int8-dynamic.toy").exists()

@@ -20,6 +20,7 @@ from optimize.targets.torchscript import dynamic
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.lowering import lower
 from tests import references
+from tests.nets import sqnr_db
 from tests.targets.scripted import (
     TARGET,
     captured,
@@ -27,7 +28,6 @@ from tests.targets.scripted import (
     int8,
     quantized,
     seeded,
-    sqnr_db,
 )
 
 # Static INT8
