@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optimize.measure import environment
-from optimize.passes.base import Stage
-from optimize.recipe import Recipe
 from optimize.registry import find_pass, origin_of
 from optimize.report.document import Cell, Document, Facts, Section, Span, Text, grid, some
 from optimize.report.model import ModelFindings
 
 if TYPE_CHECKING:
     from optimize.passes.base import Pass
+    from optimize.recipe import Recipe
     from optimize.targets.base import Availability, Target
 
 #: What ``--json`` gives of a list.
@@ -110,6 +109,8 @@ def _data_of(recipe: Recipe) -> str:
 
 def _passes_of(recipe: Recipe) -> Section:
     """Return the passes, and in which files what each does is."""
+    from optimize.passes.base import Stage  # imports torch, and lists of targets take a moment without
+
     rows = []
     for entry in recipe.passes:
         cls = find_pass(entry.name)
