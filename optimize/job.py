@@ -172,16 +172,17 @@ class Export:
         """The quantization plan, where there is one."""
         return self.program.plan
 
-    def barred(self, remote: Remote | None = None) -> str:
-        """Return why the file cannot run where files are measured, here or on another machine; empty where it can."""
-        if remote is not None:
-            return remote.lacks(self.target, None)
-        found = find_target(self.target).available()
-        return "" if found.run else found.reason
-
     @property
     def can_be_refined(self) -> bool:
         """Whether layers of it may go back to float: it is of static INT8, and runs here."""
         plan = self.program.quantization
         is_static = self.artifact is not None and plan is not None and plan.mode == "static"
-        return is_static and not self.barred()
+        return is_static and not why_barred(self.target)
+
+
+def why_barred(target: str, remote: Remote | None = None) -> str:
+    """Return why a target's files cannot run where files are measured, here or elsewhere; empty where they can."""
+    if remote is not None:
+        return remote.lacks(target, None)
+    found = find_target(target).available()
+    return "" if found.run else found.reason

@@ -20,7 +20,7 @@ from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
-from optimize.job import Export, Job
+from optimize.job import Export, Job, why_barred
 from optimize.load.opening import CapturedModel
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
@@ -433,7 +433,7 @@ def _of_another(timings: MeasureResult, remote: Remote, *, without: bool) -> Mea
 
 def runs(entry: Export, remote: Remote | None) -> bool:
     """Say whether there is a file, and its runtime where files are measured."""
-    return entry.artifact is not None and not entry.barred(remote)
+    return entry.artifact is not None and not why_barred(entry.target, remote)
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:

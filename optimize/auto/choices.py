@@ -73,7 +73,7 @@ class FileChoice:
 
         Float32 is alone, for it waits for nobody's rounding.
         """
-        kind = "int8" if self.is_static else self.precision if self.precision == "float32" else "other"
+        kind = "int8" if self.is_static else "other" if self.precision in _PASSES else "float32"
         return replace(self, target="", precision=kind, regain_db=0.0)
 
     def passes(self, cpu: str, kinds: Collection[str]) -> tuple[PassEntry, ...]:
@@ -85,9 +85,8 @@ class FileChoice:
                 entries[-1]["options"] = {**entries[-1]["options"], "spare": 0.0}
             mixed = [word for kind in kinds if (word := kind.partition("-")[2]) in _CASTS and kind != word]
             entries += presets.chosen(*((True, _CASTS[word], {"mixed": True}) for word in mixed))
-        else:
-            others = kinds if self.precision != "float32" else ()
-            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in others if kind in _PASSES))
+        elif self.precision != "float32":
+            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in kinds if kind in _PASSES))
         return tuple(PassEntry(**entry) for entry in entries)
 
 

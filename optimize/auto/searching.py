@@ -30,7 +30,7 @@ from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError, spell
 from optimize.files import write_text
-from optimize.job import Job
+from optimize.job import Job, why_barred
 from optimize.measure.environment import current
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Timing, measure
@@ -362,10 +362,10 @@ class _Searching:
 
     def _tried(self, trial: FileTrial) -> FileTrial:
         choice = trial.choice
+        if barred := why_barred(choice.target, self.remote):
+            raise TargetUnavailable(barred)
         job, export, recipe = self.workshop.make(choice, self._place(trial))
         program, datasets = self.program, self.opened.datasets
-        if barred := export.barred(self.remote):
-            raise TargetUnavailable(barred)
         timings, qualities = measure_files(
             job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S, self.remote
         )

@@ -285,17 +285,15 @@ on = targets(
     metavar="ssh://HOST",
     help="Run files on another machine, ssh://[user@]host[:port][/path/of/python]; needs --trust.  [default: here]",
 )
-workers = timing(
-    "--on",
-    metavar="WORKERS",
-    help="Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of "
-    "Ray, ray:4 or ray://HOST:10001. Nothing is timed there.  [default: this process]",
+_WORKERS = (
+    "Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of Ray, "
+    "ray:4 or ray://HOST:10001."
 )
+workers = timing("--on", metavar="WORKERS", help=f"{_WORKERS} Nothing is timed there.  [default: this process]")
 workers_or_machine = timing(
     "--on",
     metavar="WORKERS|ssh://HOST",
-    help="Who calibrates, rounds and finds the errors of layers: local:4 (processes here), or with --trust those of "
-    "Ray, ray:4 or ray://HOST:10001. Or with --trust the machine that files are timed and judged on, "
+    help=f"{_WORKERS} Or with --trust the machine that files are timed and judged on, "
     "ssh://[user@]host[:port][/path/of/python].  [default: this process]",
 )
 metric = judgement(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from optimize import registry
 from optimize.dimensions import BATCH
 from optimize.errors import TargetUnavailable
+from optimize.job import Export, Job, why_barred
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
@@ -32,7 +33,6 @@ from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:
     from optimize.datasets import Datasets
-    from optimize.job import Export, Job
     from optimize.load.opening import CapturedModel
     from optimize.measure.remote import Remote
     from optimize.pipeline import Variant
@@ -62,7 +62,7 @@ def rows_of(
     """
     measured = iter(zip(timings.timings, qualities, strict=True))
     eager = Row.measured(baseline, *next(measured)).model_copy(update={"path": None})
-    return (eager, *(_row(entry, measured, job, entry.barred(remote)) for entry in exports))
+    return (eager, *(_row(entry, measured, job, why_barred(entry.target, remote)) for entry in exports))
 
 
 def assemble(

@@ -375,3 +375,11 @@ def test_a_search_of_one_of_its_own_files_takes_another_folder(model: Path) -> N
         assert isinstance(found.exception, Refused) and "is of no run" in str(found.exception), name
         assert own.read_text() == '{"text": "mine"}\n'
         own.unlink()
+
+
+def test_nothing_is_made_that_cannot_run_where_it_is_measured(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "why_barred", lambda target, remote: f"{target} is not there")
+    done = search(model)
+    assert "onnx is not there" in str(done.exception) and not tried
