@@ -39,4 +39,6 @@ def round_tables(program: Program, kept: Collection[fx.Node]) -> list[fx.Node]:
             rounded = round_to_blocks(table, _BITS, _WHOLE_ROW)
             graph.replace_weight(program.graph_module, node, "weight", rounded)
             done.append(node)
+    if done:  # the program is run before its pass has ended, and a table that two calls share has another path now
+        program.graph_module.recompile()
     return done

@@ -63,6 +63,22 @@ def test_a_target_without_such_a_kernel_stores_the_same_numbers(target: str, pro
     torch.testing.assert_close(artifact.load()(tokens(7)), rounded(tokens(7)), rtol=1e-5, atol=1e-5)
 
 
+class TwiceReader(Reader):
+    """Reads its table at two places, as encoders and decoders that share one do, which are two calls."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.words(tokens) * self.words((tokens + 1) % ROWS))
+
+
+def test_a_table_that_two_calls_read_is_rounded_once_and_can_be_read_at_once() -> None:
+    torch.manual_seed(0)
+    program = optimize.capture(TwiceReader().eval(), (tokens(),))
+    before = program(tokens())
+    assert len(tables.round_tables(program, ())) == 2
+    held = [name for name, _ in program.graph_module.named_parameters() if name.startswith("words")]
+    assert len(held) == 1 and 0 < float((program(tokens()) - before).norm() / before.norm()) < 0.02
+
+
 def test_what_the_user_keeps_stays_in_float(program: Program) -> None:
     quantized, _ = optimize.QuantizeDynamic(keep=("words",)).apply(program)
     assert quantized.quantization is not None and not quantized.quantization.tables
