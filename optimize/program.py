@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
@@ -232,6 +231,8 @@ class Program:
 
     def give_shapes(self) -> None:
         """Give each placeholder a value of its example's shape, free dimensions of one name one symbol."""
+        from torch._dynamo.source import ConstantSource  # as long an import as that of torch: not for who only runs files
+
         shapes = ShapeEnv(duck_shape=False)
         # Without a rule of shapes an operator would run, before it is known whether its arguments fit.
         mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True, allow_fallback_kernels=False)
