@@ -231,7 +231,8 @@ class Program:
 
     def give_shapes(self) -> None:
         """Give each placeholder a value of its example's shape, free dimensions of one name one symbol."""
-        from torch._dynamo.source import ConstantSource  # as long an import as that of torch: not for who only runs files
+        # As long an import as that of torch, and nothing for who only runs files.
+        from torch._dynamo.source import ConstantSource
 
         shapes = ShapeEnv(duck_shape=False)
         # Without a rule of shapes an operator would run, before it is known whether its arguments fit.

@@ -69,25 +69,35 @@ class FileChoice:
 
     @property
     def family(self) -> FileChoice:
-        """What its program is made like: files of one family differ by target, kind and layers given back.
+        """What its program is made like: files of one family differ by target and by layers given back."""
+        return replace(self, target="", regain_db=0.0)
 
-        Float32 is alone, for it waits for nobody's rounding.
-        """
-        kind = "int8" if self.is_static else "other" if self.precision in _PASSES else "float32"
-        return replace(self, target="", precision=kind, regain_db=0.0)
+    @property
+    def start(self) -> FileChoice | None:
+        """What its program goes on from; None where it is the first: float32, with channels cut."""
+        if self.precision == "float32":
+            return None
+        if self.is_static and self.precision != "int8":
+            return replace(self, precision="int8", regain_db=0.0)
+        return FileChoice(self.target, "float32", cut=self.cut)
 
-    def passes(self, cpu: str, kinds: Collection[str]) -> tuple[PassEntry, ...]:
-        """Return the passes behind those that fuse that make these kinds of its family."""
-        entries = presets.chosen((self.cut, "PruneChannels", {"ratio": self.cut, "of": "macs"}))
-        if self.is_static:
-            entries += presets.quantizing(self.effort, cpu)
+    def own_passes(self, cpu: str) -> tuple[PassEntry, ...]:
+        """Return the passes that make its program of what it goes on from."""
+        if self.precision == "float32":
+            entries = presets.chosen((self.cut, "PruneChannels", {"ratio": self.cut, "of": "macs"}))
+        elif self.precision == "int8":
+            entries = presets.quantizing(self.effort, cpu)
             if not self.spare:
                 entries[-1]["options"] = {**entries[-1]["options"], "spare": 0.0}
-            mixed = [word for kind in kinds if (word := kind.partition("-")[2]) in _CASTS and kind != word]
-            entries += presets.chosen(*((True, _CASTS[word], {"mixed": True}) for word in mixed))
-        elif self.precision != "float32":
-            entries += presets.chosen(*((True, *_PASSES[kind]) for kind in kinds if kind in _PASSES))
+        elif self.is_static:
+            entries = presets.chosen((True, _CASTS[self.precision.partition("-")[2]], {"mixed": True}))
+        else:
+            entries = presets.chosen((True, *_PASSES[self.precision]))
         return tuple(PassEntry(**entry) for entry in entries)
+
+    def passes(self, cpu: str) -> tuple[PassEntry, ...]:
+        """Return the passes behind those that fuse that make its program."""
+        return (*(self.start.passes(cpu) if self.start else ()), *self.own_passes(cpu))
 
 
 def every_target() -> list[str]:

@@ -245,7 +245,7 @@ class _Searching:
         self.started_s = time.monotonic()
         self.job, self.goal, self.folder, self.listener, self.remote = job, goal, folder, listener, remote
         self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1])
-        everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu, ()))
+        everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu))
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
         self.opened, self.machine = open_all(asked, listener), remote.environment if remote else current()
         self.program = self.opened.model.program

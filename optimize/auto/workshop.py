@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimize import replay
-from optimize.auto.choices import FileChoice, kinds_of
+from optimize.auto.choices import FileChoice
 from optimize.costs import program_costs
 from optimize.errors import Refused
 from optimize.job import Export, Job
@@ -21,8 +21,8 @@ from optimize.search import Search, calibration
 from optimize.targets.base import Artifact
 from optimize.workflow import Opened, export_file, write_file
 
-#: Families of programs that are kept: each holds the weights once a kind.
-_FAMILIES = 3
+#: Families of programs that are kept: each holds the weights, once for all targets or once a group of them.
+_FAMILIES = 8
 
 
 @dataclass
@@ -46,12 +46,11 @@ class Workshop:
     _plain: dict[FileChoice, Export] = field(default_factory=dict)
     _made: dict[FileChoice, Export] = field(default_factory=dict)
     _errors: dict[FileChoice, tuple[LayerError, ...]] = field(default_factory=dict)
-    _alone: set[FileChoice] = field(default_factory=set)
 
     def job_of(self, choice: FileChoice) -> Job:
         """Return the job that makes one choice's file alone."""
-        recipe, kinds = self.job.recipe, [choice.precision]
-        passes = (*recipe.passes, *choice.passes(recipe.cpu, kinds))
+        recipe = self.job.recipe
+        passes = (*recipe.passes, *choice.passes(recipe.cpu))
         options = {name: entry for name, entry in recipe.target_options.items() if name == choice.target}
         alone = {"passes": passes, "targets": (choice.target,), "target_options": options}
         if not any(entry.keeps for entry in passes):
@@ -114,34 +113,33 @@ class Workshop:
         return self._plain[plain] if self._plain[plain].artifact is not None else None
 
     def variant(self, choice: FileChoice) -> Variant:
-        """Return the program of a choice; all kinds of its family are made at once where they can be.
+        """Return the program of a choice; what several of them go on from is made once.
 
         Raises:
             OptimizeError: No pass makes it.
         """
-        family, made = choice.family, list[Variant]()
-        if family not in self._alone:
-            try:
-                made = self._kept(family, kinds_of(self.job.recipe.targets))
-            except Exception:  # whatever one kind comes to, its own trial tells it
-                self._alone.add(family)
-        if family in self._alone:
-            made = self._kept(replace(family, precision=choice.precision), [choice.precision])
-        for variant in made:
+        for variant in self._family(choice):
             if variant.precision == choice.precision and variant.is_for(choice.target):
                 return variant
         raise Refused(f"No layer of this model becomes {choice.precision}.")
 
-    def _kept(self, made: FileChoice, kinds: Collection[str]) -> list[Variant]:
-        """Return the programs of these kinds of a family, under what is made."""
+    def _family(self, choice: FileChoice) -> list[Variant]:
+        """Return the programs of a choice's family: one for all targets, or one for each group that needs its own."""
+        recipe, made = self.job.recipe, choice.family
+        if choice.start is None:
+            program, targets, passes = self.opened.model.program, (), recipe.passes
+        else:
+            start = self.variant(choice.start)
+            program, targets, passes = start.program, start.targets, ()
+            made = replace(made, target=targets[0] if targets else "")
         if made not in self._variants:
-            recipe = self.job.recipe
-            passes = (*recipe.passes, *made.passes(recipe.cpu, kinds))
-            job = replace(self.job, recipe=recipe.model_copy(update={"passes": passes}))
-            found = transform(self.opened.model.program, self.opened.passes(job), recipe.targets, self.tell)
+            asked = recipe.model_copy(update={"passes": (*passes, *choice.own_passes(recipe.cpu))})
+            found = self.opened.passes(replace(self.job, recipe=asked))
+            variants = transform(program, found, targets or recipe.targets, self.tell)
             while len(self._variants) >= _FAMILIES:
                 self._forget(next(iter(self._variants)))
-            self._variants[made] = found
+            self._variants[made] = variants
+        self._variants[made] = self._variants.pop(made)  # the last that is let go of
         return self._variants[made]
 
     def _forget(self, made: FileChoice) -> None:

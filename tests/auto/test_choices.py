@@ -52,25 +52,30 @@ def test_any_target_is_one_that_runs_here_and_is_for_deploying() -> None:
 @pytest.mark.parametrize("cut", CUTS[:2])
 def test_the_passes_of_every_choice_are_there_and_take_its_options(cut: float) -> None:
     for choice in first_choices(NAMES):
-        for entry in replace(choice, cut=cut, spare=False, effort="best").passes("any", [choice.precision]):
+        for entry in replace(choice, cut=cut, spare=False, effort="best").passes("any"):
             check_options(entry, source="test")
 
 
 def test_the_precision_of_a_choice_is_what_its_passes_are_called_by() -> None:
-    made = FileChoice("openvino", "int8-bfloat16", spare=False).passes("any", ["int8-bfloat16"])
+    made = FileChoice("openvino", "int8-bfloat16", spare=False).passes("any")
     assert [entry.name for entry in made][-2:] == ["QuantizeStatic", "CastBF16"]
     assert made[-2].options == {"spare": 0.0} and made[-1].options == {"mixed": True}
-    half = FileChoice("onnx", "float16", cut=0.3).passes("any", ["float16"])
+    half = FileChoice("onnx", "float16", cut=0.3).passes("any")
     assert [(entry.name, entry.options) for entry in half] == [
         ("PruneChannels", {"ratio": 0.3, "of": "macs"}),
         ("CastFP16", {}),
     ]
 
 
-def test_the_first_file_waits_for_no_rounding() -> None:
-    family = FileChoice("onnx", "float32", cut=0.3).family
-    assert [entry.name for entry in family.passes("any", kinds_of(NAMES))] == ["PruneChannels"]
-    assert FileChoice("openvino", "float32", cut=0.3).family == family != FileChoice("onnx", "float16", cut=0.3).family
+def test_a_file_waits_for_nothing_but_what_it_goes_on_from() -> None:
+    plain = FileChoice("onnx", "float32", cut=0.3)
+    whole = FileChoice("onnx", "int8", effort="best", spare=False, cut=0.3)
+    mixed = replace(whole, precision="int8-bfloat16", regain_db=3.0)
+    assert (plain.start, whole.start, mixed.start) == (None, plain, whole)
+    assert FileChoice("onnx", "bfloat16", cut=0.3).start == FileChoice("onnx", "int8-dynamic", cut=0.3).start == plain
+    assert [entry.name for entry in plain.own_passes("any")] == ["PruneChannels"]
+    assert [entry.name for entry in mixed.own_passes("any")] == ["CastBF16"]
+    assert replace(plain, target="openvino").family == plain.family != FileChoice("onnx", "float16", cut=0.3).family
 
 
 def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:

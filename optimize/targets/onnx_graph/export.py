@@ -76,7 +76,8 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     _check_free(program, decomposed)
     names = trace_names(program, calls, exported, decomposed)
     _name_dimensions(program, translated)
-    fold_constants(model, should_fold=lambda node: node.op_type in _WEIGHT_ARRANGEMENT or None)
+    with quiet("onnxscript", level=logging.ERROR):
+        fold_constants(model, should_fold=lambda node: node.op_type in _WEIGHT_ARRANGEMENT or None)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     _name_values(program, model, names)
     _name_nodes(program, model, names)
