@@ -129,6 +129,40 @@ def test_a_wrong_pass_is_stopped_by_name() -> None:
         optimize.Pipeline([Corrupt()]).run(small())
 
 
+class Cancelling(nn.Module):
+    """Tells rounding ten thousandfold, as deep networks do: most of what it adds up it takes away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.large = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+        nn.init.constant_(self.large.bias, 1e4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.large(self.norm(self.conv(x))) - 1e4
+
+
+def test_an_exact_pass_may_round_as_much_as_the_network_itself_does() -> None:
+    torch.manual_seed(0)
+    net = Cancelling().eval()
+    randomize_batch_norm(net, seed=0)
+    program = optimize.capture(net, (torch.randn(2, 3, 8, 8),))
+    (step,) = optimize.Pipeline([optimize.FuseConvBN()]).run(program).steps
+    assert step.relative_error is not None and 2e-5 < step.relative_error < 1e-2
+    with pytest.raises(VerificationFailed, match="Drop: the outputs differ by"):
+        optimize.Pipeline([Drop()]).run(program)
+
+
+@dataclass(frozen=True)
+class Drop(Pass):
+    """Says to be exact, and moves a kernel by a tenth."""
+
+    exactness: ClassVar[Exactness] = Exactness.EXACT
+
+    def rewrite(self, program: Program) -> Outcome:
+        program.graph_module.get_parameter("conv.weight").data.mul_(1.1)
+        return Outcome((Rewrite("conv", "moved"),))
+
+
 @dataclass(frozen=True)
 class Shrink(Pass):
     """Rounds by more than it states."""
