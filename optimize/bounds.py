@@ -253,6 +253,22 @@ def read_whole(digits: str) -> int:
     return int(digits)
 
 
+def read_shard(text: str) -> tuple[int, int]:
+    """Return which of how many parts ``3/8`` says.
+
+    Raises:
+        ValueError: It says none.
+
+    >>> read_shard("3/8")
+    (3, 8)
+    """
+    if found := re.fullmatch(r"(\d{1,4})/(\d{1,4})", text.strip()):
+        number, count = map(int, found.groups())
+        if 1 <= number <= count:
+            return number, count
+    raise ValueError(f"'{shortened(text)}' is no part such as 3/8, from 1/8 to 8/8")
+
+
 def read_bits(text: str) -> float:
     """Return the bits that ``4bits``, ``2.5bits`` or ``4`` says.
 

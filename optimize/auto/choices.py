@@ -145,13 +145,15 @@ class Sampler:
     Args:
         names: Of the targets.
         cuts: Shares of the work that may be cut.
+        shard: Which of how many parts of all it is for, from 1: families go to them in turn.
 
     Source: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; Y. Ozaki et al.,
     "Multiobjective tree-structured Parzen estimator", JAIR 2022.
     """
 
-    def __init__(self, names: Sequence[str], cuts: Sequence[float]) -> None:
+    def __init__(self, names: Sequence[str], cuts: Sequence[float], shard: tuple[int, int] = (1, 1)) -> None:
         optuna = _import_optuna()
+        self._shard = shard
         files = [f"{choice.target} {choice.precision}" for choice in first_choices(names)]
         values: dict[str, Sequence[Any]] = {
             "file": files,
@@ -191,7 +193,7 @@ class Sampler:
         """Yield choices that are not known by then, until there are no more."""
         optuna = _import_optuna()
         while left := [choice for choice in self.every() if choice not in known]:
-            for _ in range(_MOST_ASKED):
+            for _ in range(_MOST_ASKED * self._shard[1]):
                 asked = self._study.ask(self._room)
                 self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # what comes of it, ``learn`` is told
                 if (drawn := _choice(asked.params)) in left:
@@ -201,9 +203,13 @@ class Sampler:
                 yield left[self._random.integers(len(left))]
 
     def every(self) -> Iterator[FileChoice]:
-        """Yield every choice once."""
+        """Yield every choice of the shard once."""
         rows = product(*(entry.choices for entry in self._room.values()))
-        return iter(dict.fromkeys(_choice(dict(zip(self._room, row, strict=True))) for row in rows))
+        number, count = self._shard
+        families = dict[FileChoice, int]()
+        for choice in dict.fromkeys(_choice(dict(zip(self._room, row, strict=True))) for row in rows):
+            if families.setdefault(choice.family, len(families)) % count == number - 1:
+                yield choice
 
 
 def _choice(drawn: Mapping[str, Any]) -> FileChoice:

@@ -77,11 +77,15 @@ class Goal:
         latency: How long a run may take: seconds, or a share of what the eager program takes, and whether it is one;
             None asks nothing.
         size_bytes: How large a file may be; None asks nothing.
+        shard: Which of how many parts of all choices are tried, from 1.
+        gathered: Folders of other shards, whose trials are taken over.
     """
 
     budget_s: float
     latency: tuple[float, bool] | None = None
     size_bytes: float | None = None
+    shard: tuple[int, int] = (1, 1)
+    gathered: tuple[Path, ...] = ()
 
     def is_met(self, row: Row) -> bool:
         """Say whether a file is as fast, as small and as right as asked."""
@@ -174,6 +178,8 @@ def find_best(
     factory: str | None = None,
     trust: bool = False,
     on: str | None = None,
+    shard: str = "1/1",
+    gather: Sequence[str | Path] = (),
 ) -> Report:
     """Search for the files of a model that nothing beats in time, error and bytes, as ``optimize auto`` does.
 
@@ -205,6 +211,8 @@ def find_best(
         trust: Run the code that the file's pickles name.
         on: The machine that files are timed and judged on, ``"ssh://pi@board"``, which has PyTorch, too; it needs
             ``trust``.
+        shard: Which part of all is tried, ``"3/8"``, by one job of an array: each with an ``out`` of its own.
+        gather: Folders of other shards of this search, whose trials and files are taken over.
 
     Returns:
         The report, a row a file of the front, the fastest first; ``report.search`` is what was tried.
@@ -226,7 +234,8 @@ def find_best(
     )  # fmt: skip
     try:
         pace, most = (bounds.read_pace(latency) if latency else None), (bounds.read_size(size) if size else None)
-        goal = Goal(bounds.read_span(budget), pace, most)
+        part, others = bounds.read_shard(shard), tuple(map(Path, gather))
+        goal = Goal(bounds.read_span(budget), pace, most, part, others)
     except ValueError as error:
         raise UsageError(f"find_best: {error}.") from error
     return find_front(replace(job, recipe=with_fusing(job.recipe)), goal)
@@ -244,23 +253,24 @@ class _Searching:
     def __init__(self, job: Job, goal: Goal, folder: Path, listener: Progress, remote: Remote | None) -> None:
         self.started_s = time.monotonic()
         self.job, self.goal, self.folder, self.listener, self.remote = job, goal, folder, listener, remote
-        self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1])
+        self.sampler = Sampler(job.recipe.targets, CUTS if job.bound is not None else CUTS[:1], goal.shard)
         everything = (*job.recipe.passes, *FileChoice("", "int8").passes(job.recipe.cpu))
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
         self.opened, self.machine = open_all(asked, listener), remote.environment if remote else current()
         self.program = self.opened.model.program
         given = (self.opened.calibration, self.opened.datasets.evaluation)
-        of = {
+        self.of = {
             "program": [fingerprint(self.program, FlatBatches(self.program, data)) for data in given if data],
             "labels": _labels_digest(given[1]),
             "recipe": job.recipe.model_dump(mode="json"),
             "machine": self.machine.machine,
             "versions": self.machine.versions,
         }
-        self.journal = Journal(of, self.sampler.every())
+        self.room = frozenset(self.sampler.every())
+        self.journal = Journal(self.of, self.room)
         self.files = dict[int, Artifact]()
         self._go_on()
-        self.before_s, self.is_new = self.journal.spent_s, False
+        self.before_s, self.is_new = self.journal.spent_s, bool(goal.gathered)
         self.clock = Deadline(math.inf, listener)
         self.baseline = write_baseline(self.program, folder)
         self.workshop = Workshop(job, self.opened, folder, self.baseline, self.clock)
@@ -284,27 +294,52 @@ class _Searching:
         return self._finish(ended)
 
     def _go_on(self) -> None:
-        """Read the journal of an earlier search, and take over the files that its front still has."""
+        """Read the journals of earlier searches, and take over the files that their fronts still have."""
         self.journal.read(self.job.out / JOURNAL)
-        taken = ((trial.number, self._taken_over(trial)) for trial in self.journal.trials if trial.standing is not None)
+        places = [(trial, self.job.out) for trial in self.journal.trials]
+        places += [(trial, folder) for folder in self.goal.gathered for trial in self._gathered(folder)]
+        taken = (
+            (trial.number, self._taken_over(trial, there)) for trial, there in places if trial.standing is not None
+        )
         self.files = {number: artifact for number, artifact in taken if artifact is not None}
         while missing := [trial for trial in self._front() if trial.number not in self.files]:
             for trial in missing:  # somebody changed it, and it is made again; so is what it alone kept from the front
                 self.journal.trials.remove(trial)
 
+    def _gathered(self, folder: Path) -> list[FileTrial]:
+        """Add what another shard has tried to the journal; return what is new of it.
+
+        Raises:
+            UsageError: It is of another search, or numbers its trials as others do.
+        """
+        other, known = Journal(self.of, self.room), {trial.number: trial.choice for trial in self.journal.trials}
+        if not other.read(folder / JOURNAL):
+            raise UsageError(
+                f"'{folder}' holds no trials of this search: of the same model, data, options, versions and processor, "
+                "written by you.",
+                hint="Give it what the shard was given, but for --shard and --out.",
+            )
+        if any(known.get(trial.number, trial.choice) != trial.choice for trial in other.trials):
+            raise UsageError(
+                f"'{folder}' numbers its trials as another folder does.", hint="Give each search its own --shard K/N."
+            )
+        found = [_moved(trial, self.job.out) for trial in other.trials if trial.choice not in {*known.values()}]
+        self.journal.trials += found
+        return found
+
     def _front(self) -> list[FileTrial]:
         """Return the front: of equals, the one whose file is there."""
         return front(sorted(self.journal.trials, key=lambda trial: trial.number not in self.files))
 
-    def _taken_over(self, trial: FileTrial) -> Artifact | None:
-        """Return the file of an earlier trial; None where it is not there as it was made.
+    def _taken_over(self, trial: FileTrial, folder: Path) -> Artifact | None:
+        """Return the file of an earlier trial in a folder; None where it is not there as it was made.
 
         Somebody else may have put it there, so that it is opened as any other: without ``--trust`` it runs no code.
         """
         assert trial.row is not None
         target, path = self.job.recipe.target(trial.choice.target), self._place(trial)
         with suppress(OSError, OptimizeError):
-            there = target.files(self.job.out / path.name)
+            there = target.files(folder / path.name)
             for file in there:
                 require_file(file, most_bytes=trial.row.size_bytes)
             _copy(there, self.folder)
@@ -324,7 +359,7 @@ class _Searching:
         for trial in self.journal.trials:
             self._learn(trial)
         for choice in chain(first_choices(self.job.recipe.targets), self.sampler.propose(known)):
-            if choice not in known:
+            if choice in self.room and choice not in known:
                 known.add(choice)
                 if not self._is_hopeless(choice):
                     yield choice
@@ -347,7 +382,8 @@ class _Searching:
 
     def _try(self, choice: FileChoice) -> None:
         """Make a file, judge it and time it; what became of it goes into the journal."""
-        began_s, number = time.monotonic(), max((trial.number for trial in self.journal.trials), default=0) + 1
+        (first, count), began_s = self.goal.shard, time.monotonic()  # no two shards have one number
+        number = max((trial.number for trial in self.journal.trials), default=first - count) + count
         trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
         try:
             trial = self._tried(trial)
@@ -476,6 +512,14 @@ def _labels_digest(data: Samples | None) -> str:
     for batch in data.batches(UNASKED_BATCH) if data is not None else ():
         digest.update(repr([] if batch.labels is None else batch.labels.tolist()).encode())
     return digest.hexdigest()
+
+
+def _moved(trial: FileTrial, out: Path) -> FileTrial:
+    """Return a trial whose file lies in another folder."""
+    if trial.row is None or trial.row.path is None:
+        return trial
+    path = str((out / Path(trial.row.path).name).resolve())
+    return trial.model_copy(update={"row": trial.row.model_copy(update={"path": path})})
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:

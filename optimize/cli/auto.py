@@ -38,6 +38,21 @@ _SHARED = (
     metavar="TIME",
     help="How long the search may take: 90s, 20min, 2h. The same command with more goes on where it stopped.",
 )
+@options.timing(
+    "--shard",
+    type=options.Quantity(bounds.read_shard),
+    default="1/1",
+    metavar="K/N",
+    help="Try the K-th of N parts of all that may be tried, as one job of an array: each with an --out of its own.",
+)
+@options.timing(
+    "--gather",
+    "gathered",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="Take over what another shard of this search has found, and go on from there; repeat it for others.",
+)
 @options.judgement(
     "--latency",
     metavar="TIME|SHAREx",
@@ -77,7 +92,7 @@ def auto(model: str, **given: Any) -> None:
     from optimize.workers import working
 
     targets = given["targets"] if given["targets"] not in ((), ("any",)) else tuple(every_target())
-    goal = Goal(given.pop("budget"), given.pop("latency"), given.pop("size"))
+    goal = Goal(*map(given.pop, ("budget", "latency", "size", "shard", "gathered")))
     asked = {**run.run.make_context("run", [model]).params, **given, "targets": targets}
     recipe = run.recipe_of({**asked, "fuse": True, "int8": "static"})
     workers, machine = options.workers_and_machine(given["on"])
