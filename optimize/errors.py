@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -39,7 +39,11 @@ class UsageError(OptimizeError):
 
 
 class InputsUnknown(UsageError):
-    """Nothing says what the model takes; its layers may (exit code 2)."""
+    """Nothing says what the model takes; its layers may, beside the ``sides`` of pictures (exit code 2)."""
+
+    def __init__(self, what: str, *, hint: str = "", sides: Sequence[int] = ()) -> None:
+        super().__init__(what, hint=hint)
+        self.sides = sides
 
 
 class VerificationFailed(OptimizeError):

@@ -13,9 +13,10 @@ from PIL import Image
 
 from optimize.data import ImagePreprocessing, InputSpec, open_data
 from optimize.data.preprocessing import INTERPOLATIONS, read_words
-from optimize.datasets import Datasets, example_inputs
-from optimize.errors import Refused, UsageError
+from optimize.datasets import Datasets, example_inputs, open_datasets
+from optimize.errors import InputsUnknown, Refused, UsageError
 from optimize.job import Job
+from optimize.load.capturing import AS_USUAL, capture_model
 from optimize.measure.accuracy import Accuracy
 from optimize.recipe import parse, read
 from optimize.replay import recipe_of
@@ -174,10 +175,10 @@ def test_words_that_are_none(said: str, message: str) -> None:
         ("size=99999999", "it is one side or height and width"),
         ("resize=big", "Write resize=256"),
         ("mean=127.5", r"their pixels are in \[0, 1\]"),
-        ("mean=a", "Write one number a channel"),
+        ("mean=a", "Write one number for all channels, 0.5, or one for each"),
         ("resize=16", "Pictures are resized to 16, and 32x32 is to be cut out of them"),
         ("size=16", "do not fit input"),
-        ("mean=0.5 std=0.5", "has 3 channels, the image preprocessing 1 means"),
+        ("mean=0.5,0.5 std=0.5", "has 3 channels, the image preprocessing 2 means"),
         (f"{HERE}:HERE", "cannot be called"),
         (f"{HERE}:files", "raised TypeError|cannot be prepared"),
         (f"{HERE}:of_a_path", r"raised AttributeError.*\n.*given a picture of Pillow and returns \[C, H, W\]"),
@@ -191,6 +192,22 @@ def test_what_does_not_fit_is_refused_in_a_sentence(pictures: Path, said: str, m
     with pytest.raises((UsageError, Refused)) as refused:
         opened(pictures, said)
     assert re.search(message, str(refused.value)), refused.value
+
+
+def test_one_number_is_of_every_channel(pictures: Path) -> None:
+    """Also where nobody says how many the model takes: its first layer does, and the size is what was said."""
+    one, three = "size=32 mean=0.45 std=0.2", "size=32 mean=0.45,0.45,0.45 std=0.2,0.2,0.2"
+    assert torch.equal(opened(pictures, one), opened(pictures, three))
+    recipe = parse({"eval": str(pictures), "preprocess": "size=20 mean=0.45"})
+    assert example_inputs(recipe)[0].shape == (2, 3, 20, 20), "of the std, which is ImageNet's, there are three"
+    recipe = parse({"eval": str(pictures), "preprocess": "size=20 mean=0.45 std=0.2"})
+    for channels in (1, 3):
+        net = torch.nn.Sequential(torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        program = capture_model(net.eval(), lambda takes: example_inputs(recipe, takes), AS_USUAL)
+        assert program.inputs[0].shape == (2, channels, 20, 20)
+        assert open_datasets(recipe, program).evaluation is not None
+    with pytest.raises(InputsUnknown, match=r"--input-shape, such as 3,224,224\.$"):
+        capture_model(torch.nn.ReLU(), lambda takes: example_inputs(recipe, takes), AS_USUAL)
 
 
 def test_a_recipe_holds_it_as_text_or_by_its_words(tmp_path: Path) -> None:
