@@ -15,6 +15,7 @@ from optimize.data import ImagePreprocessing, InputSpec, open_data
 from optimize.data.preprocessing import INTERPOLATIONS, read_words
 from optimize.datasets import Datasets, example_inputs, open_datasets
 from optimize.errors import InputsUnknown, Refused, UsageError
+from optimize.frontend import capture
 from optimize.job import Job
 from optimize.load.capturing import AS_USUAL, capture_model
 from optimize.measure.accuracy import Accuracy
@@ -117,18 +118,23 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
     assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
     at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
-    assert "has 20.40 %" in partly.doubt(at_chance) and partly.doubt(at_chance).endswith(partly.guessed)
-    assert "labels are the model's classes" in wholly.doubt(at_chance) and data.prepared in wholly.doubt(at_chance)
-    named = replace(wholly, evaluation=data).doubt(at_chance)
-    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes" in named
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 32), torch.nn.Flatten()).eval()
+    of_five = capture(net, (torch.zeros(2, 3, 32, 32),))
+    unlikely, told = partly.doubt(at_chance, of_five), wholly.doubt(at_chance, of_five)
+    assert "has 20.40 %" in unlikely and "labels are the model's classes," in unlikely and partly.guessed in unlikely
+    assert "labels are the model's classes," in told and data.prepared in told
+    named = replace(partly, evaluation=data).doubt(at_chance, of_five)
+    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes (here 2, of its 5" in named
+    assert partly.guessed in named, "either may be what is wrong"
+    assert "classes, in" in replace(partly, evaluation=replace(data, classes=5)).doubt(at_chance, of_five)
     arrays = replace(partly, calibration=None, evaluation=replace(data, prepared="", name="x.npz"))
     assert "std of --preprocess were not used: 'x.npz' is no folder" in arrays.unused in arrays.warnings
     assert (
-        arrays.doubt(at_chance).endswith(arrays.unused)
+        arrays.unused in arrays.doubt(at_chance, of_five)
         and not partly.unused
         and not replace(arrays, included=True).unused
     )
-    assert not partly.doubt(better) and not partly.doubt(None)
+    assert not partly.doubt(better, of_five) and not partly.doubt(None, of_five)
     found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
     assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}
     assert recipe_of(Job(torch.nn.Identity(), recipe), [], [], Datasets(None, None)) == recipe
