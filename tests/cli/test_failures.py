@@ -84,6 +84,9 @@ def test_what_wants_trust_is_told_as_a_command_to_paste(typed: Typed, monkeypatc
         (("compare", "a.onnx", "b.onnx", "--eval", "d.npz"), "  Did you mean --data? "),
         (("check", "a.onnx", "b.onnx", "--calib", "d.npz"), "  Did you mean --data or --eval? "),
         (("run", "net.pt", "--fuze"), "'--fuse'"),
+        (("run", "net.pt", "--max-latency", "5ms"), "'--latency'"),
+        (("run", "net.pt", "--format", "onnx"), "  Did you mean --to? "),
+        (("bench", "net.onnx", "--format", "onnx"), "No such option '--format'"),
     ],
     ids=lambda words: words[0],
 )
