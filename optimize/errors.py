@@ -196,6 +196,22 @@ def blaming(what: str, hint: str = "", *, of: type[Exception] = Exception) -> It
         raise raised(what, error, hint if isinstance(error, of) else "") from error
 
 
+@contextlib.contextmanager
+def looking_up() -> Iterator[None]:
+    """Tell a number in data for which an embedding has no row as what it is.
+
+    Raises:
+        Refused: There is one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if "index out of range in self" not in str(error):  # torch's words for it, also behind those of TorchScript
+            raise
+        what = "The model looks up a row that its table does not have: a token or class of the data is too large."
+        raise Refused(what, hint="Does the data go with this model? Texts need its own tokenizer.") from error
+
+
 #: Where the traceback of an error in somebody else's code is seen.
 _TRACEBACK = {
     "pass": "The command shows the traceback with --debug.",

@@ -61,11 +61,6 @@ def explained(error: BaseException) -> OptimizeError:
         return _memory(error)
     if "can't start new thread" in str(error):
         return _os(OSError(errno.EAGAIN, ""))
-    if "index out of range in self" in str(error):  # torch's words for an embedding
-        return Refused(
-            f"The model looks up a row that its table does not have, while {_step(error)}.",
-            hint="Do the tokens or classes of the data go with this model? Give --tokenizer its own.",
-        )
     return Defect(
         f"{spell(error)}, while {_step(error)}. This is a defect of optimize, not of the model or the command.",
         hint=f"Run the command again with {DEBUG} for the traceback, and report it.",
