@@ -176,6 +176,12 @@ def test_wrong_shapes(tmp_path: Path, array: np.ndarray, match: str, hint: str) 
         assert hint in caught.value.hint
 
 
+def test_normalised_pictures_for_a_file_that_normalises_are_told_what_it_takes(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"which takes \[N, 4, 4, 3\]") as caught:
+        open_data(np.zeros((2, 3, 4, 4)), inputs=[InputSpec("x", (4, 4, 3), "uint8")])
+    assert "uint8, not normalised, channels last" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("labels", "match"),
     [

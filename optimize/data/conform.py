@@ -119,7 +119,7 @@ def check_shape(shape: Sequence[int], spec: InputSpec, name: str) -> None:
     """Refuse a shape ``[N, ...]`` that does not fit an input.
 
     Raises:
-        Refused: It does not fit; hints at channels-last images and a missing batch dimension.
+        Refused: It does not fit; hints at images in the other order and a missing batch dimension.
     """
     sample = tuple(shape[1:])
     if len(shape) and _fits(sample, spec.shape):
@@ -128,6 +128,8 @@ def check_shape(shape: Sequence[int], spec: InputSpec, name: str) -> None:
     hint = ""
     if len(sample) >= 3 and _fits((sample[-1], *sample[:-1]), spec.shape):
         hint = "This looks channels-last (NHWC); the model takes NCHW: transpose with x.transpose(0, 3, 1, 2)."
+    elif spec.is_picture and _fits((*sample[1:], *sample[:1]), spec.shape):
+        hint = "Give pictures as they leave the decoder: uint8, not normalised, channels last (x.transpose(0, 2, 3, 1))."
     elif _fits(tuple(shape), spec.shape):
         hint = "This looks like a single sample without the batch dimension: use x[None]."
     raise Refused(
