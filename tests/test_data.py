@@ -198,6 +198,12 @@ def test_wrong_labels(tmp_path: Path, labels: np.ndarray, match: str) -> None:
         open_data(save(tmp_path / "d.npz", x=X, y=labels), inputs=ONE, labelled=True)
 
 
+@pytest.mark.parametrize("made", [lambda boxes: torch.zeros(boxes, 5), lambda boxes: {"boxes": torch.zeros(boxes, 4)}])
+def test_boxes_that_are_not_padded_are_told_how_to_be(made: Any) -> None:
+    with pytest.raises(Refused, match=r"of different sizes(.|\n)*boxes to \[N, G, 5\].* negative for padding"):
+        list(open_data([(X[:2], [made(1), made(2)])], inputs=ONE).batches(2))
+
+
 def test_label_maps_keep_their_shape() -> None:
     data = open_data([(X, np.zeros((10, 4, 4), int))], inputs=ONE)
     assert next(data.batches(3)).labels.shape == (3, 4, 4)
