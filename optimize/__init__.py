@@ -1,5 +1,11 @@
 """optimize: a trained PyTorch model in, the fastest artifact that still answers correctly out.
 
+    report = optimize.optimize(
+        module, (images[:2],), targets="onnx", evaluate=(images, labels),
+        passes=[optimize.FuseConvBN(), optimize.QuantizeStatic(calibration=[images])],
+    )
+
+In steps: ``capture`` makes a program of a module, a ``Pipeline`` of passes changes it, ``export`` writes it to a file.
 Names are loaded on first use, so that ``import optimize`` costs nothing and imports no runtime.
 """
 
@@ -8,70 +14,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # isort: off
     from optimize.auto.searching import find_best as find_best
-    from optimize.branches import explain_branches as explain_branches
-    from optimize.branches import insert_branches as insert_branches
+    from optimize.branches import explain_branches as explain_branches, insert_branches as insert_branches
     from optimize.errors import (
         OptimizeError as OptimizeError,
-    )
-    from optimize.errors import (
         Refused as Refused,
-    )
-    from optimize.errors import (
         TargetUnavailable as TargetUnavailable,
-    )
-    from optimize.errors import (
         UsageError as UsageError,
-    )
-    from optimize.errors import (
         VerificationFailed as VerificationFailed,
     )
     from optimize.frontend import capture as capture
     from optimize.load.narrowing import narrow as narrow
     from optimize.passes import (
         CastBF16 as CastBF16,
-    )
-    from optimize.passes import (
         CastFP16 as CastFP16,
-    )
-    from optimize.passes import (
         EqualizeChannels as EqualizeChannels,
-    )
-    from optimize.passes import (
         FuseBNSign as FuseBNSign,
-    )
-    from optimize.passes import (
         FuseConvBN as FuseConvBN,
-    )
-    from optimize.passes import (
         PairChannels as PairChannels,
-    )
-    from optimize.passes import (
         PruneChannels as PruneChannels,
-    )
-    from optimize.passes import (
         PruneWeights as PruneWeights,
-    )
-    from optimize.passes import (
         QuantizeAware as QuantizeAware,
-    )
-    from optimize.passes import (
         QuantizeDynamic as QuantizeDynamic,
-    )
-    from optimize.passes import (
         QuantizeStatic as QuantizeStatic,
-    )
-    from optimize.passes import (
         QuantizeWeights as QuantizeWeights,
-    )
-    from optimize.passes import (
         ReduceDepth as ReduceDepth,
-    )
-    from optimize.passes import (
         Reparameterize as Reparameterize,
-    )
-    from optimize.passes import (
         Script as Script,
     )
     from optimize.passes.gradual import Gradual as Gradual
@@ -80,8 +49,7 @@ if TYPE_CHECKING:
     from optimize.program import Program as Program
     from optimize.registry import register_pass as register_pass
     from optimize.training import Training as Training
-    from optimize.workflow import export as export
-    from optimize.workflow import optimize as optimize
+    from optimize.workflow import export as export, optimize as optimize
 
 __version__ = "0.1.0"
 

@@ -95,17 +95,22 @@ class Datasets:
         )
         return told if words else ""
 
-    def doubt(self, found: Accuracy | None) -> str:
+    def doubt(self, found: Accuracy | None, original: Program) -> str:
         """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
         if found is None or not found.no_better:
             return ""
-        prepared = f": --preprocess '{self.preprocessing}'" if self.preprocessing else ""
-        data = self.evaluation if self.evaluation and self.evaluation.prepared else None
+        outputs = original.outputs[0].meta["val"].shape[1]
+        data = self.evaluation if self.evaluation and self.evaluation.classes else None
         labels = "labels" if data is None else f"the sub-folders of '{shown(data.name)}', counted from 0,"
-        check = f"Check that {labels} are the model's classes, in its order, and samples as in training{prepared}."
-        check += " Where nearly all are of one class, judge by another figure: --metric package.module:callable."
-        nothing = "what is no better than guessing does not show what a file loses"
-        return f"The original has {found.no_better}: {nothing}. {self.guessed or self.unused or check}"
+        differs = "" if data is None or data.classes == outputs else f" (here {data.classes}, of its {outputs} outputs)"
+        prepared = self.preprocessing and f"Pictures were prepared by --preprocess '{self.preprocessing}'."
+        texts = (
+            f"The original has {found.no_better}: what is no better than guessing does not show what a file loses.",
+            f"Check that {labels} are the model's classes{differs}, in its order, and samples as in training.",
+            self.guessed or self.unused or prepared,
+            "Where nearly all are of one class, judge by another figure: --metric package.module:callable.",
+        )
+        return " ".join(filter(None, texts))
 
     def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
         """Yield the batches that agreement and accuracy are taken on: labelled data, else calibration data, else noise.

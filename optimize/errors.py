@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -39,7 +39,11 @@ class UsageError(OptimizeError):
 
 
 class InputsUnknown(UsageError):
-    """Nothing says what the model takes; its layers may (exit code 2)."""
+    """Nothing says what the model takes; its layers may, beside the ``sides`` of pictures (exit code 2)."""
+
+    def __init__(self, what: str, *, hint: str = "", sides: Sequence[int] = ()) -> None:
+        super().__init__(what, hint=hint)
+        self.sides = sides
 
 
 class VerificationFailed(OptimizeError):
@@ -190,6 +194,22 @@ def blaming(what: str, hint: str = "", *, of: type[Exception] = Exception) -> It
         raise
     except (Exception, SystemExit) as error:
         raise raised(what, error, hint if isinstance(error, of) else "") from error
+
+
+@contextlib.contextmanager
+def looking_up() -> Iterator[None]:
+    """Tell a number in data for which an embedding has no row as what it is.
+
+    Raises:
+        Refused: There is one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if "index out of range in self" not in str(error):  # torch's words for it, also behind those of TorchScript
+            raise
+        what = "The model looks up a row that its table does not have: a token or class of the data is too large."
+        raise Refused(what, hint="Does the data go with this model? Texts need its own tokenizer.") from error
 
 
 #: Where the traceback of an error in somebody else's code is seen.

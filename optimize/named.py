@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from optimize.errors import Refused, UsageError, blaming, nearest, raised, spell
@@ -126,4 +128,16 @@ def _attribute(owner: Any, name: str, spec: str) -> Any:
     except AttributeError as error:
         known = [entry for entry in dir(owner) if not entry.startswith("_")]
         close = difflib.get_close_matches(name, known, n=5) or known[:20]
-        raise Refused(f"'{spec}': there is no '{name}'.", hint=nearest(name, close) if close else "") from error
+        hint = _elsewhere(owner, name) or (nearest(name, close) if close else "")
+        raise Refused(f"'{spec}': there is no '{name}'.", hint=hint) from error
+
+
+def _elsewhere(owner: Any, name: str) -> str:
+    """Return which modules of a package define a name, by their text, for none is imported; else which there are."""
+    folders = map(Path, owner.__path__ if inspect.ismodule(owner) and hasattr(owner, "__path__") else ())
+    found = {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
+    defined = re.compile(rf"^((class|def) {name}\b|{name} *[:=])", re.MULTILINE)
+    homes = [home for home, file in found.items() if defined.search(file.read_text(encoding="utf-8", errors="replace"))]
+    if homes:
+        return f"Name the module that defines it: {' or '.join(f'{owner.__name__}.{home}:{name}' for home in homes)}."
+    return f"'{owner.__name__}' has the modules {', '.join(found)}." if found else ""

@@ -94,12 +94,18 @@ class Pipeline:
     """An ordered list of passes.
 
     Attributes:
-        passes: The passes; their stages must not decrease.
+        passes: Passes that change the graph, then those of a precision, then ``Script``: stages must not decrease.
         verify: Compare outputs with those of the previous program after each pass (two batch sizes, and another height
             and width where those are free).
 
     Raises:
         UsageError: A pass stands after one of a later stage, or an entry is none.
+
+    Example:
+        >>> import torch, optimize
+        >>> program = optimize.capture(torch.nn.Linear(8, 4).eval(), (torch.rand(2, 8),))
+        >>> optimize.Pipeline([optimize.QuantizeDynamic()]).run(program).program
+        Program(input_1 float32[batch, 8] -> output_0; 1 calls, int8-dynamic)
     """
 
     passes: Sequence[Pass]

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from optimize import graph
 from optimize.costs import count
 from optimize.dimensions import BATCH, FreeSize
-from optimize.errors import Refused, first_line
+from optimize.errors import Refused, first_line, looking_up
 from optimize.escaping import plain
 from optimize.plan import Quantization
 from optimize.records import Stats
@@ -152,8 +152,8 @@ class Program:
         return pytree.tree_unflatten(list(self.run(flat)), self.out_spec)
 
     def run(self, flat: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Run on flat inputs without gradients; return the flat outputs."""
-        with torch.inference_mode():
+        """Run on flat inputs without gradients; return the flat outputs; refuse rows that a table does not have."""
+        with looking_up(), torch.inference_mode():
             result = (self.compiled or self.graph_module)(*flat)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 

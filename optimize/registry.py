@@ -97,7 +97,8 @@ def _import_others(group: str) -> tuple[str, ...]:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], group: str) -> UsageError:
-    hint = " ".join((nearest(name, known), *_import_others(group)))
+    own = ["Name one of your own as package.module:Pass."] if group == _PASSES else []
+    hint = " ".join((nearest(name, known), *own, *_import_others(group)))
     return UsageError(f"There is no {what} '{name}'.", hint=hint)
 
 

@@ -116,7 +116,8 @@ def working(on: str | None, *, threads: int = 1, trust: bool = False) -> Iterato
         return
     found = _URL.fullmatch(on)
     if found is None or (found[2] and not 1 <= int(found[2]) <= THREADS.most):
-        raise UsageError(f"--on '{on}' names no workers.", hint="Write local, local:4, ray, ray:4 or ray://HOST:10001.")
+        hint = "Write local, local:4, ray, ray:4 or ray://HOST:10001; run and auto take a machine to time files on, ssh://HOST."
+        raise UsageError(f"--on '{on}' names no workers.", hint=hint)
     count, before = int(found[2] or 0), torch.get_num_threads()
     if found[1] == "local":
         opened: contextlib.AbstractContextManager[Local | Cluster] = Local(count or _fitting(threads), threads)

@@ -79,11 +79,11 @@ def optimize(
     Args:
         model: A module, what ``optimize.capture`` made of one, a model file, or ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); left out where the file or the program holds some.
-        passes: Passes in order; each precision pass (INT8, FP16) makes a variant of its own beside float32. Your own
+        passes: Passes in order, and no others; each precision pass (INT8, FP16) makes a variant beside float32. Yours
             stand among them, any ``optimize.passes.base.Pass``; ``optimize.register_pass`` gives one a name in recipes.
-        targets: Name or names of targets.
+        targets: Name or names of targets, which the command ``optimize targets`` lists.
         target_options: Options of targets, such as ``{"tensorrt": {"max_batch": 16}}``.
-        evaluate: Labelled data: anything ``optimize.data.open_data`` opens.
+        evaluate: Labelled data: ``(x, labels)``, a list or DataLoader of such batches, an ``.npz``, a folder of images.
         out: Folder for the artifacts, ``report.json``, ``report.md``, ``report.html`` and ``recipe.yaml``.
         metric: What files are judged by: a name such as ``"recall@5"``, or a function ``(outputs by name, labels) ->
             scores [N]``; top-1 or the accuracy of pixels where nobody says.

@@ -176,6 +176,12 @@ def test_wrong_shapes(tmp_path: Path, array: np.ndarray, match: str, hint: str) 
         assert hint in caught.value.hint
 
 
+def test_normalised_pictures_for_a_file_that_normalises_are_told_what_it_takes(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"which takes \[N, 4, 4, 3\]") as caught:
+        open_data(np.zeros((2, 3, 4, 4)), inputs=[InputSpec("x", (4, 4, 3), "uint8")])
+    assert "uint8, not normalised, channels last" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("labels", "match"),
     [
@@ -190,6 +196,12 @@ def test_wrong_shapes(tmp_path: Path, array: np.ndarray, match: str, hint: str) 
 def test_wrong_labels(tmp_path: Path, labels: np.ndarray, match: str) -> None:
     with pytest.raises(OptimizeError, match=match):
         open_data(save(tmp_path / "d.npz", x=X, y=labels), inputs=ONE, labelled=True)
+
+
+@pytest.mark.parametrize("made", [lambda boxes: torch.zeros(boxes, 5), lambda boxes: {"boxes": torch.zeros(boxes, 4)}])
+def test_boxes_that_are_not_padded_are_told_how_to_be(made: Any) -> None:
+    with pytest.raises(Refused, match=r"of different sizes(.|\n)*boxes to \[N, G, 5\].* negative for padding"):
+        list(open_data([(X[:2], [made(1), made(2)])], inputs=ONE).batches(2))
 
 
 def test_label_maps_keep_their_shape() -> None:

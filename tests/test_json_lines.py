@@ -181,9 +181,17 @@ def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(UsageError, match=r"[Tt]he model (takes|fixes)"):
             opened(path, wanted, name)
     (tmp_path / "broken.json").write_text("{}")
-    for broken, match in (("broken.json", "is no tokenizer that can be used"), ("none.json", "There is no file")):
+    for broken, match in (
+        (tmp_path / "broken.json", "is no tokenizer that can be used"),
+        (tmp_path / "none.json", "There is no file.*\nCheck the path"),
+        ("none/tokenizer.json", "There is no file.*\nCheck the path"),
+        (
+            "owner/net-v2",
+            r"not downloaded.*\n.*\ncurl -LO https://huggingface.co/owner/net-v2/resolve/main/tokenizer.json$",
+        ),
+    ):
         with pytest.raises(OptimizeError, match=match):
-            opened(path, specs(4), str(tmp_path / broken))
+            opened(path, specs(4), str(broken))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"needs? the package tokenizers.*\npip install tokenizers"):
         json_lines.encode(tmp_path, silent, str(path), name, 4)

@@ -13,9 +13,11 @@ from PIL import Image
 
 from optimize.data import ImagePreprocessing, InputSpec, open_data
 from optimize.data.preprocessing import INTERPOLATIONS, read_words
-from optimize.datasets import Datasets, example_inputs
-from optimize.errors import Refused, UsageError
+from optimize.datasets import Datasets, example_inputs, open_datasets
+from optimize.errors import InputsUnknown, Refused, UsageError
+from optimize.frontend import capture
 from optimize.job import Job
+from optimize.load.capturing import AS_USUAL, capture_model
 from optimize.measure.accuracy import Accuracy
 from optimize.recipe import parse, read
 from optimize.replay import recipe_of
@@ -116,18 +118,23 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
     assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
     at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
-    assert "has 20.40 %" in partly.doubt(at_chance) and partly.doubt(at_chance).endswith(partly.guessed)
-    assert "labels are the model's classes" in wholly.doubt(at_chance) and data.prepared in wholly.doubt(at_chance)
-    named = replace(wholly, evaluation=data).doubt(at_chance)
-    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes" in named
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 32), torch.nn.Flatten()).eval()
+    of_five = capture(net, (torch.zeros(2, 3, 32, 32),))
+    unlikely, told = partly.doubt(at_chance, of_five), wholly.doubt(at_chance, of_five)
+    assert "has 20.40 %" in unlikely and "labels are the model's classes," in unlikely and partly.guessed in unlikely
+    assert "labels are the model's classes," in told and data.prepared in told
+    named = replace(partly, evaluation=data).doubt(at_chance, of_five)
+    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes (here 2, of its 5" in named
+    assert partly.guessed in named, "either may be what is wrong"
+    assert "classes, in" in replace(partly, evaluation=replace(data, classes=5)).doubt(at_chance, of_five)
     arrays = replace(partly, calibration=None, evaluation=replace(data, prepared="", name="x.npz"))
     assert "std of --preprocess were not used: 'x.npz' is no folder" in arrays.unused in arrays.warnings
     assert (
-        arrays.doubt(at_chance).endswith(arrays.unused)
+        arrays.unused in arrays.doubt(at_chance, of_five)
         and not partly.unused
         and not replace(arrays, included=True).unused
     )
-    assert not partly.doubt(better) and not partly.doubt(None)
+    assert not partly.doubt(better, of_five) and not partly.doubt(None, of_five)
     found = recipe_of(Job(torch.nn.Identity(), recipe), [], [], partly)
     assert found.preprocess == {**said, "interpolation": "bicubic", "mean": "0.485,0.456,0.406", "order": "rgb"}
     assert recipe_of(Job(torch.nn.Identity(), recipe), [], [], Datasets(None, None)) == recipe
@@ -174,10 +181,10 @@ def test_words_that_are_none(said: str, message: str) -> None:
         ("size=99999999", "it is one side or height and width"),
         ("resize=big", "Write resize=256"),
         ("mean=127.5", r"their pixels are in \[0, 1\]"),
-        ("mean=a", "Write one number a channel"),
+        ("mean=a", "Write one number for all channels, 0.5, or one for each"),
         ("resize=16", "Pictures are resized to 16, and 32x32 is to be cut out of them"),
         ("size=16", "do not fit input"),
-        ("mean=0.5 std=0.5", "has 3 channels, the image preprocessing 1 means"),
+        ("mean=0.5,0.5 std=0.5", "has 3 channels, the image preprocessing 2 means"),
         (f"{HERE}:HERE", "cannot be called"),
         (f"{HERE}:files", "raised TypeError|cannot be prepared"),
         (f"{HERE}:of_a_path", r"raised AttributeError.*\n.*given a picture of Pillow and returns \[C, H, W\]"),
@@ -191,6 +198,22 @@ def test_what_does_not_fit_is_refused_in_a_sentence(pictures: Path, said: str, m
     with pytest.raises((UsageError, Refused)) as refused:
         opened(pictures, said)
     assert re.search(message, str(refused.value)), refused.value
+
+
+def test_one_number_is_of_every_channel(pictures: Path) -> None:
+    """Also where nobody says how many the model takes: its first layer does, and the size is what was said."""
+    one, three = "size=32 mean=0.45 std=0.2", "size=32 mean=0.45,0.45,0.45 std=0.2,0.2,0.2"
+    assert torch.equal(opened(pictures, one), opened(pictures, three))
+    recipe = parse({"eval": str(pictures), "preprocess": "size=20 mean=0.45"})
+    assert example_inputs(recipe)[0].shape == (2, 3, 20, 20), "of the std, which is ImageNet's, there are three"
+    recipe = parse({"eval": str(pictures), "preprocess": "size=20 mean=0.45 std=0.2"})
+    for channels in (1, 3):
+        net = torch.nn.Sequential(torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        program = capture_model(net.eval(), lambda takes: example_inputs(recipe, takes), AS_USUAL)
+        assert program.inputs[0].shape == (2, channels, 20, 20)
+        assert open_datasets(recipe, program).evaluation is not None
+    with pytest.raises(InputsUnknown, match=r"--input-shape, such as 3,224,224\.$"):
+        capture_model(torch.nn.ReLU(), lambda takes: example_inputs(recipe, takes), AS_USUAL)
 
 
 def test_a_recipe_holds_it_as_text_or_by_its_words(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def test_shipped_recipes_are_valid_and_survive_a_round_trip(path: Path) -> None:
     "content, message",
     [
         ("passes: [FuseConvBM]", "There is no pass 'FuseConvBM'.\nDid you mean 'FuseConvBN'"),
+        ("passes: [Own]", "SmoothActivations. Name one of your own as package.module:Pass."),
         ("targets: [tensort]", "There is no target 'tensort'.\nDid you mean 'tensorrt'"),
         ("pases: []", "unknown key 'pases'.\nDid you mean 'passes'"),
         ("passes: [{QuantizeStatic: {calibrater: mse}}]", "has no option 'calibrater'.\nDid you mean 'calibrator'"),

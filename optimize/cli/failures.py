@@ -45,6 +45,8 @@ _STEPS = {
     "report": "writing the report",
     "files": "writing a file",
 }
+#: What other tools call our options.
+_OF_OTHERS = dict.fromkeys(("--format", "--backend", "--target"), "--to")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -59,11 +61,6 @@ def explained(error: BaseException) -> OptimizeError:
         return _memory(error)
     if "can't start new thread" in str(error):
         return _os(OSError(errno.EAGAIN, ""))
-    if "index out of range in self" in str(error):  # torch's words for an embedding
-        return Refused(
-            f"The model looks up a row that its table does not have, while {_step(error)}.",
-            hint="Do the tokens or classes of the data go with this model? Give --tokenizer its own.",
-        )
     return Defect(
         f"{spell(error)}, while {_step(error)}. This is a defect of optimize, not of the model or the command.",
         hint=f"Run the command again with {DEBUG} for the traceback, and report it.",
@@ -141,10 +138,11 @@ def _usage(error: click.ClickException) -> OptimizeError:
 
 
 def _alike(name: str, context: click.Context) -> list[str]:
-    """Return the options of a command that take what an option of that name takes in the commands that have it."""
+    """Return the options of a command that take what an option of that name takes in commands or tools that have it."""
     commands = getattr(context.parent and context.parent.command, "commands", {}).values()
     taken = {entry.metavar for command in commands for entry in command.params if name in entry.opts} - {None}
-    return sorted(entry.opts[0] for entry in context.command.params if entry.metavar in taken)
+    ours = _OF_OTHERS.get(name)
+    return sorted(entry.opts[0] for entry in context.command.params if entry.metavar in taken or ours in entry.opts)
 
 
 def _memory(error: BaseException) -> OptimizeError:

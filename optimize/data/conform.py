@@ -119,7 +119,7 @@ def check_shape(shape: Sequence[int], spec: InputSpec, name: str) -> None:
     """Refuse a shape ``[N, ...]`` that does not fit an input.
 
     Raises:
-        Refused: It does not fit; hints at channels-last images and a missing batch dimension.
+        Refused: It does not fit; hints at images in the other order and a missing batch dimension.
     """
     sample = tuple(shape[1:])
     if len(shape) and _fits(sample, spec.shape):
@@ -128,6 +128,10 @@ def check_shape(shape: Sequence[int], spec: InputSpec, name: str) -> None:
     hint = ""
     if len(sample) >= 3 and _fits((sample[-1], *sample[:-1]), spec.shape):
         hint = "This looks channels-last (NHWC); the model takes NCHW: transpose with x.transpose(0, 3, 1, 2)."
+    elif spec.is_picture and _fits((*sample[1:], *sample[:1]), spec.shape):
+        hint = (
+            "Give pictures as they leave the decoder: uint8, not normalised, channels last (x.transpose(0, 2, 3, 1))."
+        )
     elif _fits(tuple(shape), spec.shape):
         hint = "This looks like a single sample without the batch dimension: use x[None]."
     raise Refused(
@@ -190,7 +194,15 @@ def _signed(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 def _labels(value: Any, name: str) -> torch.Tensor | np.ndarray:
     """Return labels as they are, integers as int64, and ``[N, 1]`` as ``[N]``."""
-    texts = None if isinstance(value, torch.Tensor) else np.asarray(value)
+    try:
+        texts = None if isinstance(value, torch.Tensor) else np.asarray(value)
+    except ValueError:  # NumPy's, of lists that are not of one length
+        texts = np.empty(0, object)
+    if texts is not None and texts.dtype.kind == "O":
+        raise Refused(
+            f"The labels of '{name}' are objects, or of different sizes from sample to sample, and not one array.",
+            hint="Pad them to one size: boxes to [N, G, 5], x1, y1, x2, y2 and a class, which is negative for padding.",
+        )
     labels = texts if texts is not None and texts.dtype.kind == "U" else as_tensor(value, f"The labels of '{name}'")
     if not labels.ndim:
         raise Refused(f"The labels of '{name}' are a single number, not one a sample.")

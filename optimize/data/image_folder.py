@@ -70,8 +70,7 @@ class ImageFolder:
 
     def _prepared(self, file: Path) -> torch.Tensor:
         """Return one image as the model takes it."""
-        is_grey = (_sizes(self.spec)[0] or len(self.image.mean)) == 1
-        picture = _decoded(file, "L" if is_grey else "RGB")
+        picture = _decoded(file, "L" if _sizes(self.spec)[0] == 1 else "RGB")
         try:
             prepared = self.image.prepared(picture, self.size, self.spec)
         except Refused as error:
@@ -222,19 +221,19 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
     channels, height, width = _sizes(specs[0])
     if image.transform is not None:  # what it returns is looked at, picture by picture
         return height or 0, width or 0
-    if channels is None and image.size:
-        channels = len(image.mean)
+    if channels is None and image.size and (counted := max(len(image.mean), len(image.std))) > 1:
+        channels = counted
     if channels is None:
         raise InputsUnknown(
             f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
-            hint="Give --input-shape, such as 3,224,224, or --preprocess size=224.",
+            hint=f"Give --input-shape, such as 3,224,224{'' if image.size else ', or --preprocess size=224'}.",
+            sides=image.size or (),
         )
-    counted = specs[0].is_picture or len(image.mean) == len(image.std) == channels
-    if channels not in (1, 3) or not counted:
+    if channels not in (1, 3) or not (specs[0].is_picture or image.fits(channels)):
         raise UsageError(
             f"Input '{specs[0].name}' has {channels} channels, the image preprocessing {len(image.mean)} means and "
             f"{len(image.std)} standard deviations.",
-            hint="Give one of each a channel (--preprocess 'mean=0.5 std=0.5'); images have 1 or 3 channels.",
+            hint="Give one of each, or one a channel (--preprocess 'mean=0.5 std=0.5'); images have 1 or 3 channels.",
         )
     wanted = image.size or (height, width)
     if wanted[0] is None or wanted[1] is None:

@@ -14,6 +14,7 @@ run in a confined process (`encode`), and what comes back are numbers.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from optimize.data.conform import Batch, InputSpec, conform
 from optimize.data.samples import Samples
 from optimize.errors import Refused, UsageError, lacks_memory
 from optimize.progress import Progress
-from optimize.regular import read_bytes, require_file, shown
+from optimize.regular import find, read_bytes, require_file, shown
 from optimize.wording import plural
 
 if TYPE_CHECKING:
@@ -277,6 +278,10 @@ def _opened(name: str, length: int | None) -> Tokenizer:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise UsageError("Texts need the package tokenizers, which is not installed.", hint=INSTALL) from error
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?(?<!\.json)", name) and find(Path(name)) is None:
+        got = f"https://huggingface.co/{name}/resolve/main/tokenizer.json"
+        what = f"There is no file '{name}', and names on a hub are not downloaded (--tokenizer)."
+        raise Refused(what, hint=f"Give --tokenizer tokenizer.json, which this gets:\ncurl -LO {got}")
     require_file(Path(name), most_bytes=texts.MOST_JSON_BYTES)
     with _used(name):
         found = Tokenizer.from_file(name)

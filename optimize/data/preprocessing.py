@@ -41,7 +41,7 @@ class ImagePreprocessing:
         resize: Of the shorter side before that, or height and width whatever their ratio was; None: ``size / crop``.
         crop: Share of the resized side that is kept, where ``resize`` is None; 0.875 resizes to 256 for a size of 224.
         interpolation: Of Pillow, all but ``nearest`` with antialiasing.
-        mean: One number a channel, in [0, 1], in the order that the model takes them in.
+        mean: One number for all channels or one for each, in [0, 1], in the order that the model takes them in.
         std: Likewise.
         order: Of the channels.
         transform: Takes a picture of Pillow and returns ``[C, H, W]``, in place of all that.
@@ -97,6 +97,10 @@ class ImagePreprocessing:
         if "transform" in given:
             found["name"] = given["transform"]
         return cls(**found)
+
+    def fits(self, channels: int) -> bool:
+        """Say whether there is a mean and a standard deviation for each of so many channels."""
+        return all(len(numbers) in (1, channels) for numbers in (self.mean, self.std))
 
     @property
     def inside(self) -> str:
@@ -328,7 +332,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "transform": _transform,
     "tokenizer": str,
 }
-_CHANNELS = "Write one number a channel: 0.5,0.5,0.5."
+_CHANNELS = "Write one number for all channels, 0.5, or one for each: 0.5,0.4,0.4."
 _HINTS = dict.fromkeys(_READERS, "") | {
     "size": "Write size=224 or size=224x320 (height, width).",
     "resize": "Write resize=256 (the shorter side) or resize=256x320 (height, width).",

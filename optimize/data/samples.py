@@ -25,6 +25,7 @@ class Samples:
         synthetic: Whether they were made up: nothing that the user knows is decided on them.
         notes: What its user must know of how it was read, as sentences.
         prepared: How pictures became inputs, as ``--preprocess`` takes it; empty for anything else.
+        classes: How many sub-folders of pictures its labels count; 0 for anything else.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Samples:
     labelled: bool = False
     synthetic: bool = False
     prepared: str = ""
+    classes: int = 0
     notes: tuple[str, ...] = ()
 
     def batches(self, batch_size: int) -> Iterator[Batch]:

@@ -128,7 +128,7 @@ def _examples(module: torch.nn.Module, inputs: Inputs, batch: int) -> tuple[Sequ
     try:
         return inputs(arguments_of(module)), ""
     except InputsUnknown as error:
-        guess = guess_inputs(module, batch)
+        guess = guess_inputs(module, batch, error.sides)
         if guess is None:
             raise InputsUnknown(error.what, hint=ask_for_shapes(module) or error.hint) from error
         return guess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -16,8 +16,13 @@ _VIDEO = (16, 112, 112)
 _RECURRENT = {"LSTM", "GRU", "RNN"}
 
 
-def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tensor, ...], str] | None:
+def guess_inputs(
+    module: torch.nn.Module, batch: int, sides: Sequence[int] = ()
+) -> tuple[tuple[torch.Tensor, ...], str] | None:
     """Return an input ``[batch, *sizes]`` that a module of one input runs on, and what to say of it.
+
+    Args:
+        sides: Height and width of pictures, where somebody said them.
 
     Returns:
         Of the first usual sizes that its first layer takes and it runs on; None where there are none, or it wants
@@ -28,7 +33,7 @@ def guess_inputs(module: torch.nn.Module, batch: int) -> tuple[tuple[torch.Tenso
     training = [part for part in module.modules() if getattr(part, "training", False)]  # frozen TorchScript lacks it
     module.eval()
     try:
-        for example, shape in _usual(module, batch):
+        for example, shape in _usual(module, batch, sides):
             if _runs(module, example):
                 return (example,), (
                     f"Nothing said what the model takes: {shape} was guessed from its first layer. If it was made for "
@@ -70,7 +75,7 @@ def _kinds(layer: torch.nn.Module) -> set[str]:
     return {getattr(layer, "original_name", "")} | {cls.__name__ for cls in type(layer).__mro__}
 
 
-def _usual(module: torch.nn.Module, batch: int) -> Iterator[tuple[torch.Tensor, str]]:
+def _usual(module: torch.nn.Module, batch: int, sides: Sequence[int]) -> Iterator[tuple[torch.Tensor, str]]:
     """Yield usual inputs of the first layer whose weight tells some, each as ``--input-shape`` says it."""
     generator = torch.Generator().manual_seed(0)
     for layer in module.modules():
@@ -79,6 +84,7 @@ def _usual(module: torch.nn.Module, batch: int) -> Iterator[tuple[torch.Tensor, 
         if not isinstance(weight, torch.Tensor) or is_lazy(weight):
             continue
         shapes = _sizes(kinds, layer, weight)
+        shapes = [(shapes[0][0], *sides)] if sides and "Conv2d" in kinds else shapes
         for shape in shapes:
             said = ",".join(map(str, shape))
             if "Embedding" in kinds:

@@ -7,7 +7,7 @@ captured `Program` (`stored`), already verified against the module; a state dict
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def take_over(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         unknown = _write_inputs(folder, inputs) if kind is not Kind.EXPORTED else None
-        taken = _ask(path, kind, how, folder, progress, guess=isinstance(unknown, InputsUnknown))
+        taken = _ask(path, kind, how, folder, progress, getattr(unknown, "sides", None))
     if taken.program is None and taken.state is None:
         raise unknown or Refused(f"'{path}' needs example inputs.", hint="Give --input-shape, such as 3,224,224.")
     return taken
@@ -92,7 +92,7 @@ def look(path: Path, kind: Kind) -> Taken:
 
 
 def _ask(
-    path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None, *, guess: bool = False
+    path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None, guess: Sequence[int] | None = None
 ) -> Taken:
     arguments = {
         "path": str(path.resolve()),
@@ -151,11 +151,11 @@ def take(
     name: str,
     kind: str,
     how: dict[str, Any],
-    guess: bool,
+    guess: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Open and capture a file in this, confined, process; leave what it held in ``folder``.
 
-    Where no inputs were given they may be guessed.
+    Where no inputs were given they may be guessed, with the sides of ``guess``, unless it is None.
 
     Returns:
         What it ``held`` (``state``, ``model`` or ``needs inputs``), its ``noun``, and ``warnings``.
@@ -171,14 +171,14 @@ def take(
             notes += _write_state(folder, held, name)
             return {"held": "state", "noun": "state dict", "warnings": notes}
     needs = {"held": "needs inputs", "noun": noun, "warnings": notes}
-    if not guess and not (folder / _INPUTS).exists() and Kind[kind] not in _TELLING:
+    if guess is None and not (folder / _INPUTS).exists() and Kind[kind] not in _TELLING:
         return needs
     tell("capture", 0.0)
     try:
         asked = Capturing(**{**how, "dynamic": read_dynamic(how["dynamic"]), "outputs": tuple(how["outputs"])})
-        program = capture_model(held, lambda _: _read_inputs(folder), asked)
+        program = capture_model(held, lambda _: _read_inputs(folder, guess or ()), asked)
     except InputsUnknown as error:
-        if guess and error.hint:  # this process alone knows the model
+        if guess is not None and error.hint:  # this process alone knows the model
             raise
         return needs
     tell("capture", 1.0)
@@ -186,10 +186,10 @@ def take(
     return {"held": "model", "noun": noun, "warnings": notes}
 
 
-def _read_inputs(folder: Path) -> tuple[torch.Tensor, ...]:
+def _read_inputs(folder: Path, sides: Sequence[int]) -> tuple[torch.Tensor, ...]:
     path = folder / _INPUTS
     if not path.exists():
-        raise InputsUnknown("Nothing says what the model takes.")
+        raise InputsUnknown("Nothing says what the model takes.", sides=sides)
     found = load_file(path)
     return tuple(found[str(place)] for place in range(len(found)))
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optimize.bounds import free_bytes
-from optimize.errors import OptimizeError, Refused, first_line, spell
+from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
@@ -75,7 +75,7 @@ class Worker:
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """Carry out one request and return its reply; an exception becomes a reply too."""
         try:
-            with self.runners[0].answering() if self.runners else nullcontext():
+            with looking_up(), self.runners[0].answering() if self.runners else nullcontext():
                 return {"ok": True, **self.commands[request["do"]](request)}
         except Exception as error:  # the parent records why; whatever the runtime raises is the reason
             return {"ok": False, "error": _describe(error)}

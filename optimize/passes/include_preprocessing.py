@@ -11,7 +11,6 @@ from torch import fx
 
 from optimize import graph
 from optimize.data.preprocessing import ImagePreprocessing
-from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.passes.fuse_conv_bn import fold_before
@@ -32,12 +31,12 @@ class IncludePreprocess(Pass):
     Decoding, resizing and cutting stay outside: runtimes resize without, or with another, antialiasing than Pillow.
 
     When it applies: to a program whose one input is floating point ``[N, C, H, W]`` of 1 or 3 channels and a known
-    height and width, with as many numbers in ``mean`` and ``std``.
+    height and width, with one number or as many in ``mean`` and ``std``.
 
     What it costs: a pass over the pixels, less than what does the same outside; a quarter of the bytes are handed over.
 
     Attributes:
-        mean: One number a channel, in [0, 1], in the order that the model takes them in.
+        mean: One number for all channels or one for each, in [0, 1], in the order that the model takes them in.
         std: Likewise.
         order: Of the channels that the model takes: ``rgb`` or ``bgr``. Pictures are given in RGB.
 
@@ -63,12 +62,10 @@ class IncludePreprocess(Pass):
         """Check the numbers.
 
         Raises:
-            UsageError: They are none that pictures have, or not as many of each.
+            UsageError: They are none that pictures have.
         """
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        if len(self.mean) != len(self.std):
-            raise UsageError(f"{self.name}: {len(self.mean)} means and {len(self.std)} standard deviations.")
         _ = self.words  # refuses the others
 
     @property
@@ -94,7 +91,8 @@ class IncludePreprocess(Pass):
         readers, dtype = list(node.users), program.inputs[0].dtype
         node.meta["val"] = node.meta["val"].permute(0, 2, 3, 1).to(torch.uint8)
         program.inputs = tuple(self.pair(program.inputs)[1])
-        mean, std = (torch.tensor(each, dtype=torch.float64).reshape(-1, 1, 1) * 255 for each in (self.mean, self.std))
+        numbers = (torch.tensor(each, dtype=torch.float64).reshape(-1, 1, 1) * 255 for each in (self.mean, self.std))
+        mean, std = (each.expand(program.inputs[0].shape[3], 1, 1) for each in numbers)
         with module.graph.inserting_before(node.next):
             value = _call(module, aten._to_copy.default, node, dtype=dtype)
             value = _call(module, aten.permute.default, value, [0, 3, 1, 2])
@@ -119,9 +117,9 @@ class IncludePreprocess(Pass):
             return f"the model takes {str(value.dtype).removeprefix('torch.')} already"
         if value.dim() != 4 or value.shape[1] not in (1, 3):
             return f"the model takes {list(value.shape)}, and pictures are [N, C, H, W] with 1 or 3 channels"
-        if value.shape[1] != len(self.mean):
-            channels = plural(value.shape[1], "channel")
-            return f"the model takes {channels}, and there are numbers for {len(self.mean)} (mean, std)"
+        if not self.words.fits(value.shape[1]):
+            channels, counted = plural(value.shape[1], "channel"), max(len(self.mean), len(self.std))
+            return f"the model takes {channels}, and there are numbers for {counted} (mean, std)"
         return "its height and width are free, which pictures must have" if dims.keys() - {0} else ""
 
 

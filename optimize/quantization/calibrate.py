@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.errors import Refused
+from optimize.errors import Refused, looking_up
 from optimize.plan import Range
 from optimize.program import Program
 from optimize.quantization.batches import Flat, apart, check, free_axis, sample_axis, samples_of
@@ -89,7 +89,8 @@ class Observation(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node and show its value."""
-        result = super().run_node(n)
+        with looking_up():
+            result = super().run_node(n)
         if n.op in ("placeholder", "call_function") and isinstance(result, torch.Tensor) and result.is_floating_point():
             self.see(n, result)
         return result

@@ -92,7 +92,7 @@ def assemble(
     change = compare(model.program, variants[0].program)
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
-    doubt = datasets.doubt(eager.accuracy)
+    doubt = datasets.doubt(eager.accuracy, model.program)
     warned = (text for text in datasets.warnings if text not in doubt)
     about = [*model.warnings, *model.program.notes, *warned, *dict.fromkeys(_about_passes(variants))]
     if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):

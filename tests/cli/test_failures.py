@@ -37,7 +37,6 @@ RAISED: dict[str, tuple[BaseException, int, str]] = {
     "open files": (os_error(errno.EMFILE), 1, "Too many files are open"),
     "processes": (os_error(errno.EAGAIN), 1, "no process, thread or memory left"),
     "threads": (RuntimeError("can't start new thread"), 1, "no process, thread or memory left"),
-    "a token": (IndexError("index out of range in self"), 1, "looks up a row that its table does not have"),
     "a long name": (os_error(errno.ENAMETOOLONG, "n" * 5000), 2, "is too long"),
     "another of the system": (os_error(errno.EIO, "disk"), 1, "The system refused 'disk': the system's words"),
     "a flood": (Refused("has " + "'a\x1b', " * 10_000), 1, "has 'a"),
@@ -84,6 +83,9 @@ def test_what_wants_trust_is_told_as_a_command_to_paste(typed: Typed, monkeypatc
         (("compare", "a.onnx", "b.onnx", "--eval", "d.npz"), "  Did you mean --data? "),
         (("check", "a.onnx", "b.onnx", "--calib", "d.npz"), "  Did you mean --data or --eval? "),
         (("run", "net.pt", "--fuze"), "'--fuse'"),
+        (("run", "net.pt", "--max-latency", "5ms"), "'--latency'"),
+        (("run", "net.pt", "--format", "onnx"), "  Did you mean --to? "),
+        (("bench", "net.onnx", "--format", "onnx"), "No such option '--format'"),
     ],
     ids=lambda words: words[0],
 )

@@ -151,9 +151,9 @@ def test_what_several_inputs_are_is_asked_by_their_names(
     monkeypatch.setattr(untrusted, "open_untrusted", lambda path, kind, name: (module, []))
     told, how = (lambda phase, share: None), asdict(AS_USUAL)
     with pytest.raises(InputsUnknown, match="Nothing says what the model takes") as refused:
-        take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=True)
+        take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=())
     assert asked in refused.value.hint
-    assert take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=False)["held"] == "needs inputs"
+    assert take(tmp_path, told, "net.pt", "net.pt", "CHECKPOINT", how, guess=None)["held"] == "needs inputs"
 
 
 def test_pictures_for_a_guess_of_a_flattened_input_are_told_that_it_is_one(tmp_path: Path) -> None:

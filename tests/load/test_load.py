@@ -232,6 +232,27 @@ def test_nearest_name_and_failing_imports(tmp_path: Path, monkeypatch: pytest.Mo
     assert "package.inside:name" in caught.value.hint
 
 
+def test_a_class_that_a_package_has_in_a_module_is_told_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No module is imported for that: these two would raise."""
+    package = tmp_path / "empty_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "net.py").write_text("1 / 0\nclass Net: ...\nsmall = Net\n")
+    (package / "odd.py").write_bytes(b"\xff\xfe = Nets(Net)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    for name, advice in (
+        ("Net", "Name the module that defines it: empty_package.net:Net."),
+        ("small", "Name the module that defines it: empty_package.net:small."),
+        ("Nets", "'empty_package' has the modules net, odd."),
+    ):
+        with pytest.raises(Refused, match=f"there is no '{name}'") as caught:
+            load(f"empty_package:{name}")
+        assert caught.value.hint == advice
+
+
 def test_model_option(tmp_path: Path) -> None:
     for wrong in ("Net", "tests/load/files.py:Net", "a:b:c", ":Net"):
         with pytest.raises(UsageError, match="does not name a factory"):

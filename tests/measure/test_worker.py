@@ -106,6 +106,13 @@ def test_errors_are_answers() -> None:
     assert not answer["ok"] and "before it was asked to load" in answer["error"]
 
 
+def test_a_token_that_a_table_lacks_is_told_as_the_data_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = opened(module(), tmp_path)
+    monkeypatch.setattr(worker.runners[0], "module", lambda x: torch.nn.functional.embedding(x.long() + 9, x))
+    answer = worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(tmp_path / "y.npz")})
+    assert not answer["ok"] and answer["error"].endswith("a token or class of the data is too large.")
+
+
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "planted.npz"
     np.savez(path, arr_0=np.array([{"a": 1}], dtype=object), allow_pickle=True)

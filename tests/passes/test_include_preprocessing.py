@@ -16,7 +16,7 @@ import optimize
 from optimize.data import ImagePreprocessing
 from optimize.data.preprocessing import included, read_words
 from optimize.distances import output_error
-from optimize.errors import Refused, UsageError
+from optimize.errors import Refused
 from optimize.graph import aten, calls
 from optimize.passes import FuseConvBN, IncludePreprocess, QuantizeStatic
 from optimize.pipeline import Pipeline
@@ -192,9 +192,13 @@ def test_pixels_come_back_from_what_they_were_prepared_to() -> None:
     assert torch.equal(image.pixels(image.normalized(shown)), shown)
 
 
-def test_other_numbers_of_each_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 means and 1 standard deviations"):
-        IncludePreprocess(MEAN, (0.5,))
+def test_one_number_is_of_every_channel() -> None:
+    program = optimize.capture(small(), (torch.randn(2, 3, 16, 16),))
+    one, three = (
+        Pipeline([IncludePreprocess(*each), FuseConvBN()]).run(program).program
+        for each in (((0.5,), (0.25,)), ((0.5,) * 3, (0.25,) * 3))
+    )
+    assert torch.equal(one(torch.from_numpy(pixels())), three(torch.from_numpy(pixels())))
 
 
 def test_ranges_of_the_first_layer_are_learned_on_pictures() -> None:

@@ -162,6 +162,16 @@ def test_data_that_is_not_finite_is_refused_by_name() -> None:
         watch(program, [])
 
 
+def test_a_token_that_a_table_lacks_is_told_as_the_data_s() -> None:
+    """Torch says `index out of range in self`, in Python, too; a TorchScript says it behind two tracebacks."""
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)).eval()
+    program, tokens = optimize.capture(net, (torch.zeros(2, 3, dtype=torch.int64),)), torch.full((2, 3), 9)
+    program.compiled = torch.jit.trace(net, (torch.zeros(2, 3, dtype=torch.int64),))
+    for run in (lambda: program(tokens), lambda: watch(program, [(tokens,)])):
+        with pytest.raises(Refused, match=r"a token or class of the data is too large\.\n.*its own tokenizer"):
+            run()
+
+
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_every_float_value_of_the_reference_nets_is_watched(name: str) -> None:
     reference = REFERENCES[name]

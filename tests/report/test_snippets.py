@@ -86,12 +86,30 @@ def _flags(word: str) -> Iterator[str]:
 
 @NEEDS_COMPILER
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs openvino, whose package has headers")
-def test_the_program_in_c_runs_an_openvino_file(programs: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def test_the_program_in_c_answers_as_python_does_to_an_openvino_file(
+    programs: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
     out, found = programs
-    (tmp_path / "run.cpp").write_text(found["openvino C++"])
+    last = 'get_shape() << "\\n"'
+    assert last in found["openvino C++"]
+    text = found["openvino C++"].replace(
+        last, f'{last[:-5]}" " << request.get_output_tensor(at).data<float>()[3] << "\\n"'
+    )
+    (tmp_path / "run.cpp").write_text(text)
     words = [str(COMPILER), "-std=c++17", str(tmp_path / "run.cpp"), "-o", str(tmp_path / "run")]
     _run([*words, *_flags("include"), *_flags("libs")], tmp_path)
-    assert _run([str(tmp_path / "run")], out).split("\n")[:2] == ["logits [1,4]", "pooled [1,4]"]
+    answers = _answers(found["openvino Python"], out)
+    lines = [line.split() for line in _run([str(tmp_path / "run")], out).splitlines()]
+    assert [line[:2] for line in lines] == [[name, "[1,4]"] for name in answers]
+    assert [float(line[2]) for line in lines] == pytest.approx([value[0, 3] for value in answers.values()], rel=1e-4)
+
+
+def _answers(program: str, out: Path) -> dict[str, Any]:
+    """Returns what the program in Python is answered, by the names of the outputs."""
+    names: dict[str, Any] = {}
+    with contextlib.chdir(out), contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(program, "<page>", "exec"), names)
+    return dict(zip(("logits", "pooled"), names["f"](*names["inputs"].values()), strict=True))
 
 
 @NEEDS_COMPILER
@@ -105,10 +123,7 @@ def test_the_program_in_c_answers_as_python_does_to_an_onnx_file(
     text = found["onnx C++"].replace(last, '" values " << found[at].GetTensorData<float>()[3] << "\\n"')
     (tmp_path / "run.cpp").write_text(text)
     _run([str(COMPILER), "-std=c++17", "-Wall", "-Werror", "run.cpp", *onnx_release.FLAGS, "-o", "run"], tmp_path)
-    names: dict[str, Any] = {}
-    with contextlib.chdir(out), contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(found["onnx Python"], "<page>", "exec"), names)
-    answers = dict(zip(("logits", "pooled"), names["f"](*names["inputs"].values()), strict=True))
+    answers = _answers(found["onnx Python"], out)
     lines = [line.split() for line in _run([str(tmp_path / "run")], out).splitlines()]
     assert [line[:3] for line in lines] == [[name, str(value.size), "values"] for name, value in answers.items()]
     assert [float(line[3]) for line in lines] == pytest.approx([value[0, 3] for value in answers.values()], rel=1e-4)
