@@ -126,16 +126,15 @@ class Workshop:
     def _family(self, choice: FileChoice) -> list[Variant]:
         """Return the programs of a choice's family: one for all targets, or one for each group that needs its own."""
         recipe, made = self.job.recipe, choice.family
-        if choice.start is None:
-            program, targets, passes = self.opened.model.program, (), recipe.passes
-        else:
+        program, targets, passes = self.opened.model.program, recipe.targets, recipe.passes
+        if choice.start is not None:
             start = self.variant(choice.start)
-            program, targets, passes = start.program, start.targets, ()
-            made = replace(made, target=targets[0] if targets else "")
+            program, targets, passes = start.program, start.targets or targets, ()
+            made = replace(made, target=start.targets[0] if start.targets else "")
         if made not in self._variants:
             asked = recipe.model_copy(update={"passes": (*passes, *choice.own_passes(recipe.cpu))})
             found = self.opened.passes(replace(self.job, recipe=asked))
-            variants = transform(program, found, targets or recipe.targets, self.tell)
+            variants = transform(program, found, targets, self.tell)
             while len(self._variants) >= _FAMILIES:
                 self._forget(next(iter(self._variants)))
             self._variants[made] = variants

@@ -90,6 +90,16 @@ def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
     assert len(known) == len(static) + len({choice.precision for choice in known if not choice.is_static})
 
 
+@pytest.mark.parametrize("count", [2, 7])
+def test_shards_have_everything_once_and_whole_families(count: int) -> None:
+    parts = [list(Sampler(NAMES, CUTS, (number, count)).every()) for number in range(1, count + 1)]
+    everything = [choice for part in parts for choice in part]
+    assert len(everything) == len({*everything}) and {*everything} == {*Sampler(NAMES, CUTS).every()}
+    families = [{choice.family for choice in part} for part in parts]
+    assert all(families) and sum(map(len, families)) == len(set.union(*families))
+    assert next(Sampler(NAMES, CUTS, (2, count)).propose(())) in parts[1]
+
+
 def test_the_sampler_follows_what_it_was_told() -> None:
     """INT8 of one target is told to be best in everything: a sixth of what is left, and most of what is proposed."""
     sampler = Sampler(NAMES, CUTS[:1])

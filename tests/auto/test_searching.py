@@ -133,6 +133,41 @@ def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
     assert {(model.with_name("out") / name).read_text() for name in own} == {"the user's"}
 
 
+def test_shards_are_gathered_as_one_search(model: Path, tried: list[FileChoice]) -> None:
+    places = [model.with_name(f"part-{number}") for number in (1, 2)]
+    for number, place in enumerate(places, 1):
+        assert search(model, "--shard", f"{number}/2", "--out", str(place)).exit_code == 0
+    assert sorted(map(str, tried)) == sorted(map(str, CHOICES)) and tried[: len(tried) // 2] != tried[len(tried) // 2 :]
+    tried.clear()
+    given = [word for place in places for word in ("--gather", str(place))]
+    found = search(model, *given)
+    assert found.exit_code == 0 and not tried, found.output
+    report = read_report(model.with_name("out") / "report.json")
+    assert report.search is not None and {trial.number % 2 for trial in report.search.trials} == {0, 1}
+    assert len(report.search.trials) == len(CHOICES)
+    assert all(row.path is not None and Path(row.path).parent == model.with_name("out") for row in report.rows)
+    assert {Path(str(row.path)).name for row in report.rows} <= files(model)
+    assert search(model, *given).exit_code == 0 and not tried  # they are known by then
+
+
+def test_what_is_no_shard_of_this_search_is_not_gathered(model: Path, tried: list[FileChoice]) -> None:
+    assert search(model, "--out", str(model.with_name("other")), "--threads", "2").exit_code == 0
+    for name in ("other", "nothing"):
+        refused = search(model, "--gather", str(model.with_name(name))).exception
+        assert isinstance(refused, UsageError) and f"{name}' holds no trials of this search" in refused.what
+
+
+def test_two_searches_that_number_alike_are_not_mixed(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, choice in (("first", CHOICES[0]), ("second", CHOICES[1])):
+        monkeypatch.setattr(searching, "first_choices", lambda names, one=choice: iter([one]))
+        assert search(model, "--out", str(model.with_name(name))).exit_code == 0
+    given = [word for name in ("first", "second") for word in ("--gather", str(model.with_name(name)))]
+    refused = search(model, *given).exception
+    assert isinstance(refused, UsageError) and refused.hint == "Give each search its own --shard K/N."
+
+
 def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[FileChoice]) -> None:
     assert search(model).exit_code == 0
     changed = next(name for name in files(model) if name.endswith("int8.onnx"))
