@@ -19,6 +19,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+import pytest
+
 #: Seconds after which a fork is ended.
 _LIMIT_S = 300
 
@@ -42,8 +44,13 @@ def _import() -> None:
 
     import optimize.targets.onnx.static
     import optimize.workflow  # noqa: F401
+    from optimize.cli import keeper
     from optimize.report import console
+    from tests.preloaded import fork_children, nursery
 
+    nursery()  # one for all forks, which are not confined, that they may ask it
+    keeper.can_confine = lambda: False
+    fork_children(pytest.MonkeyPatch())
     console._LONG_S = 2.0 * _LIMIT_S  # a page shows no progress, however busy the machine is
     built = functools.cache(ONNXRegistry.from_torchlib)
     built()
