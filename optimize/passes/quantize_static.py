@@ -141,6 +141,10 @@ class QuantizeStatic(IntegerPass):
         chosen = program.quantization.layers
         form = planned(self._numerics.weight, program.quantization)
         rounded = weights.apply(dict.fromkeys(chosen, form), lambda share: tell("round weights", share))
+        graph.remove_unused(program.graph_module)  # what computed a bias that is stored now
+        left = {node.name for node in program.graph.nodes}
+        ranges = {name: seen for name, seen in program.plan.ranges.items() if name in left}
+        program.quantization = dataclasses.replace(program.plan, ranges=ranges)
         rewrites = tuple(
             Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
         )

@@ -140,6 +140,28 @@ def test_a_layer_in_another_type_is_left_with_a_reason() -> None:
     assert [skip.reason for skip in outcome.skips] == ["its weight is torch.float64, not float32"]
 
 
+class Joined(nn.Module):
+    """Its biases are computed of weights, as WavLM's are: one is stored in their place when it takes rounding back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = torch.cat([self.first.bias, self.second.bias]).split(32)
+        parts = nn.functional.linear(x, self.first.weight, one), nn.functional.linear(x, self.second.weight, other)
+        return parts[0] * parts[1]
+
+
+def test_what_computed_a_bias_leaves_the_plan_with_the_graph() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    (step,) = optimize.Pipeline([optimize.QuantizeStatic(calibration=[x])]).run(optimize.capture(Joined(), (x,))).steps
+    assert [entry.where for entry in step.outcome.rewrites] and step.outcome.rewrites[0].what.startswith(
+        "linear to int8"
+    )
+
+
 def test_the_deployed_file_is_near_the_float_one(tmp_path: Path) -> None:
     program = captured()
     quantized, _ = optimize.QuantizeStatic(calibration=[DATA]).apply(program)

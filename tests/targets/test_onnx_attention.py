@@ -123,3 +123,21 @@ def test_int8_files_have_it(mode: str, tmp_path: Path) -> None:
     assert artifact.coverage is not None and artifact.coverage.kernels["MultiHeadAttention"] == 2
     want, found = program(*inputs(4, True)), artifact.load()(*inputs(4, True))
     assert float((want - found).norm() / want.norm()) < 0.05
+
+
+def test_a_module_that_is_called_twice_has_it_twice_in_an_int8_file(tmp_path: Path) -> None:
+    """As the layers of ALBERT, which are one."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.layer(x))
+
+    torch.manual_seed(0)
+    program = optimize.capture(Twice().eval(), inputs(4, False))
+    quantized, _ = optimize.QuantizeStatic(calibration=[inputs(3, False)]).apply(program)
+    artifact = optimize.export(quantized, "onnx", tmp_path / "net.onnx")
+    assert artifact.coverage is not None and artifact.coverage.kernels["MultiHeadAttention"] == 2

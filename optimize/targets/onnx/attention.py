@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from optimize.named import free_name
 from optimize.targets.onnx_graph.attention import scores_of
 from optimize.targets.onnx_graph.nodes import (
     CONTRIB,
@@ -127,7 +128,8 @@ def _write(graph: ir.Graph, attention: _Attention) -> None:
     attributes = {"num_heads": attention.heads, "scale": attention.factor}
     name = name_of(result)
     mixed = add(graph, "MultiHeadAttention", inputs, attributes, name=f"{name}_mixed", like=result, domain=CONTRIB)
-    operator_of(mixed).name = f"{str(operator_of(result).name).rpartition('/')[0]}/MultiHeadAttention"
+    path = str(operator_of(result).name).rpartition("/")[0]
+    operator_of(mixed).name = free_name(f"{path}/MultiHeadAttention", {node.name for node in graph})
     if (alive := attention.alive) is not None:
         assert alive.shape is not None
         axis = store(graph, "axis_1", np.array([1], np.int64))
