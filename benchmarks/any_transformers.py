@@ -107,7 +107,8 @@ _TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], tuple[Field, ...]]] = {
     "vision and language/CLIP vision": ("CLIPVisionModel", "CLIPVisionConfig", _VIT, PICTURE),
     "vision and language/SigLIP vision": ("SiglipVisionModel", "SiglipVisionConfig", _VIT, PICTURE),
     "vision and language/SigLIP text": ("SiglipTextModel", "SiglipTextConfig", _BERT, TEXT),
-    "vision and language/BLIP vision": ("BlipVisionModel", "BlipVisionConfig", _VIT | {"initializer_range": 0.02}, PICTURE),
+    "vision and language/BLIP vision": ("BlipVisionModel", "BlipVisionConfig",  # whose own weights are nought
+        {**_VIT, "initializer_range": 0.02}, PICTURE),
     "vision and language/ViLT": ("ViltModel", "ViltConfig", {**_BERT, **_VIT, "max_image_length": -1},
         (tokens(1000), MASK, tokens(2), numbers(3, 64, 64), Field((64, 64), ones=True))),
     "time series/Time Series Transformer": ("TimeSeriesTransformerModel", "TimeSeriesTransformerConfig",
