@@ -285,7 +285,7 @@ class _Searching:
 
     def _go_on(self) -> None:
         """Read the journal of an earlier search, and take over the files that its front still has."""
-        self.journal.read(self.job.out / JOURNAL)
+        self.journal.read(self.job.out / JOURNAL, trust=self.job.trust)
         taken = ((trial.number, self._taken_over(trial)) for trial in self.journal.trials if trial.standing is not None)
         self.files = {number: artifact for number, artifact in taken if artifact is not None}
         while missing := [trial for trial in self._front() if trial.number not in self.files]:
