@@ -68,6 +68,14 @@ def _torch_is_imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _user_s_secret_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gives this session, and all processes that it starts, a state of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 class _Unread(type):
     """A type of callables whose parameters nobody reads."""
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1] / "optimize"
 #: What belongs to a room, by the first word behind ``optimize.`` (by the whole name where a module is listed).
 ROOMS = {
     "ground": ("errors", "escaping", "bounds", "dimensions", "texts", "archives", "regular", "files", "named",
-        "processor", "progress", "distances", "records", "wording", "keeping"),
+        "sealing", "processor", "progress", "distances", "records", "wording", "keeping"),
     "sandbox": ("sandbox",),
     "transaction": ("transaction",),
     "workers": ("transport", "workers"),
@@ -74,7 +74,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 68_445, 399, 489
+MOST_LINES, MOST_FILES, MOST_CLASSES = 68_539, 400, 489
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -295,7 +295,7 @@ class _Searching:
 
     def _go_on(self) -> None:
         """Read the journals of earlier searches, and take over the files that their fronts still have."""
-        self.journal.read(self.job.out / JOURNAL)
+        self.journal.read(self.job.out / JOURNAL, trust=self.job.trust)
         places = [(trial, self.job.out) for trial in self.journal.trials]
         places += [(trial, folder) for folder in self.goal.gathered for trial in self._gathered(folder)]
         taken = (
@@ -313,7 +313,7 @@ class _Searching:
             UsageError: It is of another search, or numbers its trials as others do.
         """
         other, known = Journal(self.of, self.room), {trial.number: trial.choice for trial in self.journal.trials}
-        if not other.read(folder / JOURNAL):
+        if not other.read(folder / JOURNAL, trust=self.job.trust):
             raise UsageError(
                 f"'{folder}' holds no trials of this search: of the same model, data, options, versions and processor, "
                 "written by you.",

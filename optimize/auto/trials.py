@@ -17,6 +17,7 @@ from optimize.auto.choices import FileChoice
 from optimize.files import whole
 from optimize.regular import find, read_bytes
 from optimize.report.model import Row, StrictRecord
+from optimize.sealing import seal
 from optimize.texts import MOST_JSON_BYTES
 
 #: Files that differ by less are equal: in time by two hundredths, in error by tenths of decibels, in bytes by a tenth.
@@ -140,8 +141,7 @@ class Journal:
     """The trials of a search, a line each behind a line that says of what.
 
     A folder can come with somebody else's files, a journal among them, whose figures nobody here has measured. So that
-    first line names the inode of its own file, as the note of a transaction that of its folder: whoever packs one does
-    not know it.
+    first line is this user's seal of all that follows and of the file itself, as the note of a transaction has one.
 
     Args:
         asked: What the search is of: with anything else, nothing of a journal is gone on from.
@@ -165,18 +165,23 @@ class Journal:
             Refused: The disk is full, or the file cannot be written where it is to lie.
         """
         with whole(path) as temporary:
-            lines = (self._head(temporary.stat()), *(trial.model_dump_json() for trial in self.trials), "")
-            temporary.write_text("\n".join(lines), encoding="utf-8")
+            trials = "".join(f"{trial.model_dump_json()}\n" for trial in self.trials)
+            temporary.write_bytes(f"{self._head(temporary.stat(), trials)}\n{trials}".encode())
 
-    def read(self, path: Path) -> bool:
-        """Go on from a journal; say whether there is one of the same search, and one that this user's has written."""
+    def read(self, path: Path, *, trust: bool = False) -> bool:
+        """Go on from a journal; say whether there is one of the same search, and one that this user's has written.
+
+        Args:
+            trust: Whether it may be anybody's, and of any file.
+        """
         found = find(path)
-        if found is None or found.st_uid != getattr(os, "geteuid", int)():  # 0 on Windows
+        if found is None:
             return False
-        lines = read_bytes(path, most_bytes=MOST_JSON_BYTES).decode(errors="replace").splitlines()
-        if not lines or lines[0] != self._head(found):
+        text = read_bytes(path, most_bytes=MOST_JSON_BYTES).decode(errors="replace")
+        head, _, trials = text.partition("\n")
+        if not (trust and f'"of": "{self._of}"' in head) and head != self._head(found, trials):
             return False
-        for line in lines[1:]:
+        for line in trials.split("\n"):
             try:
                 trial = FileTrial.model_validate_json(line)
             except ValidationError:  # of a line that was cut off, nothing is left
@@ -186,8 +191,9 @@ class Journal:
             self.trials.append(trial)
         return bool(self.trials)
 
-    def _head(self, file: os.stat_result) -> str:
-        return json.dumps({"journal": 2, "of": self._of, "file": file.st_ino})
+    def _head(self, file: os.stat_result, trials: str) -> str:
+        said = {"journal": 3, "of": self._of, "file": file.st_ino}
+        return json.dumps({**said, "seal": seal(json.dumps(said) + trials)})
 
     def _is_next(self, trial: FileTrial) -> bool:
         """Say whether a trial can have come behind those that are known."""

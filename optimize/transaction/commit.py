@@ -167,7 +167,7 @@ class Transaction:
         made: Folders above ``out`` that were made for it, the outermost first.
         doubles: Stamps of the doubles in the new folder, by name.
         stale: Names of results that the new one does without.
-        moving: Names of files that are being moved one by one.
+        moving: Stamps of files that are being moved one by one, by name.
     """
 
     out: Path
@@ -178,7 +178,7 @@ class Transaction:
     made: list[str] = field(default_factory=list)
     doubles: dict[str, Stamp | None] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
-    moving: list[str] = field(default_factory=list)
+    moving: dict[str, Stamp | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._name(self.path)
@@ -403,7 +403,7 @@ class Transaction:
 
     def _move(self, names: list[str]) -> None:
         """Move files to ``out`` one by one; what they replace, and what is stale, is kept under ``replaced``."""
-        self.moving = names
+        self.moving = {name: stamp(self.new / name) for name in names}
         self.write()
         with inside(self.out) as out:
             if out is None:
@@ -426,7 +426,10 @@ class Transaction:
             file.unlink(missing_ok=True)
 
     def _undo(self) -> None:
-        """Put back what ``_move`` has moved so far; once all of it has been moved, it stays."""
+        """Put back what ``_move`` has moved so far; once all of it has been moved, it stays.
+
+        What else has its name by now is the user's, and so is any folder: results are files.
+        """
         moved = [name for name in self.moving if not os.path.lexists(self.new / name)]
         if len(moved) == len(self.moving):
             return
@@ -434,7 +437,7 @@ class Transaction:
             if out is None:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.out))
             for name in moved:
-                with suppress(FileNotFoundError):
+                if stamp(out / name) == self.moving[name] and not is_folder(out / name):
                     os.rename(out / name, self.new / name)
             for name in os.listdir(self.replaced):
                 if not os.path.lexists(out / name):

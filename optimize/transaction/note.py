@@ -1,8 +1,8 @@
 """The note in a hidden folder: what a later run must know of a transaction, and why it may believe it.
 
 A hidden folder can come with somebody else's files, from a repository or an archive, and is this user's then. Its note
-would have files moved, put back and removed. It is heeded only where it names the inode of its own folder, which
-nobody who packs one knows, and even then says nothing of what lies outside of the folder and its ``out``.
+would have files moved, put back and removed. It is heeded only where this user has sealed it for this very folder
+(``sealing``), and even then says nothing of what lies outside of the folder and its ``out``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize.files import write_text
+from optimize.sealing import seal
 from optimize.transaction.doubles import is_folder
 
 #: What the note says of a transaction, and its file.
@@ -25,7 +26,8 @@ FOLDERS = ("new", "old", "replaced", "foreign")
 
 def write(path: Path, said: dict[str, Any]) -> None:
     """Write the note of a hidden folder, whole or not at all."""
-    write_text(path / NOTE, json.dumps({**said, "home": os.stat(path).st_ino}))
+    said = {**said, "home": os.stat(path).st_ino}
+    write_text(path / NOTE, json.dumps({**said, "seal": seal(json.dumps(said))}))
 
 
 def read(path: Path, out: Path) -> dict[str, Any] | None:
@@ -40,10 +42,11 @@ def read(path: Path, out: Path) -> dict[str, Any] | None:
     if not os.path.lexists(path / NOTE):
         return {}
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = json.loads((path / NOTE).read_bytes())
+        found = dict(json.loads((path / NOTE).read_bytes()))
+        is_own = found.pop("seal") == seal(json.dumps(found)) and found["home"] == os.lstat(path).st_ino
         said = {name: found[name] for name in NOTED}
         names = (*said["doubles"], *said["stale"], *said["moving"])
-        if found["home"] == os.lstat(path).st_ino and _are_plain(names) and {*map(str, out.parents)} >= {*said["made"]}:
+        if is_own and _are_plain(names) and {*map(str, out.parents)} >= {*said["made"]}:
             return said
     return None
 

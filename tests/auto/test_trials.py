@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimize import sealing
 from optimize.auto.choices import FileChoice
 from optimize.auto.trials import FileTrial, Journal, Standing, front, near_front, outcomes
 from optimize.measure.bound import BoundCheck
@@ -107,13 +108,36 @@ def test_a_journal_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_came_with_a_folder_is_not(tmp_path: Path) -> None:
-    """Its figures were measured by nobody here: what it says of its own file, it cannot know."""
+    """Its figures were measured by nobody here: the user has not sealed them, or for another file."""
     path = tmp_path / "journal.jsonl"
     judged_and_kept(2).write(path)
     shutil.copy(path, tmp_path / "packed")
     assert not journal_of("model").read(tmp_path / "packed")
+    assert journal_of("model").read(tmp_path / "packed", trust=True)
+    assert not journal_of("another").read(tmp_path / "packed", trust=True)
     os.rename(path, tmp_path / "moved")  # the folder was given another name
     assert journal_of("model").read(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("change", ["another's secret", "no secret", "other figures", "a line less"])
+def test_a_journal_that_names_its_own_file_and_is_not_sealed_is_not(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new file system everybody knows which inode a file will get."""
+    path = tmp_path / "journal.jsonl"
+    with monkeypatch.context() as patch:
+        if change.endswith("secret"):
+            patch.setattr(sealing, "_secret", lambda: bytes(32) if change == "another's secret" else None)
+        judged_and_kept(2).write(path)
+        assert journal_of("model").read(path) == (change != "no secret")
+    text, inode = path.read_text(), path.stat().st_ino
+    if change == "other figures":
+        path.write_text(text.replace('"at_s":2.0', '"at_s":1.0'))
+    elif change == "a line less":
+        path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    assert (path.read_text() == text) == change.endswith("secret") and path.stat().st_ino == inode
+    assert json.loads(path.read_text().split("\n")[0])["file"] == inode
+    assert not journal_of("model").read(path) and journal_of("model").read(path, trust=True)
 
 
 def test_what_somebody_made_of_a_journal_is_left_from_there_on(tmp_path: Path) -> None:
@@ -122,9 +146,9 @@ def test_what_somebody_made_of_a_journal_is_left_from_there_on(tmp_path: Path) -
     head, first, second, third, _ = path.read_text().split("\n")
     path.write_text("\n".join([head, first, second[:-20], third]))
     again = journal_of("model")
-    assert again.read(path) and again.trials == journal.trials[:1]
+    assert again.read(path, trust=True) and again.trials == journal.trials[:1]
     path.write_bytes(b"\xff\xfe\0" * 100)
-    assert not journal_of("model").read(path)
+    assert not journal_of("model").read(path, trust=True)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +172,7 @@ def test_a_trial_that_no_search_has_is_none(said: dict[str, Any], tmp_path: Path
     head, first, second, _ = path.read_text().split("\n")
     path.write_text("\n".join([head, first, json.dumps({**json.loads(second), **said})]))
     again = journal_of("model")
-    assert again.read(path) and again.trials == journal.trials[:1]
+    assert again.read(path, trust=True) and again.trials == journal.trials[:1]
 
 
 def test_a_file_that_took_no_time_stands_nowhere() -> None:

@@ -21,6 +21,7 @@ import torch
 
 from optimize.cli import cli, keeper
 from optimize.sandbox.confine import can_confine
+from optimize.sealing import seal
 from tests.test_cli import command
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
@@ -57,6 +58,7 @@ attempt("make", lambda: open("made", "w"))
 attempt("change", lambda: open("net.pt", "r+b"))
 attempt("cut", lambda: os.truncate("net.pt", 0))
 attempt("remove", lambda: os.unlink("net.pt"))
+attempt("seal as the user", lambda: open(os.environ["XDG_STATE_HOME"] + "/optimize/key", "r+b"))
 attempt("move", lambda: os.rename("net.pt", "moved"))
 attempt("make a folder", lambda: os.mkdir("folder"))
 attempt("link", lambda: os.symlink("net.pt", "link"))
@@ -196,12 +198,16 @@ for number in (1, 2, 3):
     ask(do="commit", path=str(out))
     assert not os.listdir(folder)
     print(sorted(os.listdir(out)), flush=True)
+    os.environ["XDG_STATE_HOME"] = os.environ["TMPDIR"]
+    print(__import__("optimize.sealing").sealing.seal("a journal"), flush=True)
 """
     (tmp_path / "data.npz").touch()
     done = broken(tmp_path, code, "auto", "net.pt", "--calib", "data.npz", "--out", "out")
     assert done.stdout.splitlines() == [
         "['point-01.int8.onnx', 'report.json']",
+        seal("a journal"),
         "['point-02.int8.onnx', 'report.json']",
+        seal("a journal"),
     ]
     assert done.returncode and (tmp_path / "out" / "report.json").read_text() == "2"
     assert sorted(os.listdir(tmp_path)) == ["data.npz", "net.pt", "out"]

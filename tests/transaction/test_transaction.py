@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from optimize import files
+from optimize import files, sealing
 from optimize.errors import Refused
 from optimize.report import POINTS
-from optimize.transaction import check, check_own, commit, doubles, staging, system
+from optimize.transaction import check, check_own, commit, doubles, note, staging, system
 from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hidden, prepare, run, write
 
 ROOT = os.name == "posix" and os.geteuid() == 0
@@ -437,10 +437,10 @@ def test_the_package_is_imported_where_there_is_no_fcntl() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("knows_the_inode", [False, True])
+@pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("trick", ["linked folder", "name outside", "folder made outside"])
 def test_a_hidden_folder_that_came_with_other_files_moves_and_removes_nothing(
-    trick: str, knows_the_inode: bool, tmp_path: Path
+    trick: str, is_sealed: bool, tmp_path: Path
 ) -> None:
     """A repository may hold one: whoever clones it owns it."""
     victim, out = tmp_path / "victim", tmp_path / "repository" / "optimized"
@@ -456,10 +456,49 @@ def test_a_hidden_folder_that_came_with_other_files_moves_and_removes_nothing(
     moving = [str(victim / "key")] if trick == "name outside" else ["absent"]
     made = [str(victim / "empty")] if trick == "folder made outside" else []
     (hidden / "new").mkdir()
-    home = {"home": os.lstat(hidden).st_ino} if knows_the_inode else {}
-    said = {"mark": [1, 0], "made": made, "doubles": {}, "stale": [], "moving": moving, **home}
-    (hidden / "transaction.json").write_text(json.dumps(said))
+    said = {"mark": [1, 0], "made": made, "doubles": {}, "stale": [], "moving": dict.fromkeys(moving)}
+    if is_sealed:
+        note.write(hidden, said)
+    else:
+        (hidden / "transaction.json").write_text(json.dumps({**said, "home": os.lstat(hidden).st_ino}))
     with staging(out) as folder:
         (folder / "result").write_text("new")
     assert sorted(os.listdir(victim)) == ["empty", "key"] and (victim / "key").read_text() == "secret"
     assert os.listdir(out) == ["result"] and hidden.is_dir()
+
+
+@pytest.mark.parametrize("secret", ["none", "another's", "the user's"])
+def test_a_note_that_names_its_own_folder_loses_nothing(
+    secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new file system everybody knows which inodes folders will get; what is not sealed stays as it came."""
+    out, hidden = tmp_path / "optimized", tmp_path / ".optimized.optimize-aaaaaaaa"
+    for folder in (out / "data", hidden / "new", hidden / "replaced"):
+        folder.mkdir(parents=True)
+    (hidden / "new" / "keep").touch()
+    (out / "mine.txt").write_text("mine")
+    (out / "data" / "a").write_text("mine")
+    inodes = {name: os.stat(out / name).st_ino for name in ("mine.txt", "data")}
+    moving = {"mine.txt": [inodes["mine.txt"], 0], "data": [inodes["data"], 0], "keep": None}
+    said = {"mark": doubles.stamp(hidden / "new"), "made": [], "doubles": {}, "stale": [], "moving": moving}
+    with monkeypatch.context() as patch:
+        if secret != "the user's":
+            patch.setattr(sealing, "_secret", lambda: bytes(32) if secret == "another's" else None)
+        note.write(hidden, said)
+    if secret == "none":
+        monkeypatch.setattr(sealing, "_secret", lambda: None)
+    with staging(out) as folder:
+        (folder / "result").write_text("new")
+    assert (out / "mine.txt").read_text() == (out / "data" / "a").read_text() == "mine"
+    assert (out / "result").read_text() == "new" and hidden.exists() == (secret != "the user's")
+
+
+def test_without_a_secret_results_are_whole_and_what_a_killed_run_has_left_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "_secret", lambda: None)
+    dead = commit.begin(tmp_path / "out")
+    os.close(dead.lock or 0)
+    for generation in ("1", "2"):
+        run(tmp_path / "out", generation)
+    assert found(tmp_path / "out") == "2" and hidden(tmp_path / "out") == [str(dead.path)]
