@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
@@ -53,6 +55,18 @@ def tokenizer(folder: Path, **padding: Any) -> str:
         made.enable_padding(**padding)
     made.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
+
+
+def write_lookup(path: Path, table: np.ndarray) -> None:
+    """Write a file that takes tokens ``[N, L]`` and answers the mean of their rows of a table."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["y"], axes=[1], keepdims=0),
+    ]
+    taken = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", table.shape[1]])
+    graph = helper.make_graph(nodes, "lookup", [taken], [given], [numpy_helper.from_array(table, "table")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 def lines(folder: Path, *entries: Any) -> Path:
@@ -275,6 +289,16 @@ def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
     assert row.accuracy is not None and row.accuracy.samples == 60 and row.accuracy.lost == 0
     assert any("were cut to 8 tokens" in text for text in report.warnings)
     assert "tokenizer: tokenizer.json" in (tmp_path / "out" / "recipe.yaml").read_text()
+
+
+def test_compare_reads_texts_where_it_runs_the_files(tmp_path: Path) -> None:
+    """That process is confined: the tokenizer runs in it too, for it starts no other."""
+    model, name, path = tmp_path / "model.onnx", tokenizer(tmp_path), lines(tmp_path, *texts(5))
+    write_lookup(model, np.eye(len(WORDS), 4, dtype=np.float32))
+    done = command("compare", model, model, "--data", path, "--tokenizer", name)
+    assert done.returncode == 0 and "5 samples of" in done.stdout and "equal" in done.stdout, done.stderr
+    done = command("compare", model, model, "--data", path, "--tokenizer", changed(name, model={}))
+    assert done.returncode == 1 and "is no tokenizer that can be used" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ run in a confined process (`encode`), and what comes back are numbers.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ def from_lines(path: Path, specs: Sequence[InputSpec], tokenizer: str) -> Sample
     if not tokenizer:
         raise UsageError(f"'{shown(path)}' holds texts, and nothing says how they become tokens.", hint=_NO_TOKENIZER)
     roles, length = _roles(specs), _length(specs)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+    with sandbox.own_folder() as folder:
         answer = sandbox.call(
             "optimize.data.json_lines:encode",
             {"path": str(path), "tokenizer": tokenizer, "length": length},
