@@ -28,6 +28,7 @@ Kind = Literal[
     "restarts differ",
     "provider",
     "clock",
+    "data",
     "outputs",
     "confinement",
     "processor",

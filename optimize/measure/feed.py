@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +45,7 @@ def open_samples(
     classes: bool = True,
     preprocessing: Mapping[str, str] | None = None,
     said: str = "",
+    doubt: str = "",
     batch: int = 1,
     count: int = NOISE_SAMPLES,
     seed: int = 0,
@@ -58,6 +59,7 @@ def open_samples(
         classes: Whether these must be numbers of classes.
         preprocessing: Words of ``--preprocess`` for image folders, as text.
         said: What a file says of that itself, followed where the user says nothing; code that it names is not.
+        doubt: What is noted then of pictures.
         batch: Samples that noise is drawn in at once.
         count: Samples of noise.
         seed: Of noise.
@@ -92,7 +94,8 @@ def open_samples(
             f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
             hint="Give --preprocess: that name if you know the code, else words such as 'resize=256 size=224'.",
         )
-    return found
+    is_told = doubt and not preprocessing and (found.prepared or any(spec.is_picture for spec in wanted))
+    return replace(found, notes=(*found.notes, doubt)) if is_told else found
 
 
 def _kept(said: str) -> dict[str, str]:
@@ -132,7 +135,8 @@ class Asked:
         data: Unlabelled data as ``--calib`` takes it; noise where None.
         labelled: Labelled data, for accuracy.
         preprocessing: Words of ``--preprocess``, for image folders among them.
-        said: What the files say of that themselves.
+        said: What the file says of that which the others are held against.
+        doubt: What is to be told of pictures where the user says nothing of that.
         seed: Of the noise.
         classes: Whether labels must be numbers of classes.
         optional: Whether ``labelled`` may be without any.
@@ -143,6 +147,7 @@ class Asked:
     labelled: str | None = None
     preprocessing: Mapping[str, str] = field(default_factory=dict)
     said: str = ""
+    doubt: str = ""
     seed: int = 0
     classes: bool = True
     optional: bool = False
@@ -159,15 +164,16 @@ class Asked:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its user must know of how texts were read, as sentences.
+        """What its user must know of how texts and pictures were read, as sentences.
 
         Raises:
             OptimizeError: The data does not fit.
         """
         source = self.labelled or self.data
-        if source is None or "tokenizer" not in self.preprocessing:
+        if source is None or not (self.doubt or "tokenizer" in self.preprocessing):
             return ()
-        return open_samples(self.specs, source, preprocessing=self.preprocessing).notes
+        how = self.preprocessing
+        return open_samples(self.specs, source, preprocessing=how, said=self.said, doubt=self.doubt).notes
 
     def timed(self, batch: int = 1) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``specs``.
