@@ -115,7 +115,7 @@ def run(
         start=start,
         feed=lambda subject, scenario: subject.arranged(timed(scenario)),
         meter=meter,
-        judging=lambda pairs: _judge(pairs, asked, plan),
+        judging=lambda pairs, number: None if number else _judge(pairs, asked, plan),
         frequency=remote.frequency_mhz if remote else frequency_mhz,
         progress=progress,
     )

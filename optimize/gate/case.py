@@ -24,9 +24,10 @@ from optimize.measure.feed import Asked
 from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.quality import APART_DB, HERE, Quality, Unsteady, judge, judge_elsewhere, require_steady
+from optimize.measure.quality import APART_DB, HERE, Quality, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
 from optimize.measure.subjects import AgreedPair, Subject, other_processors
+from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
 from optimize.regular import find
@@ -82,8 +83,8 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         side = SIDES[error.place] if state.sides == SIDES else "candidate"
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
         verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
-        what = "" if isinstance(error, Unsteady) else "does not run: "
-        return _record(state, verdict, f"the {side} {what}{error}".rstrip("."))
+        told = UNSTEADY if str(error).endswith(UNSTEADY) else f"does not run: {error}"
+        return _record(state, verdict, f"the {side} {told}".rstrip("."))
     except OptimizeError as error:
         return _record(state, Verdict.NOT_COMPARABLE, str(error).replace("\n", " ").rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
@@ -106,6 +107,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
     state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
+    state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
@@ -127,7 +129,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         decided = functools.partial(is_decided, demand=state.demand, alone=gone is not None)
         answers = [session.outputs(model.arranged(inputs)) for session, model in zip(fleet, subjects, strict=True)]
 
-        def judge_again(pairs: Sequence[tuple[Track[Subject], Session]]) -> None:
+        def judge_again(pairs: Sequence[tuple[Track[Subject], Session]], _: int) -> None:
             for (track, session), before in zip(pairs, answers, strict=True):
                 require_steady(session, track.subject.arranged(inputs), before)
 

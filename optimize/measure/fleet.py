@@ -199,13 +199,21 @@ class Session:
         """
         return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, **floor)
 
-    def block(self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True) -> dict[str, Any]:
+    def block(
+        self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True, steady: bool = False
+    ) -> dict[str, Any]:
         """Run a block of a scenario; return its samples on both clocks and what else was counted.
+
+        Args:
+            runs: Timed runs.
+            group: How many of them one reading of the clocks holds.
+            settle: Whether a run goes before them.
+            steady: Whether the last answer must be what was answered first.
 
         Raises:
             WorkerFailed: It crashed or refused.
         """
-        fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle}
+        fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle, "steady": steady}
         return self.ask("block", scenario=scenario.name, **fields)
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -18,6 +18,7 @@ from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
 from optimize.measure.subjects import Subject
+from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
@@ -31,10 +32,6 @@ HERE, APART_DB = "here", 1.0
 _STEADY_DB = 40.0
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
-
-
-class Unsteady(WorkerFailed):
-    """A file that answers the same inputs otherwise than it did."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,14 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
     """Check that a file still answers as it did before it was run many times.
 
     Raises:
-        Unsteady: It does not.
-        WorkerFailed: It does not run any more.
+        WorkerFailed: It does not, or does not run any more.
     """
     meter = AgreementMeter()
     with contextlib.suppress(VerificationFailed):
         meter.update(before, session.outputs(inputs))
     found = meter.result()
     if before and (found is None or found.sqnr_db < _STEADY_DB):
-        why = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
-        raise Unsteady(why, session.place)
+        raise WorkerFailed(UNSTEADY, session.place)
 
 
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
