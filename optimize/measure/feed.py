@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -185,32 +186,34 @@ class Asked:
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
-        first = next(self._read(self.data or self.labelled, size, labelled=self.data is None), None)
+        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None)
+        first = next(read(samples, size, size, whole=fixed is not None), None)
         if first is None or len(first[0][0]) != size:
             raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
         return first[0]
 
-    def judged(self, *, seconds: float, batch: int = 1) -> Iterator[Arrays]:
+    def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
         Args:
             seconds: After which there is no further unlabelled sample.
             batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
                 others in another way.
-        """
-        size, end = self.fixed_batch or batch, time.monotonic() + seconds
-        if self.labelled is not None:
-            yield from self._read(self.labelled, size, labelled=True, most=sys.maxsize)
-            return
-        for arrays, _ in self._read(self.data, size):
-            yield arrays, None
-            if time.monotonic() > end:
-                return
 
-    def _read(
-        self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
-    ) -> Iterator[Arrays]:
-        samples = open_samples(
+        Returns:
+            How many samples there are, None where nobody says, and whether the time was over before all of them.
+        """
+        size, end = self.fixed_batch or batch, math.inf if self.labelled else time.monotonic() + seconds
+        samples = self._opened(self.labelled or self.data, size, labelled=self.labelled is not None)
+        most = sys.maxsize if self.labelled else DATA_SAMPLES
+        for number, (arrays, labels) in enumerate(read(samples, size, most, whole=self.fixed_batch is not None)):
+            if number and time.monotonic() > end:
+                return samples.count, True
+            yield arrays, labels if self.labelled else None
+        return samples.count, False
+
+    def _opened(self, source: str | None, size: int, *, labelled: bool) -> Samples:
+        return open_samples(
             self.specs,
             source,
             labelled=labelled and not self.optional,
@@ -221,7 +224,6 @@ class Asked:
             count=JUDGED_NOISE,
             seed=self.seed,
         )
-        return read(samples, size, most, whole=self.fixed_batch is not None)
 
 
 def _noise(specs: Sequence[TensorSpec], batch: int, samples: int, seed: int) -> Iterator[Batch]:

@@ -43,6 +43,8 @@ class Quality:
         accuracy: On the labelled batches, or beside the original's outputs where the metric allows that; else None.
         failure: Why it could not be judged; None when it was.
         digest: Of the outputs of the first batch, hexadecimal; None where there were none.
+        samples: That it answered.
+        seconds: That its answers took.
         elsewhere: The same on emulated processors, by their names; empty where none was asked for.
     """
 
@@ -50,6 +52,8 @@ class Quality:
     accuracy: Accuracy | None = None
     failure: str | None = None
     digest: str | None = None
+    samples: int = 0
+    seconds: float = 0.0
     elsewhere: Mapping[str, Quality] = field(default_factory=dict)
 
 
@@ -62,9 +66,14 @@ class _Judge:
     failure: str | None = None
     digest: str | None = None
     rounded: bool = False
+    samples: int = 0
+    seconds: float = 0.0
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        start = time.monotonic()
         found = self.session.outputs(self.subject.arranged(inputs) if self.subject else inputs)
+        self.seconds += time.monotonic() - start
+        self.samples += len(inputs[0]) if inputs and inputs[0].ndim else 1
         self.digest = self.digest or digest(found)
         return found
 
@@ -88,7 +97,8 @@ class _Judge:
         if agreement is not None:
             proof = judged or agreement.sqnr_db >= CAP_DB
             agreement = replace(agreement, judged=agreement.judged and proof)
-        return Quality(agreement, self.accuracy.result(), digest=self.digest)
+        found = Quality(agreement, self.accuracy.result(), digest=self.digest)
+        return replace(found, samples=self.samples, seconds=self.seconds)
 
 
 def judge(
