@@ -259,6 +259,14 @@ def test_rows_times_the_longest_is_bounded(tmp_path: Path, monkeypatch: pytest.M
             json_lines.encode(tmp_path, silent, str(lines(tmp_path, {"text": "w1 " * 300})), name, None)
 
 
+def test_a_tokenizer_draws_nothing(tmp_path: Path) -> None:
+    """BPE leaves out merges at random where its file asks for that, as training does."""
+    made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "abab": 3}, [("a", "b"), ("ab", "ab")], dropout=0.5))
+    made.save(str(tmp_path / "bpe.json"))
+    found = opened(lines(tmp_path, {"text": "ab" * 200}), specs(None, "input_ids"), str(tmp_path / "bpe.json"))
+    assert next(found.chunks()).inputs[0].tolist() == [[3] * 100]
+
+
 def test_what_the_process_leaves_is_held_against_itself(tmp_path: Path) -> None:
     good = {"ids": np.ones(3, np.uint32), "type_ids": np.ones(3, np.uint32), "lengths": np.array([1, 2])}
     wrong = {"ids": np.ones(2, np.uint32), "lengths": np.array([4, -1]), "type_ids": np.ones(3), "labels": np.ones(3)}

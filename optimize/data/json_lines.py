@@ -279,6 +279,8 @@ def _opened(name: str, length: int | None) -> Tokenizer:
     require_file(Path(name), most_bytes=texts.MOST_JSON_BYTES)
     with _used(name):
         found = Tokenizer.from_file(name)
+        if getattr(found.model, "dropout", None) is not None:  # of BPE, for training: each reading would draw others
+            found.model.dropout = None
         if length is not None:
             found.enable_truncation(length)
     return found

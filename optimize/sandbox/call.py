@@ -27,7 +27,7 @@ from optimize.sandbox.process import confined_variables, describe_end, end, star
 
 _CHILD = "optimize.sandbox.child"
 #: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.
-_LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 64, 4096
+_LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 8, 4096
 #: Lines of them that may say why it ended: Rust's end with advice.
 _LAST = 3
 #: A child that closed its pipe and does not end by itself within this time is ended.
