@@ -28,6 +28,8 @@ from optimize.sandbox.process import confined_variables, describe_end, end, star
 _CHILD = "optimize.sandbox.child"
 #: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.
 _LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 8, 4096
+#: Of a line that is no answer: as objects of Python a longer one takes twenty times its bytes, again and again.
+_TOLD_BYTES = 1 << 20
 #: Lines of them that may say why it ended: Rust's end with advice.
 _LAST = 3
 #: A child that closed its pipe and does not end by itself within this time is ended.
@@ -255,7 +257,7 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
         if not line:
             return
         message = read_object(line)
-        if message is None:
+        if message is None or (len(line) > _TOLD_BYTES and "answer" not in message):
             raise Refused(f"{about} made the process that opened it say something that is no answer.", hint=_HINT)
         yield message
 
