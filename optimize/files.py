@@ -22,6 +22,8 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Letters of a file's name that its temporary name repeats; with the random part it stays within 255 bytes.
 _REPEATED = 40
 _PIECE_BYTES = 1 << 20
+#: Of the summary of a step: of a longer one GitHub shows nothing.
+APPENDED_BYTES = 1 << 20
 
 
 @contextmanager
@@ -107,11 +109,12 @@ def copy_bytes(source: IO[bytes], file: IO[bytes], left: int) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add a text to the end of a file.
+    """Add a text to the end of a file, no more of it than is shown there.
 
     Raises:
         Refused: The file cannot be written.
     """
+    text = text.encode()[:APPENDED_BYTES].decode(errors="ignore")
     keeper = keeping.current_for(path)
     if keeper is not None:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=keeper.folder) as file:

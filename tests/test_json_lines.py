@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
@@ -53,6 +55,18 @@ def tokenizer(folder: Path, **padding: Any) -> str:
         made.enable_padding(**padding)
     made.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
+
+
+def write_lookup(path: Path, table: np.ndarray) -> None:
+    """Write a file that takes tokens ``[N, L]`` and answers the mean of their rows of a table."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["y"], axes=[1], keepdims=0),
+    ]
+    taken = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", table.shape[1]])
+    graph = helper.make_graph(nodes, "lookup", [taken], [given], [numpy_helper.from_array(table, "table")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 def lines(folder: Path, *entries: Any) -> Path:
@@ -253,6 +267,14 @@ def test_rows_times_the_longest_is_bounded(tmp_path: Path, monkeypatch: pytest.M
             json_lines.encode(tmp_path, silent, str(lines(tmp_path, {"text": "w1 " * 300})), name, None)
 
 
+def test_a_tokenizer_draws_nothing(tmp_path: Path) -> None:
+    """BPE leaves out merges at random where its file asks for that, as training does."""
+    made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "abab": 3}, [("a", "b"), ("ab", "ab")], dropout=0.5))
+    made.save(str(tmp_path / "bpe.json"))
+    found = opened(lines(tmp_path, {"text": "ab" * 200}), specs(None, "input_ids"), str(tmp_path / "bpe.json"))
+    assert next(found.chunks()).inputs[0].tolist() == [[3] * 100]
+
+
 def test_what_the_process_leaves_is_held_against_itself(tmp_path: Path) -> None:
     good = {"ids": np.ones(3, np.uint32), "type_ids": np.ones(3, np.uint32), "lengths": np.array([1, 2])}
     wrong = {"ids": np.ones(2, np.uint32), "lengths": np.array([4, -1]), "type_ids": np.ones(3), "labels": np.ones(3)}
@@ -283,6 +305,16 @@ def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
     assert row.accuracy is not None and row.accuracy.samples == 60 and row.accuracy.lost == 0
     assert any("were cut to 8 tokens" in text for text in report.warnings)
     assert "tokenizer: tokenizer.json" in (tmp_path / "out" / "recipe.yaml").read_text()
+
+
+def test_compare_reads_texts_where_it_runs_the_files(tmp_path: Path) -> None:
+    """That process is confined: the tokenizer runs in it too, for it starts no other."""
+    model, name, path = tmp_path / "model.onnx", tokenizer(tmp_path), lines(tmp_path, *texts(5))
+    write_lookup(model, np.eye(len(WORDS), 4, dtype=np.float32))
+    done = command("compare", model, model, "--data", path, "--tokenizer", name)
+    assert done.returncode == 0 and "5 samples of" in done.stdout and "equal" in done.stdout, done.stderr
+    done = command("compare", model, model, "--data", path, "--tokenizer", changed(name, model={}))
+    assert done.returncode == 1 and "is no tokenizer that can be used" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

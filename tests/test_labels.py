@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from optimize.data import Samples
 from optimize.data.preprocessing import read_words
 from optimize.errors import UsageError
 from optimize.job import Job
@@ -78,17 +79,23 @@ def test_a_file_says_what_its_report_does(place: int, made: Path) -> None:
     assert target.open(path).preprocess == found["preprocess"]
 
 
-def inputs(folder: Path, **how: object) -> np.ndarray:
+def opened(folder: Path, **how: object) -> Samples:
     specs = [TensorSpec("x", ("batch", 3, 16, 16), "float32")]
-    samples = open_samples(specs, str(folder / "pictures"), **how)  # type: ignore[arg-type]
-    return next(samples.batches(8)).inputs[0].numpy()
+    return open_samples(specs, str(folder / "pictures"), **how)  # type: ignore[arg-type]
+
+
+def inputs(folder: Path, **how: object) -> np.ndarray:
+    return next(opened(folder, **how).batches(8)).inputs[0].numpy()
 
 
 def test_what_a_file_says_is_followed_where_the_user_says_nothing(made: Path) -> None:
     as_made = inputs(made, preprocessing=read_words(WORDS))
     assert np.array_equal(inputs(made, said=WORDS), as_made)
     assert not np.array_equal(inputs(made), as_made)
+    (note,) = opened(made, said=WORDS, doubt="Others say otherwise.").notes
+    assert note == "Others say otherwise."
     other = read_words("crop=1")
+    assert opened(made, said=WORDS, doubt="Others say otherwise.", preprocessing=other).notes == ()
     assert np.array_equal(inputs(made, said=WORDS, preprocessing=other), inputs(made, preprocessing=other))
 
 

@@ -28,6 +28,7 @@ Kind = Literal[
     "restarts differ",
     "provider",
     "clock",
+    "data",
     "outputs",
     "confinement",
     "processor",
@@ -77,7 +78,7 @@ def doubts(
     found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
     for track, entry in zip(outcome.tracks, judged, strict=True):
         found += [*_provider(track, device), *_confinement(track), *_outputs(track, entry, outcome.tracks[0])]
-        found += _processor(track, outcome.tracks[0], machine)
+        found += [*_notes(track), *_processor(track, outcome.tracks[0], machine)]
         found += _one_a_kind(
             doubt
             for figures in entry.scenarios
@@ -154,6 +155,11 @@ def _confinement(track: Track[Subject]) -> Iterator[Doubt]:
             f"It was run with {entry}.",
             "docs/security.md says what that leaves open; a file of your own is named with --trust.",
         )
+
+
+def _notes(track: Track[Subject]) -> Iterator[Doubt]:
+    for note in track.subject.artifact.notes:
+        yield Doubt("outputs", track.subject.name, note, "Look at what it answers more than once.")
 
 
 def _processor(track: Track[Subject], first: Track[Subject], machine: Environment) -> Iterator[Doubt]:

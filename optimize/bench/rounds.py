@@ -17,7 +17,7 @@ from optimize.measure.fleet import Fleet, Session
 from optimize.measure.lockstep import Plan
 from optimize.measure.quality import judge
 from optimize.measure.runs import Runs, Scenario, Track
-from optimize.measure.subjects import Subject
+from optimize.measure.subjects import Subject, preparation
 from optimize.progress import Progress, silent
 from optimize.wording import plural
 
@@ -115,7 +115,7 @@ def run(
         start=start,
         feed=lambda subject, scenario: subject.arranged(timed(scenario)),
         meter=meter,
-        judging=lambda pairs: _judge(pairs, asked, plan),
+        judging=lambda pairs, number: None if number else _judge(pairs, asked, plan),
         frequency=remote.frequency_mhz if remote else frequency_mhz,
         progress=progress,
     )
@@ -136,8 +136,8 @@ def put_through(
     own = zip(able[0].places, able[0].given, strict=True) if able else ()
     entries = sorted(own, key=lambda entry: entry[0])
     specs = tuple(dataclasses.replace(spec, shape=("batch", *spec.shape[1:])) for _, spec in entries)
-    said = next(filter(None, (subject.artifact.preprocess for subject in able if not subject.outside)), "")
-    return Asked(specs, data, preprocessing=preprocessing, said=said, seed=seed)
+    said, doubt = preparation(able) if able else ("", "")
+    return Asked(specs, data, preprocessing=preprocessing, said=said, doubt=doubt, seed=seed)
 
 
 def _judge(pairs: Sequence[tuple[Track[Subject], Session]], asked: Asked, plan: Plan) -> None:

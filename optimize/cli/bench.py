@@ -114,7 +114,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     """Open, time and judge everything."""
     import tempfile
 
-    from optimize.bench.doubts import doubts
+    from optimize.bench.doubts import Doubt, doubts
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
     from optimize.bench.serving import Traffic
@@ -147,6 +147,9 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)
     judged = figures(outcome, plan)
     found = doubts(outcome, judged, plan, machine, device)
+    found += [
+        Doubt("data", "", note, "Where that is wrong, say it with --preprocess or --tokenizer.") for note in asked.notes
+    ]
     command = options.command_line()
     data = given["data"] or NOISE
     return BenchReport.of(

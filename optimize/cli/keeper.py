@@ -50,8 +50,6 @@ _ENDING_S = 10.0
 _LOOK_S = 0.1
 #: Of a request, which holds two names; and of the text that becomes a file (a report, a graph, a baseline).
 _LINE_BYTES, _TEXT_BYTES = 16384, 1 << 30
-#: Of all that a command adds to the summary of a step: of a longer one GitHub shows nothing.
-_SUMMARY_BYTES = 1 << 20
 
 
 def confine(context: click.Context) -> None:
@@ -174,7 +172,7 @@ class _Desk:
         self, work: Path, written: Mapping[str, Sequence[Path]], transactions: Mapping[Path, Transaction]
     ) -> None:
         self.transactions = transactions
-        self._work, self._written, self._left = work, written, _SUMMARY_BYTES
+        self._work, self._written, self._left = work, written, files.APPENDED_BYTES
 
     def answer(self, line: bytes) -> dict[str, str]:
         """Do what is asked, where the command line named it; whatever else the process was made to ask is refused."""

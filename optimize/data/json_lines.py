@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ def from_lines(path: Path, specs: Sequence[InputSpec], tokenizer: str) -> Sample
     if not tokenizer:
         raise UsageError(f"'{shown(path)}' holds texts, and nothing says how they become tokens.", hint=_NO_TOKENIZER)
     roles, length = _roles(specs), _length(specs)
-    with tempfile.TemporaryDirectory(prefix="optimize-") as folder:
+    with sandbox.own_folder() as folder:
         answer = sandbox.call(
             "optimize.data.json_lines:encode",
             {"path": str(path), "tokenizer": tokenizer, "length": length},
@@ -285,6 +284,8 @@ def _opened(name: str, length: int | None) -> Tokenizer:
     require_file(Path(name), most_bytes=texts.MOST_JSON_BYTES)
     with _used(name):
         found = Tokenizer.from_file(name)
+        if getattr(found.model, "dropout", None) is not None:  # of BPE, for training: each reading would draw others
+            found.model.dropout = None
         if length is not None:
             found.enable_truncation(length)
     return found

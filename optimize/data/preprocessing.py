@@ -260,6 +260,15 @@ def included(text: str) -> ImagePreprocessing:
     raise Refused(f"A file says of itself that it prepares pictures by '{shown(text[:80])}', which nobody can follow.")
 
 
+def of_inside(text: str) -> str:
+    """Return what `included` reads, of the words by which a file says all that becomes of pictures; empty of others."""
+    try:
+        words = read_words(text[:_LONGEST])
+    except ValueError:
+        return ""
+    return _said({word: words[word] for word in ("mean", "std", "order") if word in words})
+
+
 def _said(words: Mapping[str, Any]) -> str:
     """Return words as ``--preprocess`` takes them.
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from optimize.measure.feed import Asked
 from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.quality import APART_DB, HERE, Quality, Unsteady, judge, judge_elsewhere, require_steady
+from optimize.measure.quality import APART_DB, HERE, Batch, Quality, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
 from optimize.measure.subjects import AgreedPair, Subject, other_processors
+from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
 from optimize.regular import find
@@ -35,6 +36,8 @@ from optimize.targets.base import Artifact
 
 #: The share of the time after which no further unlabelled sample is compared: long runs, few samples.
 JUDGED_SHARE = 0.1
+#: A candidate whose answers take so many times the base's has itself to blame where that time was over too soon.
+MOST_SLOWER = 2.0
 
 
 @dataclass
@@ -51,6 +54,9 @@ class _State:
     findings: list[FindingRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     input_digest: str | None = None
+    samples: int | None = None
+    given: int | None = None
+    is_cut: bool = False
     sides: tuple[SideName, ...] = SIDES
 
     @property
@@ -58,6 +64,10 @@ class _State:
         """The sides that were opened; a candidate alone stands for both in ``pair``."""
         both = zip(SIDES, self.pair.models, strict=True) if self.pair else ()
         return {side: model for side, model in both if side in self.sides}
+
+    def noted(self, batches: Generator[Batch, None, tuple[int | None, bool]]) -> Iterator[Batch]:
+        """Yield batches; note how many samples there are, and whether the time was over before all of them."""
+        self.given, self.is_cut = yield from batches
 
 
 def check(case: Case, settings: Settings, opening: Opening, *, progress: Progress | None = None) -> CaseRecord:
@@ -82,8 +92,8 @@ def check(case: Case, settings: Settings, opening: Opening, *, progress: Progres
         side = SIDES[error.place] if state.sides == SIDES else "candidate"
         # A candidate that does not run must not be merged; a base that does not run says nothing of the candidate.
         verdict = Verdict.FAIL if side == "candidate" else Verdict.NOT_COMPARABLE
-        what = "" if isinstance(error, Unsteady) else "does not run: "
-        return _record(state, verdict, f"the {side} {what}{error}".rstrip("."))
+        told = UNSTEADY if str(error).endswith(UNSTEADY) else f"does not run: {error}"
+        return _record(state, verdict, f"the {side} {told}".rstrip("."))
     except OptimizeError as error:
         return _record(state, Verdict.NOT_COMPARABLE, str(error).replace("\n", " ").rstrip("."))
     verdict = record.overall(entry.verdict for entry in state.findings)
@@ -106,6 +116,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
     state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
+    state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
     if progress:
         progress(f"{case.title}: compare outputs", 0.0)
@@ -114,7 +125,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
         metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
-        state.qualities = judge(fleet, batches, subjects=subjects, metric=metric, compare_only=True, noise=noise)
+        read = state.noted(batches)
+        state.qualities = judge(fleet, read, subjects=subjects, metric=metric, compare_only=True, noise=noise)
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         _judge_answers(state, samples, gone)
@@ -127,7 +139,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         decided = functools.partial(is_decided, demand=state.demand, alone=gone is not None)
         answers = [session.outputs(model.arranged(inputs)) for session, model in zip(fleet, subjects, strict=True)]
 
-        def judge_again(pairs: Sequence[tuple[Track[Subject], Session]]) -> None:
+        def judge_again(pairs: Sequence[tuple[Track[Subject], Session]], _: int) -> None:
             for (track, session), before in zip(pairs, answers, strict=True):
                 require_steady(session, track.subject.arranged(inputs), before)
 
@@ -142,7 +154,13 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
     if gone is None:
         if found.agreement is not None and found.agreement.caution:
             state.warnings.append(f"The candidate {found.agreement.caution}")
-        state.findings += findings.of_outputs(case, found)
+        state.samples = found.samples or None
+        if told := findings.left_out(found.samples, state.given, is_cut=state.is_cut):
+            state.warnings.append(f"Outputs were compared on {told}.")
+        entries = findings.of_outputs(case, found)
+        if state.is_cut and found.seconds > MOST_SLOWER * base.seconds:
+            entries = [findings.cut_short(entry, told) for entry in entries]
+        state.findings += entries
         state.findings += _findings_elsewhere(case, state.pair, samples)
         return
     known, entries = findings.of_outputs_alone(case, found, gone.baseline)

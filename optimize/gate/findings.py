@@ -39,6 +39,26 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
 
 
+def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
+    """Return how many samples were compared of those that there are; empty where all were.
+
+    >>> left_out(2, 40, is_cut=True), left_out(256, 1000, is_cut=False), left_out(40, 40, is_cut=False)
+    ('2 of 40 samples: the time for more was over', '256 of 1,000 samples', '')
+    """
+    if not is_cut and compared >= (given or compared):
+        return ""
+    of = f" of {given:,}" if given else ""
+    return f"{compared:,}{of} samples{': the time for more was over' if is_cut else ''}"
+
+
+def cut_short(entry: FindingRecord, told: str) -> FindingRecord:
+    """Return what follows from outputs of which the candidate's own time left some out: they pass nothing."""
+    if entry.verdict is not Verdict.PASS:
+        return entry
+    reason = f"{entry.reason}; compared on {told}, which the candidate took: give more --max-seconds"
+    return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": reason})
+
+
 def of_outputs_alone(case: Case, found: Quality, stored: Baseline) -> tuple[Quality, list[FindingRecord]]:
     """Return what is known of the answers where the base's file is gone, and what follows from it.
 

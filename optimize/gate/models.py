@@ -11,7 +11,7 @@ from optimize.errors import TargetUnavailable
 from optimize.gate.limits import Case
 from optimize.measure.feed import Asked
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair
+from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair, preparation
 from optimize.registry import find_target
 from optimize.targets.base import Artifact
 
@@ -76,6 +76,5 @@ def asked_of(case: Case, pair: AgreedPair) -> Asked:
     """Return what a case puts through both sides."""
     metric = case.judged_by
     optional = metric is not None and metric.beside_original
-    return Asked(
-        pair.specs, case.data, case.eval, case.preprocess, pair.preprocess, classes=metric is None, optional=optional
-    )
+    told = (case.data, case.eval, case.preprocess, *preparation(pair.models))
+    return Asked(pair.specs, *told, classes=metric is None, optional=optional)

@@ -140,6 +140,8 @@ class CaseRecord(FrozenRecord):
         time: None where nothing was timed.
         sqnr_db: Of the candidate's outputs against the base's; None where they were not compared.
         max_abs_error: Largest difference of an output.
+        samples: Samples that outputs were compared on; None where they were not.
+        given: Samples that there are; None where nobody says.
         accuracy: None without labelled data.
         findings: One for everything that was asked and measured.
         warnings: What makes the figures doubtful.
@@ -160,6 +162,8 @@ class CaseRecord(FrozenRecord):
     time: TimeRecord | None = None
     sqnr_db: float | None = None
     max_abs_error: float | None = None
+    samples: int | None = None
+    given: int | None = None
     accuracy: AccuracyRecord | None = None
     findings: tuple[FindingRecord, ...] = ()
     warnings: tuple[str, ...] = ()

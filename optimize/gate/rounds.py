@@ -136,6 +136,7 @@ def plan_of(
         equal=True,
         alternate=True,
         together=True,
+        steady=True,
     )
 
 
@@ -170,7 +171,7 @@ def measure(
         decided: Asked after every round of the restarts behind ``FIRST_LOOK``.
         progress: Told the share of the time that is used.
         opened: Processes of the pair that run already, the base first: those of the first restart, closed behind it.
-        judging: Looks at what they answer behind the first restart.
+        judging: Looks at what they answer behind each restart.
 
     Raises:
         WorkerFailed: A worker crashed, hung or refused; its place in ``SIDES`` is said.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,7 @@ def open_samples(
     classes: bool = True,
     preprocessing: Mapping[str, str] | None = None,
     said: str = "",
+    doubt: str = "",
     batch: int = 1,
     count: int = NOISE_SAMPLES,
     seed: int = 0,
@@ -58,6 +60,7 @@ def open_samples(
         classes: Whether these must be numbers of classes.
         preprocessing: Words of ``--preprocess`` for image folders, as text.
         said: What a file says of that itself, followed where the user says nothing; code that it names is not.
+        doubt: What is noted then of pictures.
         batch: Samples that noise is drawn in at once.
         count: Samples of noise.
         seed: Of noise.
@@ -92,7 +95,8 @@ def open_samples(
             f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
             hint="Give --preprocess: that name if you know the code, else words such as 'resize=256 size=224'.",
         )
-    return found
+    is_told = doubt and not preprocessing and (found.prepared or any(spec.is_picture for spec in wanted))
+    return replace(found, notes=(*found.notes, doubt)) if is_told else found
 
 
 def _kept(said: str) -> dict[str, str]:
@@ -132,7 +136,8 @@ class Asked:
         data: Unlabelled data as ``--calib`` takes it; noise where None.
         labelled: Labelled data, for accuracy.
         preprocessing: Words of ``--preprocess``, for image folders among them.
-        said: What the files say of that themselves.
+        said: What the file says of that which the others are held against.
+        doubt: What is to be told of pictures where the user says nothing of that.
         seed: Of the noise.
         classes: Whether labels must be numbers of classes.
         optional: Whether ``labelled`` may be without any.
@@ -143,6 +148,7 @@ class Asked:
     labelled: str | None = None
     preprocessing: Mapping[str, str] = field(default_factory=dict)
     said: str = ""
+    doubt: str = ""
     seed: int = 0
     classes: bool = True
     optional: bool = False
@@ -159,15 +165,16 @@ class Asked:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its user must know of how texts were read, as sentences.
+        """What its user must know of how texts and pictures were read, as sentences.
 
         Raises:
             OptimizeError: The data does not fit.
         """
         source = self.labelled or self.data
-        if source is None or "tokenizer" not in self.preprocessing:
+        if source is None or not (self.doubt or "tokenizer" in self.preprocessing):
             return ()
-        return open_samples(self.specs, source, preprocessing=self.preprocessing).notes
+        how = self.preprocessing
+        return open_samples(self.specs, source, preprocessing=how, said=self.said, doubt=self.doubt).notes
 
     def timed(self, batch: int = 1) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``specs``.
@@ -179,32 +186,34 @@ class Asked:
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
-        first = next(self._read(self.data or self.labelled, size, labelled=self.data is None), None)
+        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None)
+        first = next(read(samples, size, size, whole=fixed is not None), None)
         if first is None or len(first[0][0]) != size:
             raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
         return first[0]
 
-    def judged(self, *, seconds: float, batch: int = 1) -> Iterator[Arrays]:
+    def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
         Args:
             seconds: After which there is no further unlabelled sample.
             batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
                 others in another way.
-        """
-        size, end = self.fixed_batch or batch, time.monotonic() + seconds
-        if self.labelled is not None:
-            yield from self._read(self.labelled, size, labelled=True, most=sys.maxsize)
-            return
-        for arrays, _ in self._read(self.data, size):
-            yield arrays, None
-            if time.monotonic() > end:
-                return
 
-    def _read(
-        self, source: str | None, size: int, *, labelled: bool = False, most: int = DATA_SAMPLES
-    ) -> Iterator[Arrays]:
-        samples = open_samples(
+        Returns:
+            How many samples there are, None where nobody says, and whether the time was over before all of them.
+        """
+        size, end = self.fixed_batch or batch, math.inf if self.labelled else time.monotonic() + seconds
+        samples = self._opened(self.labelled or self.data, size, labelled=self.labelled is not None)
+        most = sys.maxsize if self.labelled else DATA_SAMPLES
+        for number, (arrays, labels) in enumerate(read(samples, size, most, whole=self.fixed_batch is not None)):
+            if number and time.monotonic() > end:
+                return samples.count, True
+            yield arrays, labels if self.labelled else None
+        return samples.count, False
+
+    def _opened(self, source: str | None, size: int, *, labelled: bool) -> Samples:
+        return open_samples(
             self.specs,
             source,
             labelled=labelled and not self.optional,
@@ -215,7 +224,6 @@ class Asked:
             count=JUDGED_NOISE,
             seed=self.seed,
         )
-        return read(samples, size, most, whole=self.fixed_batch is not None)
 
 
 def _noise(specs: Sequence[TensorSpec], batch: int, samples: int, seed: int) -> Iterator[Batch]:

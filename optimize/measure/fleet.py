@@ -199,13 +199,21 @@ class Session:
         """
         return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, **floor)
 
-    def block(self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True) -> dict[str, Any]:
+    def block(
+        self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True, steady: bool = False
+    ) -> dict[str, Any]:
         """Run a block of a scenario; return its samples on both clocks and what else was counted.
+
+        Args:
+            runs: Timed runs.
+            group: How many of them one reading of the clocks holds.
+            settle: Whether a run goes before them.
+            steady: Whether the last answer must be what was answered first.
 
         Raises:
             WorkerFailed: It crashed or refused.
         """
-        fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle}
+        fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle, "steady": steady}
         return self.ask("block", scenario=scenario.name, **fields)
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -261,7 +269,7 @@ class Session:
             line = b""
         if not line:
             raise self._fail(f"{told}: {self._last_words()}")
-        reply = read_reply(line, self._asked, request)
+        reply = read_reply(line, self._asked, request, on_gpu=self.on_gpu)
         if reply is None:
             raise self._fail(f"{told}: the worker answered with what is no answer")
         return reply
@@ -281,7 +289,7 @@ class Session:
         return f"the worker {verb} {describe_end(code, read_tail(self._words)).removeprefix('signal ')}"
 
 
-def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_reply(line: bytes, number: int, request: Mapping[str, Any], *, on_gpu: bool = False) -> dict[str, Any] | None:
     """Return the reply to a request by its number; None of what is none, whatever the worker was made to say.
 
     >>> line = b'{"ok": true, "number": 1, "load_s": 0.5, "clock_step_s": 1e-7, "ran_on": [], "missing": []}'
@@ -295,10 +303,10 @@ def read_reply(line: bytes, number: int, request: Mapping[str, Any]) -> dict[str
         return None
     if not reply["ok"]:
         return reply if isinstance(reply.get("error"), str) else None
-    return reply if all(key in reply and fits(reply[key]) for key, fits in _fitting(request).items()) else None
+    return reply if all(key in reply and fits(reply[key]) for key, fits in _fitting(request, on_gpu).items()) else None
 
 
-def _fitting(request: Mapping[str, Any]) -> dict[str, Callable[[Any], bool]]:
+def _fitting(request: Mapping[str, Any], on_gpu: bool) -> dict[str, Callable[[Any], bool]]:
     """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
     if request["do"] == "load":
         return {"load_s": is_time, "clock_step_s": is_time, "ran_on": _is_texts, "missing": _is_texts}
@@ -314,7 +322,7 @@ def _fitting(request: Mapping[str, Any]) -> dict[str, Callable[[Any], bool]]:
         "cpu_s": lambda value: _is_list(value, is_spent, (counted,)),
         "span_s": is_time,
         "settling_s": lambda value: value is None or is_time(value),
-        "device_s": lambda value: _is_list(value, is_spent, (0, runs)),
+        "device_s": lambda value: _is_list(value, is_spent, (0, runs) if on_gpu else (0,)),
         "preempted": is_count,
         "waited": is_count,
     }

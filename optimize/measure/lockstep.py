@@ -79,6 +79,7 @@ class Plan:
         alternate: Whether rounds run forwards and backwards in turn (ABBA), the first as a coin falls; else in random
             order, the subjects of one scenario side by side.
         together: Whether the failure of one subject ends the measurement.
+        steady: Whether a subject fails that answers a block's inputs otherwise than at first.
     """
 
     scenarios: tuple[Scenario, ...] = (SINGLE,)
@@ -102,6 +103,7 @@ class Plan:
     groups: Annotated[bool, UNWRITTEN] = False
     alternate: Annotated[bool, UNWRITTEN] = False
     together: Annotated[bool, UNWRITTEN] = False
+    steady: Annotated[bool, UNWRITTEN] = False
 
     def wanted(self, block_runs: Sequence[int]) -> float:
         """Return the rounds of one restart that give every subject the runs that are wanted; infinite for no number.
@@ -130,8 +132,8 @@ class _Cell(Generic[S]):
 
 #: Starts the processes of some subjects in an order, and ends them; they are yielded in the order of the subjects.
 Starting = Callable[[Sequence[S], Sequence[int]], AbstractContextManager[Any]]
-#: Judges what subjects answer, in their sessions, and records it.
-Judging = Callable[[Sequence[tuple[Track[S], Session]]], None]
+#: Judges what subjects answer, in their sessions of a restart, and records it.
+Judging = Callable[[Sequence[tuple[Track[S], Session]], int], None]
 #: Returns what one run of a subject takes in a scenario.
 Feeding = Callable[[S, Scenario], Sequence[np.ndarray]]
 
@@ -157,7 +159,7 @@ def lockstep(
         feed: Makes their inputs.
         decided: Told everything measured so far after every round; True ends the measurement.
         meter: What counts energy.
-        judging: Looks at what they answer, when the rounds of the first restart are over.
+        judging: Looks at what they answer, when the rounds of a restart are over; told which one it is, from 0.
         frequency: Reads that of the processor between restarts, in MHz.
         progress: Told how much of the rounds or of the time is used.
 
@@ -213,8 +215,8 @@ class _Measurement(Generic[S]):
             for track, session in pairs:
                 peak = session.peak_memory_bytes() if session.failure is None else None
                 track.starts[-1] = replace(track.starts[-1], peak_memory_bytes=peak)
-            if self.judging and not number:
-                self.judging(pairs)
+            if self.judging:
+                self.judging(pairs, number)
             for track, session in pairs:
                 track.failure = session.failure
         return found
@@ -280,7 +282,9 @@ class _Measurement(Generic[S]):
         before_j = self.meter.joules() if self.meter else None
         settle = self.plan.settle and cell.run_s < LONG_RUN_S
         with self._recorded():
-            reply = cell.session.block(cell.scenario, runs=cell.runs, group=cell.group, settle=settle)
+            reply = cell.session.block(
+                cell.scenario, runs=cell.runs, group=cell.group, settle=settle, steady=self.plan.steady
+            )
             cell.track.blocks.setdefault(cell.scenario, []).append(
                 Block(
                     restart=number,

@@ -18,6 +18,7 @@ from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
 from optimize.measure.subjects import Subject
+from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
@@ -33,10 +34,6 @@ _STEADY_DB = 40.0
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
 
 
-class Unsteady(WorkerFailed):
-    """A file that answers the same inputs otherwise than it did."""
-
-
 @dataclass(frozen=True)
 class Quality:
     """How well one artifact answers.
@@ -46,6 +43,8 @@ class Quality:
         accuracy: On the labelled batches, or beside the original's outputs where the metric allows that; else None.
         failure: Why it could not be judged; None when it was.
         digest: Of the outputs of the first batch, hexadecimal; None where there were none.
+        samples: That it answered.
+        seconds: That its answers took.
         elsewhere: The same on emulated processors, by their names; empty where none was asked for.
     """
 
@@ -53,6 +52,8 @@ class Quality:
     accuracy: Accuracy | None = None
     failure: str | None = None
     digest: str | None = None
+    samples: int = 0
+    seconds: float = 0.0
     elsewhere: Mapping[str, Quality] = field(default_factory=dict)
 
 
@@ -65,9 +66,14 @@ class _Judge:
     failure: str | None = None
     digest: str | None = None
     rounded: bool = False
+    samples: int = 0
+    seconds: float = 0.0
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        start = time.monotonic()
         found = self.session.outputs(self.subject.arranged(inputs) if self.subject else inputs)
+        self.seconds += time.monotonic() - start
+        self.samples += len(inputs[0]) if inputs and inputs[0].ndim else 1
         self.digest = self.digest or digest(found)
         return found
 
@@ -91,7 +97,8 @@ class _Judge:
         if agreement is not None:
             proof = judged or agreement.sqnr_db >= CAP_DB
             agreement = replace(agreement, judged=agreement.judged and proof)
-        return Quality(agreement, self.accuracy.result(), digest=self.digest)
+        found = Quality(agreement, self.accuracy.result(), digest=self.digest)
+        return replace(found, samples=self.samples, seconds=self.seconds)
 
 
 def judge(
@@ -147,16 +154,14 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
     """Check that a file still answers as it did before it was run many times.
 
     Raises:
-        Unsteady: It does not.
-        WorkerFailed: It does not run any more.
+        WorkerFailed: It does not, or does not run any more.
     """
     meter = AgreementMeter()
     with contextlib.suppress(VerificationFailed):
         meter.update(before, session.outputs(inputs))
     found = meter.result()
     if before and (found is None or found.sqnr_db < _STEADY_DB):
-        why = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
-        raise Unsteady(why, session.place)
+        raise WorkerFailed(UNSTEADY, session.place)
 
 
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:

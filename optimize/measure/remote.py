@@ -70,8 +70,11 @@ _PROBE = "import sys; sys.version_info < (3, 11) and sys.exit('it is %d.%d' % sy
 _PATIENCE_S, _MOST_BYTES = 120.0, 1 << 20
 #: Of any file that ``ssh`` writes: its errors are kept in some, and lists of known hosts have megabytes at most.
 _MOST_WRITTEN_BYTES = 64 << 20
-#: Letters of a line that is shown, and seconds in which the folder there is removed.
-_MOST_WORDS, _LEAVING_S = 300, 15.0
+#: Letters of a line that is shown, and seconds in which the folder there is removed, and a worker ended; and those that
+#: one who owes an answer is waited for.
+_MOST_WORDS, _LEAVING_S, _ENDING_S, _MUTE_S = 300, 15.0, 5.0, 1.0
+#: Texts that a machine says in one list of itself, processors that it may have, and processes that may wait for them.
+_MOST_TEXTS, _MOST_PROCESSORS, _MOST_LOAD = 64, 1 << 12, 1e6
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Remote:
         self._base = f"optimize-{secrets.token_hex(16)}"
         self._numbers, self._held = itertools.count(1), dict[str, str]()
         self._lacks = dict[tuple[str, str], str]()
-        self._is_mute = False
+        self._is_mute = True
 
     def __enter__(self) -> Remote:
         with contextlib.ExitStack() as closing:
@@ -158,9 +161,10 @@ class Remote:
         words = closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the connection
         command = [*_SSH, "-S", control, "-oControlMaster=yes", *self.address.words, _shell(_KEEPER.format(self._base))]
         keeper = _start(command, stdout=subprocess.PIPE, stderr=words)
-        closing.callback(_leave, keeper)
+        closing.callback(lambda: _leave(keeper, _MUTE_S if self._is_mute else _LEAVING_S))
         with contextlib.suppress(TimeoutError):
             if Lines(_said(keeper), most_bytes=_MOST_BYTES, most_waiting=1).read(_PATIENCE_S) == b"ready\n":
+                self._is_mute = False
                 return
         words.seek(0)
         raise TargetUnavailable(
@@ -179,12 +183,13 @@ class Remote:
             )
 
     def _describe(self) -> Environment:
-        from pydantic import TypeAdapter, ValidationError  # not in the processes there, which have none
+        from pydantic import TypeAdapter  # not in the processes there, which have none
 
         told = self._tell(self.address.python).get("environment")
         try:
             found = TypeAdapter(Environment).validate_json(json.dumps(_plain(told)))
-        except (ValidationError, RecursionError) as error:
+            _require_sane(found)
+        except (ValueError, RecursionError) as error:
             raise TargetUnavailable(f"'{self.address.url}' does not say what it is.") from error
         # This package runs there, and is not installed there.
         return dataclasses.replace(found, versions={**found.versions, **versions_of("optimize")})
@@ -266,7 +271,7 @@ class Remote:
         """End a worker, which need not hear that nobody listens any more; the keeper ends those that are left."""
         if not self._is_mute:
             with contextlib.suppress(TargetUnavailable):
-                self._ask(f'test -f {name}/pid && kill -9 "$(cat {name}/pid)"', patience_s=_LEAVING_S)
+                self._ask(f'test -f {name}/pid && kill -9 "$(cat {name}/pid)"', patience_s=_ENDING_S)
 
     def _ask(
         self, script: str, sent: Mapping[str, Path] | None = None, patience_s: float | None = None
@@ -283,14 +288,15 @@ class Remote:
             TargetUnavailable: It does not end.
         """
         patience_s = patience_s or _PATIENCE_S
+        self._is_mute = True  # until it answers: who is interrupted meanwhile waits for nothing else there
         with self._process(script, sent) as (process, words):
             wanted_s = None if sent else patience_s
             try:
                 said = Lines(_said(process), most_bytes=_MOST_BYTES, most_waiting=1).read(wanted_s)
                 code = process.wait(wanted_s)
             except (TimeoutError, subprocess.TimeoutExpired) as error:
-                self._is_mute = True
                 raise TargetUnavailable(f"'{self.address.url}' does not answer within {patience_s:g} s.") from error
+            self._is_mute = False
             words.seek(0)
             return subprocess.CompletedProcess(script, code, said, words.read(_MOST_BYTES))
 
@@ -415,14 +421,14 @@ def _said(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdout
 
 
-def _leave(keeper: subprocess.Popen[bytes]) -> None:
-    """Let the keeper clean up, then end the connection."""
+def _leave(keeper: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Let the keeper clean up for so long, then end the connection."""
     assert keeper.stdin is not None
     with contextlib.suppress(OSError):
         keeper.stdin.close()
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            keeper.wait(_LEAVING_S)
+            keeper.wait(patience_s)
     finally:  # whoever is interrupted again waits no longer, and leaves no connection
         end(keeper)
 
@@ -475,12 +481,27 @@ def _last(words: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON values of another machine with their texts as they may be shown."""
+    """Return JSON values of another machine with their texts as they may be shown, no more of them than are told."""
     if isinstance(value, dict):
-        return {plain(key): _plain(entry) for key, entry in value.items()}
+        entries = itertools.islice(value.items(), _MOST_TEXTS)
+        return {plain(key[:_MOST_WORDS]): _plain(entry) for key, entry in entries}
     if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return plain(value) if isinstance(value, str) else value
+        numbers = all(isinstance(entry, int) for entry in value)
+        return [_plain(entry) for entry in value[: _MOST_PROCESSORS if numbers else _MOST_TEXTS]]
+    return plain(value[:_MOST_WORDS]) if isinstance(value, str) else value
+
+
+def _require_sane(found: Environment) -> None:
+    """Check the counts that a machine says of itself.
+
+    Raises:
+        ValueError: No machine has them.
+    """
+    places = all(0 <= place < _MOST_PROCESSORS for place in found.affinity)
+    loads = all(0 <= load < _MOST_LOAD for load in found.load_average or ())
+    memory, frequency = found.memory_bytes or 1, found.frequency_mhz or 1
+    if not (0 < found.cores <= _MOST_PROCESSORS and places and loads and 0 < memory < 1 << 63 and 0 < frequency < 1e6):
+        raise ValueError(found.cores)
 
 
 def _described(targets: Sequence[str]) -> dict[str, Any]:

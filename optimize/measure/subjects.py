@@ -13,6 +13,7 @@ import numpy as np
 
 from optimize.errors import OptimizeError, Refused, UsageError, first_line
 from optimize.registry import find_target
+from optimize.regular import shown
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
 
@@ -97,12 +98,6 @@ class AgreedPair:
         return self.base, self.candidate
 
     @property
-    def preprocess(self) -> str:
-        """How pictures become inputs, as the base says it, or the candidate; empty where neither does."""
-        told = (model.artifact.preprocess for model in self.models if not model.outside)
-        return next(filter(None, told), "")
-
-    @property
     def fixed_batch(self) -> int | None:
         """The only batch that both take; None where it is free."""
         return fixed_batch(self.specs)
@@ -139,6 +134,34 @@ def other_processors(one: Subject, other: Subject) -> str:
     )
 
 
+def preparation(subjects: Sequence[Subject]) -> tuple[str, str]:
+    """Return how pictures become inputs, and what a file that was not heeded says of it, as a sentence or empty.
+
+    The first file says it, which the others are held against: one of them would choose what all are judged on. Where it
+    takes what others prepare themselves, the first of these says how large the pictures are.
+    """
+    from optimize.data.preprocessing import of_inside
+
+    first, teller = subjects[0], next((subject for subject in subjects if not subject.outside), subjects[0])
+    said, followed = teller.artifact.preprocess, first.outside or teller.artifact.preprocess
+    if first.outside and not first.artifact.preprocess:
+        return said, (
+            f"'{first.name}' does not say how pictures become its inputs: they were prepared as '{teller.name}' says, "
+            f"by '{shown(first.outside)}'."
+        )
+    whose = f"by '{shown(followed)}'" if followed else "does not say how"
+    for other in subjects[1:]:
+        own = "" if other.outside and not first.outside else other.artifact.preprocess
+        if first.outside:
+            own = other.artifact.included or of_inside(own)
+        if own not in ("", followed):
+            return said, (
+                f"'{other.name}' says that pictures become its inputs by '{shown(own)}', '{first.name}' {whose}: "
+                "the latter was followed."
+            )
+    return said, ""
+
+
 def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> AgreedPair:
     """Return two subjects with the inputs that both take.
 
@@ -168,8 +191,15 @@ def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[
         Refused: They do not take the same inputs, or an input without a batch.
         UsageError: Nothing says what they take, or a size is left free.
     """
+    from optimize.data.preprocessing import of_inside
+
     words = next((subject.artifact.included for subject in subjects if subject.artifact.included), "")
-    subjects = [subject if subject.artifact.included else replace(subject, outside=words) for subject in subjects]
+    subjects = [
+        subject
+        if subject.artifact.included or not words
+        else replace(subject, outside=of_inside(subject.artifact.preprocess) or words)
+        for subject in subjects
+    ]
     opened = [subject for subject in subjects if subject.artifact.inputs and not subject.outside]
     known = [_free_batch(subject.artifact.inputs) for subject in opened]
     known = [_ordered(entry, known[0]) for entry in known]
@@ -233,7 +263,7 @@ def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, .
 
 def _merged(one: TensorSpec, other: TensorSpec) -> TensorSpec:
     sizes = tuple(b if isinstance(a, str) else a for a, b in zip(one.shape, other.shape, strict=True))
-    return replace(one, shape=sizes, tokens=min(filter(None, (one.tokens, other.tokens)), default=None))
+    return replace(one, shape=sizes, tokens=one.tokens or other.tokens)  # a small table would choose what is compared
 
 
 def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:

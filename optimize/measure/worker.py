@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optimize.bounds import free_bytes
+from optimize.distances import ratio_db
 from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
 from optimize.sandbox.limits import ChildLimits
-from optimize.targets.arrays import fitted, storable
+from optimize.targets.arrays import as_reals, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
 
@@ -40,9 +41,13 @@ WARM_UP_KEPT = 50
 #: Many times those of any network, its inner values included.
 _MOST_OUTPUTS = 4096
 _READINGS = 200
+#: Numbers of each output that are held against those of the first block, and how near they are to it at least, dB.
+_SAMPLED, _STEADY_DB = 1024, 20.0
+#: Why a file fails whose are not.
+UNSTEADY = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
 Inputs = list[np.ndarray]
 Reply = dict[str, Any]
-Run = Callable[[Inputs], object]
+Run = Callable[[Inputs], Any]
 
 
 class Switches(NamedTuple):
@@ -58,6 +63,8 @@ class Worker:
     def __init__(self) -> None:
         self.runners: list[Runner] = []
         self.held: dict[str, Inputs] = {}
+        self._answers: dict[str, list[np.ndarray]] = {}
+        self._seed = int.from_bytes(os.urandom(8))
         self._open: Callable[[], Runner] = self._loaded
 
     @property
@@ -117,7 +124,11 @@ class Worker:
     def _block(self, request: Mapping[str, Any]) -> Reply:
         """Time ``runs`` runs; the one before them pays for the switch of processes and is told beside them.
 
-        ``settle``: false leaves it out, for runs so long that caches do not matter.
+        ``settle``: false leaves it out, for runs so long that caches do not matter. ``steady``: the last answer must be
+        that of the first block.
+
+        Raises:
+            Refused: It is not.
         """
         runner, callers = self._loaded(), [runner.run for runner in self.runners[: request["streams"]]]
         inputs, runs = self.held[request["scenario"]], request["runs"]
@@ -126,10 +137,27 @@ class Worker:
         if len(callers) > 1:
             found = _concurrent(callers, inputs, runs)
         else:
-            found = _one_by_one(callers[0], inputs, runs, request["group"])
+            found, answer = _one_by_one(callers[0], inputs, runs, request["group"])
         after = context_switches()
+        if request.get("steady") and len(callers) == 1:
+            self._require_steady(request["scenario"], answer)
         found |= {"preempted": after.involuntary - before.involuntary, "waited": after.voluntary - before.voluntary}
         return {**found, "settling_s": settling_s, "device_s": _device_seconds(runner, inputs, runs)}
+
+    def _require_steady(self, scenario: str, answer: Sequence[np.ndarray]) -> None:
+        """Check an answer to the inputs of a scenario against the first; kernels may add up in another order."""
+        sampled = self._sampled(answer)
+        for want, got in zip(self._answers.setdefault(scenario, sampled), sampled, strict=True):
+            differs = (want != got) & ~(np.isnan(want) & np.isnan(got))
+            told = np.where(np.isfinite(want), want, 0.0), np.where(differs, want - got, 0.0)
+            if ratio_db(*(float(np.square(values).sum()) for values in told)) < _STEADY_DB:
+                raise Refused(UNSTEADY)
+
+    def _sampled(self, answer: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return numbers of each output, at the same places each time, which no file knows."""
+        draws = np.random.default_rng(self._seed)
+        arrays = [array.reshape(-1) for array in answer if array.size and array.dtype.kind not in "OSU"]
+        return [as_reals(array[draws.integers(0, array.size, _SAMPLED)]) for array in arrays]
 
     def _run(self, request: Mapping[str, Any]) -> Reply:
         outputs = self._loaded().run(self._checked(read_arrays(Path(request["inputs"]))))
@@ -162,29 +190,33 @@ def _opened(request: Mapping[str, Any]) -> Runner:
     return artifact.load(threads=request["threads"])
 
 
-def _one_by_one(run: Run, inputs: Inputs, runs: int, group: int) -> Reply:
-    """Time runs one after another, ``group`` of them in one reading of the clocks.
+def _one_by_one(run: Run, inputs: Inputs, runs: int, group: int) -> tuple[Reply, Any]:
+    """Time runs one after another, ``group`` of them in one reading of the clocks; return what the last one answered.
 
     The processor's clock is read outside the wall clock's interval: reading it takes longer.
     """
-    walls, processor = [], []
+    walls, processor, answer = [], [], None
     once = run if group == 1 else _repeated(run, group)
     begin = time.perf_counter()
-    for _ in range(runs):
+    for number in range(1, runs + 1):
         cpu_start = time.process_time()
         start = time.perf_counter()
-        once(inputs)
+        if number < runs:
+            once(inputs)
+        else:
+            answer = once(inputs)
         wall_s = time.perf_counter() - start
         cpu_s = time.process_time() - cpu_start
         walls.append(wall_s / group)
         processor.append(cpu_s / group)
-    return {"samples_s": walls, "cpu_s": processor, "span_s": time.perf_counter() - begin}
+    return {"samples_s": walls, "cpu_s": processor, "span_s": time.perf_counter() - begin}, answer
 
 
 def _repeated(run: Run, times: int) -> Run:
-    def repeat(inputs: Inputs) -> None:
-        for _ in range(times):
+    def repeat(inputs: Inputs) -> Any:
+        for _ in range(times - 1):
             run(inputs)
+        return run(inputs)
 
     return repeat
 

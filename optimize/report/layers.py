@@ -17,7 +17,7 @@ from optimize.measure import layers as measured
 from optimize.measure.feed import open_samples
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor
 from optimize.measure.openers import Side, open_side
-from optimize.measure.subjects import agreed_pair
+from optimize.measure.subjects import agreed_pair, preparation
 from optimize.progress import Progress
 from optimize.report import document as doc
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
@@ -151,7 +151,8 @@ def compare_here(
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1
-    samples = open_samples(pair.specs, data, preprocessing=preprocessing, said=pair.preprocess, batch=size)
+    said, doubt = preparation(pair.models)
+    samples = open_samples(pair.specs, data, preprocessing=preprocessing, said=said, doubt=doubt, batch=size)
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
     if asked and samples.synthetic and any(entry.artifact.is_rounded for entry in pair.models):
@@ -161,7 +162,7 @@ def compare_here(
         "sides": [{"kind": entry.kind, "sha256": entry.artifact.sha256 or None} for entry in pair.models],
         "data": samples.name,
         "synthetic": samples.synthetic,
-        "found": TypeAdapter(Distances).dump_python(found, mode="json"),
+        "found": TypeAdapter(Distances).dump_python(replace(found, notes=(*found.notes, *samples.notes)), mode="json"),
     }
 
 

@@ -6,7 +6,7 @@ or signal another process, and its memory, time and files are limited. Whatever 
 there; the user's process reads nothing of it but data.
 """
 
-from optimize.sandbox.call import Answer, Died, OutOfTime, Unforeseen, call, left_in
+from optimize.sandbox.call import Answer, Died, OutOfTime, Unforeseen, call, left_in, own_folder
 from optimize.sandbox.confine import is_confined, is_write_protected
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.process import start
@@ -21,5 +21,6 @@ __all__ = [
     "is_confined",
     "is_write_protected",
     "left_in",
+    "own_folder",
     "start",
 ]

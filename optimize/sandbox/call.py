@@ -5,25 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pkgutil
 import signal
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from optimize.errors import OptimizeError, Refused, from_fields, lacks_memory
 from optimize.escaping import plain
+from optimize.progress import silent
+from optimize.sandbox.confine import is_confined
 from optimize.sandbox.limits import ChildLimits
 from optimize.sandbox.lines import Lines, read_object
 from optimize.sandbox.process import confined_variables, describe_end, end, start
 
 _CHILD = "optimize.sandbox.child"
 #: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.
-_LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 64, 4096
+_LINE_BYTES, _LINES, _WORDS_BYTES = 16 << 20, 8, 4096
+#: Of a line that is no answer: as objects of Python a longer one takes twenty times its bytes, again and again.
+_TOLD_BYTES = 1 << 20
 #: Lines of them that may say why it ended: Rust's end with advice.
 _LAST = 3
 #: A child that closed its pipe and does not end by itself within this time is ended.
@@ -92,6 +98,8 @@ def call(
 ) -> Answer:
     """Run ``function(folder=folder, tell=progress, **arguments)`` in a child process that ends with the call.
 
+    A process that has confined itself may start none, and has nothing left to give up: it runs the function itself.
+
     Args:
         function: ``package.module:name`` of this package.
         arguments: Plain data: what JSON holds.
@@ -109,9 +117,12 @@ def call(
         Refused: It crashed, ran out of memory or time, or raised anything else.
     """
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="optimize-") as own:
+        with own_folder() as own:
             place = Path(own)
             return call(function, arguments, place, about=about, limits=limits, confined=confined, progress=progress)
+    if is_confined():
+        found = pkgutil.resolve_name(function)(folder=folder, tell=progress or silent, **arguments)
+        return Answer(json.loads(json.dumps(found)), ())
     request = {
         "function": function,
         "arguments": dict(arguments),
@@ -128,6 +139,11 @@ def call(
             return _exchange(process, request, about, limits, progress, words, before_s)
         finally:
             end(process)
+
+
+def own_folder() -> AbstractContextManager[str]:
+    """Return a folder for what a call leaves: a new one, or the only one of a process that has confined itself."""
+    return nullcontext(tempfile.gettempdir()) if is_confined() else tempfile.TemporaryDirectory(prefix="optimize-")
 
 
 def left_in(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[bytes]:
@@ -241,7 +257,7 @@ def _messages(pipe: IO[bytes], clock_s: float | None, about: str) -> Iterator[di
         if not line:
             return
         message = read_object(line)
-        if message is None:
+        if message is None or (len(line) > _TOLD_BYTES and "answer" not in message):
             raise Refused(f"{about} made the process that opened it say something that is no answer.", hint=_HINT)
         yield message
 

@@ -5,9 +5,9 @@ Run as ``python -m optimize.sandbox.child`` with the request, one line of JSON, 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -29,15 +29,10 @@ def main() -> None:
         folder, limits = Path(request["folder"]), request["limits"]
         if limits:
             confine_files(folder)
-        function = _find(request["function"])  # what it imports comes before the limits, so that they measure the work
+        # What it imports comes before the limits, so that they measure the work.
+        function = pkgutil.resolve_name(request["function"])
         missing = confine(ChildLimits(**limits)) if limits else []
         _say(answers, **_answered(function, folder, request["arguments"], missing, answers))
-
-
-def _find(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 def _answered(

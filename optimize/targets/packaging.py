@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +133,12 @@ def open_archive(target: Target, path: Path, *, trust: bool) -> Artifact:
         preprocess=said_in_archive(path, "preprocess"),
         included=said_in_archive(path, "included"),
     )
+
+
+def of_chance(operators: Collection[str]) -> tuple[str, ...]:
+    """Return what is noted of a file with operators that draw numbers, or keep a state: they are named."""
+    named = ", ".join(sorted(operators))
+    return (f"It draws numbers, or keeps a state, by {named}: asked twice, it may answer otherwise.",) if named else ()
 
 
 def describe_file(

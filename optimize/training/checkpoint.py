@@ -31,7 +31,7 @@ def write(path: Path, settings: str, state: Any) -> None:
     Raises:
         Refused: The file cannot be written.
     """
-    kept = {name: _tensor(value).detach().cpu().clone().contiguous() for name, value in _leaves(state).items()}
+    kept = {name: _tensor(value).detach().cpu().clone().contiguous() for name, value in leaves(state).items()}
     with files.refusing(path):
         for left in path.parent.glob(f".{path.stem}-*{path.suffix}"):  # by one that was killed meanwhile
             left.unlink()
@@ -61,14 +61,14 @@ def read(path: Path, settings: str, wanted: Callable[[Collection[str]], Any]) ->
                 said = f"The checkpoint is of {shown(str(found))}, this training of {settings}."
                 raise Refused(said, hint=_HINT)
             like = wanted(names)
-            if other := names ^ set(_leaves(like)):
+            if other := names ^ set(leaves(like)):
                 raise ValueError(f"'{min(other)}' is not in both it and the training")
             return pytree.tree_map_with_path(lambda place, value: _taken(file, _name(place), value), like)
     except (SafetensorError, ValueError, OSError) as error:
         raise Refused(f"The checkpoint '{shown(path)}' is damaged: {shown(str(error))}.", hint=_HINT) from error
 
 
-def _leaves(state: Any) -> dict[str, Any]:
+def leaves(state: Any) -> dict[str, Any]:
     """Return the tensors and numbers by name."""
     return {_name(place): value for place, value in pytree.tree_flatten_with_path(state)[0] if _is_kept(value)}
 

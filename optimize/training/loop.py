@@ -21,9 +21,9 @@ from torch.optim import swa_utils
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from optimize.errors import Refused, TargetUnavailable, UsageError
+from optimize.errors import Refused, TargetUnavailable, UsageError, blaming
 from optimize.progress import Progress, silent
-from optimize.regular import find
+from optimize.regular import find, shown
 from optimize.training import checkpoint
 from optimize.training.losses import Labels, Lesson, Loss
 from optimize.training.masks import Masks, Pruner
@@ -221,7 +221,8 @@ class _Trainer:
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
                     self._look_at_gradients()
-                self.optimizer.step()
+                with blaming("The optimizer", "Where it went on from a checkpoint, remove that to start anew."):
+                    self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.masks.apply()
             if self.accelerator.sync_gradients:
@@ -310,8 +311,12 @@ class _Trainer:
         if path is None or find(path) is None:
             return
         state = checkpoint.read(path, self.settings, self._wanted)
+        for name, value in checkpoint.leaves(state["optimizer"]).items():
+            if name.endswith(".step") and not 0 <= float(value) < math.inf:
+                raise Refused(f"The checkpoint '{shown(path)}' is damaged: '{name}' is {float(value):g}.")
         self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # What the user asked of it is not the file's to say.
+        self.optimizer.load_state_dict({**self.optimizer.optimizer.state_dict(), **state["optimizer"]})
         if self.averaged is not None:
             self.averaged.load_state_dict(state["averaged"])
         if self.accelerator.scaler is not None:
@@ -324,7 +329,7 @@ class _Trainer:
         scaler = self.accelerator.scaler
         return {
             "module": self.module.state_dict(),
-            "optimizer": optimizer.state_dict(),
+            "optimizer": {"state": optimizer.state_dict()["state"]},
             "averaged": {} if self.averaged is None else self.averaged.state_dict(),
             "scaler": {} if scaler is None else scaler.state_dict(),
             "movement": self.movement,

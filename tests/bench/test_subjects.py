@@ -1,6 +1,7 @@
 """What is named becomes a subject: by its ending or its bytes, with what it takes, or why it cannot run here."""
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import optimize
 from optimize.errors import Refused, UsageError
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import MODULE, Subject, agreed_inputs
+from optimize.measure.subjects import MODULE, Subject, agreed_inputs, preparation
 from optimize.targets.base import Artifact, TensorSpec
 from optimize.targets.tensorrt import packages
 
@@ -127,6 +128,52 @@ def test_weights_beside_the_file_count(opening: Opening, tmp_path: Path) -> None
 
 def taking(*specs: TensorSpec) -> Subject:
     return Subject("s", "", Artifact("onnx", Path("s"), specs, (), "", "", 0, ""))
+
+
+def test_tokens_are_those_of_the_first_table() -> None:
+    """A file of one row would be compared on token 0 alone."""
+    large, small, none = (taking(TensorSpec("ids", ("N", 6), "int64", tokens=count)) for count in (11, 1, None))
+    for subjects, wanted in (((large, small), 11), ((none, large), 11), ((large, none), 11), ((small, large), 1)):
+        assert {entry.artifact.inputs[0].tokens for entry in agreed_inputs(subjects, None)} == {wanted}
+
+
+OURS, OTHERS = "size=8 mean=0.5,0.5,0.5", "size=8 mean=0,0,0 std=0.00001,0.00001,0.00001"
+PICTURE, PLANES = TensorSpec("x", ("N", 8, 8, 3), "uint8"), TensorSpec("x", ("N", 3, 8, 8), "float32")
+
+
+@pytest.mark.parametrize(
+    "base, candidate, said, told",
+    [
+        (
+            {"preprocess": OURS},
+            {"preprocess": OTHERS},
+            OURS,
+            f"{OTHERS}', 'base' by '{OURS}': the latter was followed.",
+        ),
+        ({}, {"preprocess": OTHERS}, "", "'base' does not say how: the latter was followed."),
+        ({"preprocess": OURS}, {}, OURS, ""),
+        ({"preprocess": OURS}, {"preprocess": OURS}, OURS, ""),
+        ({}, {}, "", ""),
+        ({}, {"included": "mean=0.1"}, "", "'base' does not say how pictures become its inputs: they were prepared as"),
+        ({"preprocess": OURS}, {"included": "mean=0.1"}, "", "by 'mean=0.1', 'base' by 'mean=0.5,0.5,0.5': the latter"),
+        ({"preprocess": OURS}, {"included": "mean=0.5,0.5,0.5", "preprocess": "size=8"}, "size=8", ""),
+        ({"included": "mean=0.5"}, {"preprocess": OTHERS}, "", ""),
+    ],
+)
+def test_the_first_file_says_how_pictures_become_inputs(
+    base: dict[str, str], candidate: dict[str, str], said: str, told: str
+) -> None:
+    """A candidate that chose what both take would be right on that alone."""
+    sides = [
+        replace(taking(PICTURE if "included" in words else PLANES), name=name)
+        for name, words in (("base", base), ("cand", candidate))
+    ]
+    sides = [
+        replace(side, artifact=replace(side.artifact, **words))
+        for side, words in zip(sides, (base, candidate), strict=True)
+    ]
+    found, doubt = preparation(agreed_inputs(sides, None))
+    assert found == said and told in doubt and bool(told) == bool(doubt)
 
 
 def test_inputs_are_joined_by_name_and_by_place() -> None:

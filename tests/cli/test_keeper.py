@@ -19,6 +19,7 @@ import click
 import pytest
 import torch
 
+from optimize import files
 from optimize.cli import cli, keeper
 from optimize.sandbox.confine import can_confine
 from optimize.sealing import seal
@@ -288,6 +289,13 @@ def test_a_text_is_added_to_the_step_summary(tmp_path: Path, monkeypatch: pytest
     assert not done.stderr and summary.read_text() == "before\nand after"
 
 
+def test_a_text_that_nobody_keeps_is_as_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "APPENDED_BYTES", 6)
+    for _ in range(2):
+        files.append_text(tmp_path / "summary", "abcd\u20ac\u20ac")
+    assert (tmp_path / "summary").read_text() == "abcdabcd"  # no half of a letter
+
+
 def test_a_step_summary_is_not_flooded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
@@ -382,8 +390,8 @@ def test_a_keeper_that_is_killed_takes_the_command_along(tmp_path: Path) -> None
 
 
 def test_what_grows_while_it_is_copied_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_TEXT_BYTES", "_SUMMARY_BYTES"):
-        monkeypatch.setattr(keeper, name, 3000)
+    monkeypatch.setattr(keeper, "_TEXT_BYTES", 3000)
+    monkeypatch.setattr(files, "APPENDED_BYTES", 3000)
     opened = keeper.left_in
 
     def growing(folder: Path, name: str, *, most_bytes: int | None = None) -> IO[bytes]:

@@ -103,6 +103,25 @@ def test_a_file_that_keeps_a_state_is_seen_once_it_was_timed(
     )
 
 
+@pytest.mark.parametrize("slower, verdict", [(0.0, Verdict.INCONCLUSIVE), (float("inf"), Verdict.PASS)])
+def test_samples_that_there_was_no_time_for_are_told(
+    slower: float, verdict: Verdict, tmp_path: Path, models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slow sample kept the others from being judged, and the wrong answers to them passed."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((300, 3)).astype(np.float32))
+    monkeypatch.setattr(cases, "MOST_SLOWER", slower)
+    measured(1.0)
+    models(base={}, candidate={})
+    whole = check(tmp_path, data=str(tmp_path / "x.npy"))
+    assert whole.verdict is Verdict.PASS and (whole.samples, whole.given) == (256, 300)
+    assert "Outputs were compared on 256 of 300 samples." in whole.warnings
+    monkeypatch.setattr(cases, "JUDGED_SHARE", -1.0)
+    found = check(tmp_path, data=str(tmp_path / "x.npy"))
+    assert found.verdict is verdict and (found.samples, found.given) == (1, 300)
+    assert "Outputs were compared on 1 of 300 samples: the time for more was over." in found.warnings
+    assert ("which the candidate took" in found.reason) == (verdict is Verdict.INCONCLUSIVE)
+
+
 def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:
     models(base={}, candidate={"factor": float("inf")})
     found = check(tmp_path)

@@ -159,7 +159,7 @@ def test_a_reply_that_lacks_or_garbles_what_was_asked_is_none(command: str) -> N
     """A worker that runs an untrusted file may be made to say anything."""
 
     def read(fields: dict[str, object]) -> dict[str, object] | None:
-        return read_reply(json.dumps({"ok": True, "number": 7, **fields}).encode(), 7, ASKED[command])
+        return read_reply(json.dumps({"ok": True, "number": 7, **fields}).encode(), 7, ASKED[command], on_gpu=True)
 
     told = TOLD[command]
     assert read(told) is not None
@@ -195,7 +195,12 @@ def test_a_reply_holds_as_much_as_was_asked(asked: dict[str, Any], held: dict[st
     if asked["do"] == "block":
         told |= {"samples_s": [0.1] * 5, "cpu_s": [0.0] * (5 if asked["streams"] == 1 else 1), "device_s": [0.0] * 5}
     read = [json.dumps({"ok": True, "number": 7, **told, **more}).encode() for more in ({}, held)]
-    assert [read_reply(line, 7, asked) is not None for line in read] == [True, False]
+    assert [read_reply(line, 7, asked, on_gpu=True) is not None for line in read] == [True, False]
+
+
+def test_times_of_a_gpu_are_told_where_there_is_one() -> None:
+    line = json.dumps({"ok": True, "number": 7, **TOLD["block"], "device_s": [0.1]}).encode()
+    assert [read_reply(line, 7, ASKED["block"], on_gpu=place) is not None for place in (True, False)] == [True, False]
 
 
 def test_an_error_is_told_short_and_escaped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from optimize.gate.rounds import plan_of
 from optimize.measure import lockstep as engine
 from optimize.measure.lockstep import RUNS, SINGLE, Plan, lockstep, runs_in_block, take_turns
 from optimize.measure.runs import Runs, Scenario, Track
-from optimize.progress import Progress, silent
 
 
 class Machine:
@@ -45,7 +44,7 @@ class Process:
     def warm_up(self, scenario: Scenario, floor: object) -> dict[str, Any]:
         return {"runs": 1, "first_s": [self.run_s], "run_s": self.run_s}
 
-    def block(self, scenario: Scenario, *, runs: int, group: int, settle: bool) -> dict[str, Any]:
+    def block(self, scenario: Scenario, *, runs: int, group: int, settle: bool, steady: bool) -> dict[str, Any]:
         self.machine.now_s += (runs + settle) * self.run_s
         self.machine.order.append(self.run_s)
         samples = [self.run_s] * runs
@@ -63,9 +62,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return found
 
 
-def measured(machine: Machine, plan: Plan, *seconds: float, progress: Progress = silent) -> Runs[float]:
-    tracks = [Track(run_s) for run_s in seconds]
-    return lockstep(tracks, plan, start=machine.start, feed=lambda *_: (), progress=progress)
+def measured(machine: Machine, plan: Plan, *seconds: float, **more: Any) -> Runs[float]:
+    return lockstep([Track(run_s) for run_s in seconds], plan, start=machine.start, feed=lambda *_: (), **more)
 
 
 def rounds(runs: Runs[float]) -> list[int]:
@@ -91,6 +89,13 @@ def test_it_ends_with_the_last_restart_and_progress_at_one(machine: Machine, pla
     runs = measured(machine, plan, 0.001, 0.002, progress=lambda phase, share: told.append(share))
     assert rounds(runs) == [plan.wanted([3])] * plan.restarts
     assert told == sorted(told) and told[-1] == 1.0 and runs.seconds == machine.now_s
+
+
+def test_answers_are_judged_behind_every_restart(machine: Machine) -> None:
+    judged: list[tuple[int, int]] = []
+    plan = plan_of(rounds=2, max_restarts=3)
+    measured(machine, plan, 0.1, 0.2, judging=lambda pairs, number: judged.append((len(pairs), number)))
+    assert judged == [(2, 0), (2, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(("run_s", "settling_s"), [(2.0, None), (0.05, 0.05)])

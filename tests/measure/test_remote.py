@@ -1,6 +1,7 @@
 """Another machine behind a real sshd: what its workers answer, how they end, and that nothing of them is left."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -234,8 +235,12 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return made
 
 
-def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(hostile: Callable[[str], Address]) -> None:
-    """What is sent is longer than a pipe holds."""
+def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(
+    hostile: Callable[[str], Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is longer than a pipe holds; one that owes an answer is not waited for."""
+    waited, leave = list[float](), machine._leave
+    monkeypatch.setattr(machine, "_leave", lambda keeper, patience_s: (waited.append(patience_s), leave(keeper, 0.1)))
     address, began_s = hostile("*) exec sleep 600;;"), time.monotonic()
     timers = [threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)) for after_s in (1, 20)]
     for timer in timers:
@@ -246,7 +251,26 @@ def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(hostile: Callable
     finally:
         for timer in timers:
             timer.cancel()
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 15 and waited == [machine._MUTE_S]
+
+
+#: What a machine says of itself, and counts that none has.
+PLAIN = {"cpu": "x", "cores": 4, "memory_bytes": 1, "system": "", "python": ""}
+ODD: list[dict[str, object]] = [
+    {"cores": 0}, {"cores": 10**9}, {"load_average": [-1, 0, 0]}, {"affinity": [-1]}, {"memory_bytes": -1},
+    {"frequency_mhz": -1.0},
+]  # fmt: skip
+
+
+def test_what_a_machine_says_of_itself_is_no_longer_than_is_shown() -> None:
+    found = machine._plain({"cpu": "A" * 900_000, "gpus": ["g" * 1000] * 15_000, "affinity": list(range(100_000))})
+    assert (len(found["cpu"]), len(found["gpus"]), len(found["gpus"][0]), len(found["affinity"])) == (
+        300,
+        64,
+        300,
+        4096,
+    )
+    assert len(machine._plain({str(number): "1" for number in range(60_000)})) == 64
 
 
 @pytest.mark.parametrize(
@@ -254,8 +278,9 @@ def test_a_machine_that_takes_nothing_keeps_nobody_from_ctrl_c(hostile: Callable
     [
         ('{"environment": {"gpus": ' + "[" * 600 + "]" * 600 + "}}", "does not say what it is"),
         ('{"environment": {"memory_bytes": 1' + "0" * 400 + "}}", "does not run a worker"),
+        *((json.dumps({"environment": {**PLAIN, **odd}}), "does not say what it is") for odd in ODD),
     ],
-    ids=["nested", "digits"],
+    ids=["nested", "digits", *("-".join(odd) for odd in ODD)],
 )
 def test_a_machine_that_says_of_itself_what_none_is(
     said: str, told: str, hostile: Callable[[str], Address], tmp_path: Path
@@ -355,5 +380,5 @@ def test_who_is_interrupted_again_leaves_no_connection(monkeypatch: pytest.Monke
         ended = machine.end
         changed.setattr(machine, "end", lambda process: (changed.undo(), ended(process)))
         with pytest.raises(KeyboardInterrupt):
-            machine._leave(keeper)
+            machine._leave(keeper, 1.0)
     assert keeper.poll() == -signal.SIGKILL

@@ -18,7 +18,16 @@ import optimize
 from optimize.errors import Refused
 from optimize.measure import worker
 from optimize.measure.modules import ModuleRunner
-from optimize.measure.worker import MODULE, Worker, artifact_from, clock_step_s, read_answer, read_arrays, write_arrays
+from optimize.measure.worker import (
+    MODULE,
+    UNSTEADY,
+    Worker,
+    artifact_from,
+    clock_step_s,
+    read_answer,
+    read_arrays,
+    write_arrays,
+)
 from optimize.targets.base import Artifact, TensorSpec
 
 Make = Callable[..., Artifact]
@@ -99,6 +108,15 @@ def test_load_warm_time_and_run(make: Make, tmp_path: Path, one_thread: None) ->
     assert vars(worker.runners[0])["calls"] == 4 + 1 + 7  # one run before a block pays for the switch
     assert worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(answered)}) == {"ok": True}
     np.testing.assert_array_equal(read_arrays(answered)[0], np.full((2, 3), 2.0))
+
+
+def test_the_last_answer_of_a_block_is_that_of_the_first_block(make: Make, tmp_path: Path, one_thread: None) -> None:
+    """Where it is asked: who compares files of a network that draws numbers asks for their time alone."""
+    worker = opened(make(forgets_at=7), tmp_path)
+    asked = {**BLOCK, "runs": 3, "steady": True}
+    assert worker.answer(asked)["ok"] and worker.answer({**asked, "runs": 1, "group": 3})["ok"]
+    assert worker.answer(asked) == {"ok": False, "error": UNSTEADY}
+    assert worker.answer({**asked, "steady": False})["ok"]
 
 
 def test_errors_are_answers() -> None:

@@ -192,6 +192,11 @@ def babble(folder: Path, tell: Tell) -> None:
             continue
 
 
+def chatter(folder: Path, tell: Tell) -> None:
+    """Tell more in one line than progress takes."""
+    tell("x" * (1 << 21), 0.5)
+
+
 def overflow(folder: Path, tell: Tell) -> None:
     """Say a number by digits that no float holds."""
     for number in range(3, 20):

@@ -85,6 +85,7 @@ def test_a_child_blames_nobody_but_its_file(tmp_path: Path) -> None:
         ("be_killed", r"was killed \(signal SIGKILL"),
         ("babble", "is no answer|killed the process"),
         ("overflow", "say something that is no answer"),
+        ("chatter", "say something that is no answer"),
     ],
 )
 def test_bad_ends_are_refusals(tmp_path: Path, task: str, match: str) -> None:

@@ -234,6 +234,18 @@ def test_texts_that_are_none_are_told(tmp_path: Path) -> None:
     assert texts.tolist() == ["caf\u00e9"]
 
 
+def test_operators_that_draw_are_told_wherever_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    draw = helper.make_node("RandomUniform", [], ["u"], shape=[2])
+    branch = helper.make_graph([draw], "inner", [], [helper.make_tensor_value_info("u", FLOAT, [2])])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    taken = helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "g", [taken], [helper.make_tensor_value_info("y", FLOAT, [2])])
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), path)
+    (note,) = Opening(tmp_path).open(str(path)).artifact.notes
+    assert "draws numbers, or keeps a state, by RandomUniform:" in note
+
+
 def test_texts_are_not_compared(tmp_path: Path) -> None:
     artifact = Opening(tmp_path).open(str(of_texts(tmp_path / "m.onnx", b"a"))).artifact
     worker = Worker()

@@ -192,8 +192,19 @@ def test_constants_that_grow(tmp_path: Path) -> None:
 def test_an_honest_file_opens(honest: Path, tmp_path: Path) -> None:
     check_ir(honest)
     assert len(read_model(honest).inputs) == 1
-    (spec,) = Opening(tmp_path).open(str(honest)).artifact.inputs
-    assert spec.shape == (1, 4)
+    artifact = Opening(tmp_path).open(str(honest)).artifact
+    assert artifact.inputs[0].shape == (1, 4) and artifact.notes == ()
+
+
+def test_layers_that_keep_a_state_are_told(tmp_path: Path) -> None:
+    op = ov.opset13
+    x = op.parameter([1, 4], np.float32, name="x")
+    seen = ov.opset6.read_value(op.constant(np.zeros((1, 4), np.float32)), "seen", ov.Type.f32, [1, 4])
+    total = op.add(x, seen)
+    model = ov.Model([op.result(total)], [ov.opset6.assign(total, "seen")], [x], "net")
+    ov.save_model(model, tmp_path / "m.xml", compress_to_fp16=False)
+    (note,) = Opening(tmp_path).open(str(tmp_path / "m.xml")).artifact.notes
+    assert "keeps a state, by Assign, ReadValue:" in note
 
 
 FORGED = {

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import optimize
@@ -282,8 +283,8 @@ DAMAGED: dict[str, Callable[[dict[str, Tensor]], object]] = {
     r"'optimizer.state.0.momentum_buffer' is torch.float32 \[1\]": lambda held: held.update(
         {"optimizer.state.0.momentum_buffer": torch.zeros(1)}
     ),
-    r"'optimizer.param_groups.\[0\].momentum' is torch.int64": lambda held: held.update(
-        {"optimizer.param_groups.[0].momentum": torch.tensor(1)}
+    r"'optimizer.param_groups.\[0\].momentum' is not in both": lambda held: held.update(
+        {"optimizer.param_groups.[0].momentum": torch.tensor(0.9)}
     ),
     r"'losses.\[2\]' is not in both": lambda held: held.update(
         {f"losses.[{place}]": torch.zeros(1) for place in range(3)}
@@ -304,6 +305,28 @@ def test_a_checkpoint_holds_what_the_training_has(match: str, batches: Batches, 
     with pytest.raises(Refused, match=match):
         training(module)
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), net().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("step", [-1.0, float("nan"), float("inf")])
+def test_a_count_that_none_is_is_refused(step: float, batches: Batches, tmp_path: Path) -> None:
+    path, training = tmp_path / "checkpoint.safetensors", Training(batches, epochs=1, folder=tmp_path, optimizer=Adam)
+    training(net())
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    held = load_file(path)
+    save_file({**held, "optimizer.state.0.step": torch.tensor(step)}, path, about)
+    with pytest.raises(Refused, match=r"'state\.0\.step' is (-1|nan|inf)"):
+        training(net())
+
+
+def test_what_an_optimizer_raises_is_told(batches: Batches) -> None:
+    def broken(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made = Adam(weights)
+        made.step = lambda *_: 1 / 0  # type: ignore[method-assign]
+        return made
+
+    with pytest.raises(Refused, match="The optimizer raised ZeroDivisionError"):
+        Training(batches, optimizer=broken)(net())
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08" + bytes(7) + b"{}      ", b"\xff" * 100])

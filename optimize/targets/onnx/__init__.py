@@ -183,7 +183,7 @@ $feeds
             Refused: It is no ONNX file, asks for too much, or takes what is no tensor of numbers.
         """
         from optimize.targets.onnx.reading import files_of
-        from optimize.targets.onnx.values import inputs_of, outputs_of, precision_of
+        from optimize.targets.onnx.values import inputs_of, notes_of, outputs_of, precision_of
         from optimize.targets.packaging import describe_file
 
         model, files = files_of(path, trust=trust)
@@ -193,6 +193,7 @@ $feeds
             found,
             outputs=outputs_of(model),
             precision=precision_of(model),
+            notes=notes_of(model),
             cpu=processor.known(said.get("cpu", "")),
             preprocess=said.get("preprocess", ""),
             included=said.get("included", ""),

@@ -29,7 +29,9 @@ from optimize.errors import Refused
 from optimize.targets.base import TensorSpec
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import open_unfused, run_of
+from optimize.targets.onnx.untrusted.calls import graphs_of
 from optimize.targets.onnx_graph.nodes import constant, maker, name_of, operator_of, readers
+from optimize.targets.packaging import of_chance
 from optimize.targets.values import Basis, FileValues, Shared
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
@@ -37,6 +39,9 @@ _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 #: Operators that quantize or compute in integers, of the standard and of ONNX Runtime; types of weights in half.
 _INTEGER = re.compile("Quantize|^QLinear|Integer$|NBits|^QMoE|^QAttention|^QGemm")
 _HALVES = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT16: "float16"}
+_OF_CHANCE = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 _FAMILIES = {"Conv": "convolution", "ConvTranspose": "transposed convolution", "Gemm": "linear", "MatMul": "linear"}
 _BEHIND = frozenset({"Relu", "Clip", "QuantizeLinear", "DequantizeLinear"})
 _REALS = frozenset({"float16", "float32", "float64", "bfloat16"})
@@ -137,6 +142,16 @@ def inputs_of(model: onnx.ModelProto, path: Path) -> tuple[TensorSpec, ...]:
 def outputs_of(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     """Return what a file gives; the type of what is no tensor of numbers is empty."""
     return tuple(_spec(entry) for entry in model.graph.output)
+
+
+def notes_of(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return what is to be told of a file's operators, those of its functions and inner graphs included."""
+    found, waiting = set[str](), [model.graph.node, *(function.node for function in model.functions)]
+    while waiting:
+        for node in waiting.pop():
+            found |= {node.op_type} & _OF_CHANCE
+            waiting += [graph.node for graph in graphs_of(node)]
+    return of_chance(found)
 
 
 def precision_of(model: onnx.ModelProto) -> str:

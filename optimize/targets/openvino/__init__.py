@@ -164,11 +164,11 @@ $feeds
             Refused: They are no IR, or ask for too much.
         """
         from optimize.targets.openvino.reading import check_ir, inputs_of
-        from optimize.targets.packaging import describe_file
+        from optimize.targets.packaging import describe_file, of_chance
 
         said = check_ir(path, trust=trust)
         found = describe_file(self.name, path, self.files(path), trust=trust)
-        found = replace(found, cpu=said.cpu, precision=said.precision)
+        found = replace(found, cpu=said.cpu, precision=said.precision, notes=of_chance(said.of_chance))
         found = replace(found, preprocess=said.preprocess, included=said.included, settings=self._settings)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))

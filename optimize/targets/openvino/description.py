@@ -25,6 +25,7 @@ _SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"}
 #: Types of stored weights that are rounded.
 _KEPT = ("element_type", "shape", "offset", "size")
 _INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
+_OF_CHANCE = {"Assign", "Multinomial", "RandomUniform", "ReadValue"}
 _HINT = "Write it again with openvino.save_model."
 
 
@@ -65,6 +66,12 @@ class Body:
     cpu: str = ""
     preprocess: str = ""
     included: str = ""
+
+    @property
+    def of_chance(self) -> set[str]:
+        """The layers that draw numbers or keep a state, those of inner graphs included."""
+        inner = (part.of_chance for layer in self.layers.values() for part in layer.bodies)
+        return {layer.kind for layer in self.layers.values()}.intersection(_OF_CHANCE).union(*inner)
 
     @property
     def precision(self) -> str:
