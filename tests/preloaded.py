@@ -142,12 +142,7 @@ def fork_children(patch: pytest.MonkeyPatch) -> None:
     def is_of_torch(session: fleet.Session, interpreter: Path | None, emulated: str) -> bool:
         return session.artifact.target in _TARGETS and session.threads == 1 and interpreter is None and not emulated
 
-    def start_worker(module: str, **fields: Any) -> Any:
-        is_alike = all(fields["variables"].get(name) == "1" for name in fleet.THREAD_VARIABLES)
-        return (nursery() if is_alike else process).start(module, **fields)
-
     patch.setattr(importlib.import_module("optimize.sandbox.call"), "start", start)
-    patch.setattr(importlib.import_module("optimize.workers"), "start", start_worker)
     patch.setattr(fleet, "start", start)
     patch.setattr(fleet.Session, "_begin", in_turn(fleet.Session._begin, is_of_torch))
     patch.setattr(sandbox, "call", in_turn(sandbox.call, lambda function, *_, **__: function in _FUNCTIONS))
