@@ -99,10 +99,12 @@ class Datasets:
         """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
         if found is None or not found.no_better:
             return ""
-        outputs = original.outputs[0].meta["val"].shape[1]
+        _, *outputs = original.outputs[0].meta["val"].shape
         data = self.evaluation if self.evaluation and self.evaluation.classes else None
         labels = "labels" if data is None else f"the sub-folders of '{shown(data.name)}', counted from 0,"
-        differs = "" if data is None or data.classes == outputs else f" (here {data.classes}, of its {outputs} outputs)"
+        classes = [] if data is None else [data.classes]
+        is_other = len(outputs) == len(classes) == 1 and classes != outputs
+        differs = f" (here {classes[0]}, of its {outputs[0]} outputs)" if is_other else ""
         prepared = self.preprocessing and f"Pictures were prepared by --preprocess '{self.preprocessing}'."
         texts = (
             f"The original has {found.no_better}: what is no better than guessing does not show what a file loses.",
