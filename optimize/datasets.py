@@ -99,12 +99,11 @@ class Datasets:
         """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
         if found is None or not found.no_better:
             return ""
-        _, *outputs = original.outputs[0].meta["val"].shape
         data = self.evaluation if self.evaluation and self.evaluation.classes else None
         labels = "labels" if data is None else f"the sub-folders of '{shown(data.name)}', counted from 0,"
-        classes = [] if data is None else [data.classes]
-        is_other = len(outputs) == len(classes) == 1 and classes != outputs
-        differs = f" (here {classes[0]}, of its {outputs[0]} outputs)" if is_other else ""
+        sizes = original.outputs[0].meta["val"].shape[1:]
+        is_other = data is not None and len(sizes) == 1 and sizes[0] != data.classes
+        differs = f" (here {data.classes}, of its {sizes[0]} outputs)" if data and is_other else ""
         prepared = self.preprocessing and f"Pictures were prepared by --preprocess '{self.preprocessing}'."
         texts = (
             f"The original has {found.no_better}: what is no better than guessing does not show what a file loses.",

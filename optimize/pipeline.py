@@ -22,6 +22,7 @@ from optimize.wording import plural
 
 #: What an exact pass may differ by, in roundings of the network's own.
 _ROUNDINGS = 4.0
+_Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -176,27 +177,30 @@ def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]
         given, same = entry.pair(inputs)
         taken = [value.to(example.dtype) for value, example in zip(same, after.inputs, strict=True)]
         expected, found = before.run(given), after.run(taken)
-        for place, (want, got) in enumerate(zip(expected, found, strict=True)):
-            error, scale = output_error(want, got)
-            worst = max(worst, error)
-            relative = max(relative, error / scale)
-            allowed = EXACT_TOLERANCE.get(want.dtype, 0.0)
-            if entry.exactness is Exactness.EXACT and error / scale > allowed:
-                _require(error / scale, allowed, _ROUNDINGS * _own_rounding(before, given, place))
+        errors = [output_error(*pair) for pair in zip(expected, found, strict=True)]
+        shares = [error / scale for error, scale in errors]
+        worst, relative = max([worst, *(error for error, _ in errors)]), max([relative, *shares])
+        if entry.exactness is Exactness.EXACT:  # what others cost is for the user to judge, from the file
+            _require_exact(shares, before, given, expected)
     return worst, relative
 
 
-def _require(relative: float, allowed: float, rounding: float) -> None:
-    """Refuse an exact pass that is not; what others cost is for the user to judge, from the file."""
-    if relative > rounding:
-        raise VerificationFailed(
-            f"the outputs differ by {relative:.1e} of the largest; exact allows {max(allowed, rounding):.0e}.",
-            hint="This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
-        )
+def _require_exact(shares: Sequence[float], before: Program, inputs: _Tensors, expected: _Tensors) -> None:
+    """Refuse a pass by which outputs differ, as shares of their largest values, by more than rounding."""
+    allowed = [EXACT_TOLERANCE.get(want.dtype, 0.0) for want in expected]
+    if any(share > most for share, most in zip(shares, allowed, strict=True)):
+        own = _own_roundings(before, inputs, expected)
+        allowed = [max(most, _ROUNDINGS * each) for most, each in zip(allowed, own, strict=True)]
+    for share, most in zip(shares, allowed, strict=True):
+        if share > most:
+            raise VerificationFailed(
+                f"the outputs differ by {share:.1e} of the largest; exact allows {most:.0e}.",
+                hint="This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
+            )
 
 
-def _own_rounding(program: Program, inputs: Sequence[torch.Tensor], place: int) -> float:
-    """Return how far an output moves, of its largest value, where each weight moves by a unit in its last place.
+def _own_roundings(program: Program, inputs: _Tensors, expected: _Tensors) -> list[float]:
+    """Return how far each output moves, of its largest value, where each weight moves by a unit in its last place.
 
     Deep networks can amplify that a thousandfold, and an exact pass rounds each weight that it makes.
     """
@@ -205,8 +209,7 @@ def _own_rounding(program: Program, inputs: Sequence[torch.Tensor], place: int) 
         if weight.is_floating_point():
             up = torch.rand(weight.shape, generator=draw) < 0.5
             weight.data.mul_(1 + torch.finfo(weight.dtype).eps * torch.where(up, 1.0, -1.0).to(weight))
-    error, scale = output_error(program.run(inputs)[place], moved.run(inputs)[place])
-    return error / scale
+    return [error / scale for error, scale in map(output_error, expected, moved.run(inputs))]
 
 
 def _excess(entry: Pass, relative: float) -> str:

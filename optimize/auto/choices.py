@@ -73,13 +73,17 @@ class FileChoice:
         return replace(self, target="", regain_db=0.0)
 
     @property
+    def plain(self) -> FileChoice:
+        """The float32 file of its target, with the same channels."""
+        return FileChoice(self.target, "float32", cut=self.cut)
+
+    @property
     def start(self) -> FileChoice | None:
         """What its program goes on from; None where it is the first: float32, with channels cut."""
         if self.precision == "float32":
             return None
-        if self.is_static and self.precision != "int8":
-            return replace(self, precision="int8", regain_db=0.0)
-        return FileChoice(self.target, "float32", cut=self.cut)
+        is_mixed = self.is_static and self.precision != "int8"
+        return replace(self, precision="int8", regain_db=0.0) if is_mixed else self.plain
 
     def own_passes(self, cpu: str) -> tuple[PassEntry, ...]:
         """Return the passes that make its program of what it goes on from."""

@@ -298,9 +298,7 @@ class _Searching:
         self.journal.read(self.job.out / JOURNAL, trust=self.job.trust)
         places = [(trial, self.job.out) for trial in self.journal.trials]
         places += [(trial, folder) for folder in self.goal.gathered for trial in self._gathered(folder)]
-        taken = (
-            (trial.number, self._taken_over(trial, there)) for trial, there in places if trial.standing is not None
-        )
+        taken = ((one.number, self._taken_over(one, there)) for one, there in places if one.standing is not None)
         self.files = {number: artifact for number, artifact in taken if artifact is not None}
         while missing := [trial for trial in self._front() if trial.number not in self.files]:
             for trial in missing:  # somebody changed it, and it is made again; so is what it alone kept from the front
@@ -320,10 +318,9 @@ class _Searching:
                 hint="Give it what the shard was given, but for --shard and --out.",
             )
         if any(known.get(trial.number, trial.choice) != trial.choice for trial in other.trials):
-            raise UsageError(
-                f"'{folder}' numbers its trials as another folder does.", hint="Give each search its own --shard K/N."
-            )
-        found = [_moved(trial, self.job.out) for trial in other.trials if trial.choice not in {*known.values()}]
+            alike = f"'{folder}' numbers its trials as another folder does."
+            raise UsageError(alike, hint="Give each search its own --shard K/N.")
+        found = [_moved(trial, self.job.out) for trial in other.trials if trial.choice not in known.values()]
         self.journal.trials += found
         return found
 
@@ -516,10 +513,10 @@ def _labels_digest(data: Samples | None) -> str:
 
 def _moved(trial: FileTrial, out: Path) -> FileTrial:
     """Return a trial whose file lies in another folder."""
-    if trial.row is None or trial.row.path is None:
+    if (row := trial.row) is None or row.path is None:
         return trial
-    path = str((out / Path(trial.row.path).name).resolve())
-    return trial.model_copy(update={"row": trial.row.model_copy(update={"path": path})})
+    moved = row.model_copy(update={"path": str((out / Path(row.path).name).resolve())})
+    return trial.model_copy(update={"row": moved})
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:

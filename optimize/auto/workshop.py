@@ -105,7 +105,7 @@ class Workshop:
 
     def _float_file(self, choice: FileChoice) -> Export | None:
         """Return the target's float32 file, which layers are timed beside."""
-        plain = FileChoice(choice.target, "float32", cut=choice.cut)
+        plain = choice.plain
         if plain not in self._plain:
             target = self.job.recipe.target(plain.target)
             path = self.folder / f"plain-{plain.target}-{plain.cut}{target.suffix}"

@@ -72,7 +72,7 @@ def take_over(
     with tempfile.TemporaryDirectory(prefix="optimize-") as name:
         folder = Path(name)
         unknown = _write_inputs(folder, inputs) if kind is not Kind.EXPORTED else None
-        taken = _ask(path, kind, how, folder, progress, getattr(unknown, "sides", None))
+        taken = _ask(path, kind, how, folder, progress, unknown.sides if isinstance(unknown, InputsUnknown) else None)
     if taken.program is None and taken.state is None:
         raise unknown or Refused(f"'{path}' needs example inputs.", hint="Give --input-shape, such as 3,224,224.")
     return taken

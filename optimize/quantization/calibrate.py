@@ -87,10 +87,11 @@ class Observation(fx.Interpreter):
         super().__init__(module)
         self.see = see
 
+    run = looking_up()(fx.Interpreter.run)
+
     def run_node(self, n: fx.Node) -> object:
         """Run one node and show its value."""
-        with looking_up():
-            result = super().run_node(n)
+        result = super().run_node(n)
         if n.op in ("placeholder", "call_function") and isinstance(result, torch.Tensor) and result.is_floating_point():
             self.see(n, result)
         return result
