@@ -136,7 +136,7 @@ def _elsewhere(owner: Any, name: str) -> str:
     """Return which modules of a package define a name, by their text, for none is imported; else which there are."""
     folders = map(Path, owner.__path__ if inspect.ismodule(owner) and hasattr(owner, "__path__") else ())
     found = {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
-    defined = re.compile(rf"^((class|def) {re.escape(name)}\b|{re.escape(name)} *[:=])", re.MULTILINE)
+    defined = re.compile(rf"^((class|def) {name}\b|{name} *[:=])", re.MULTILINE)
     homes = [home for home, file in found.items() if defined.search(file.read_text(encoding="utf-8", errors="replace"))]
     if homes:
         return f"Name the module that defines it: {' or '.join(f'{owner.__name__}.{home}:{name}' for home in homes)}."
