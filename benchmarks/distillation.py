@@ -133,7 +133,7 @@ def progress(phase: str, share: float) -> None:
 def accuracy(file: Artifact, images: np.ndarray, labels: np.ndarray) -> float:
     """Return the percentage of pictures that a file is right on."""
     runner = file.load(threads=1)
-    right = [np.asarray(runner(batch)).argmax(1) for batch in np.array_split(images, 40)]
+    right = [runner.run([batch])[0].argmax(1) for batch in np.array_split(images, 40)]
     return 100 * float((np.concatenate(right) == labels).mean())
 
 

@@ -6,7 +6,7 @@
 
     python -m benchmarks.pruning --latency              # four networks, two runtimes, half and a third of the time
 
-    python -m benchmarks.pruning --criteria DIR         # ResNet-20 without 30 % of its work, by every criterion
+    python -m benchmarks.pruning --criteria DIR [--network vit]   # 30 % of a network's work gone, by every criterion
     pip install --no-deps --target TP torch-pruning==1.6.1        # with PYTHONPATH=.:TP it stands beside them
 
     python -m benchmarks.pruning --zeros                # what runtimes make of zeros
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import gc
 import importlib.util
 import sys
@@ -39,6 +40,7 @@ from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models import REFERENCES
 from models.data import DEFAULT_ROOT
 from models.train import Pictures, load_split
+from models.vit import ViT
 from optimize.errors import Refused
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
@@ -213,17 +215,25 @@ def count_right(net: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor
     return 100 * float((torch.cat(right) == labels).float().mean())
 
 
-def criteria(folder: Path, again: int, less: float = 0.3) -> None:
-    """Print what a ResNet-20 without a share of its work is right on, by each criterion; some are trained on."""
+def whole_network(name: str, folder: Path, data: Pictures) -> torch.nn.Module:
+    """Return a network of ``--criteria``, trained; a training that is kept in the folder goes on."""
+    torch.manual_seed(SEED)
+    if name == "vit":
+        net: torch.nn.Module = ViT(channels=1, classes=10, image=28, patch=4, width=96, heads=4, depth=4)
+        training = Training(data, epochs=20, warm_up=0.1, optimizer=lambda weights: torch.optim.AdamW(weights, 1e-3))
+    else:
+        net = resnet20().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        training = Training(data, (Labels(smoothing=0.1),), epochs=5, rate=0.1)
+    dataclasses.replace(training, precision="bfloat16", seed=SEED, folder=folder / f"{name}-whole")(net)
+    return net
+
+
+def criteria(name: str, folder: Path, again: int, less: float = 0.3) -> None:
+    """Print what a network without a share of its work is right on, by each criterion; some are trained on."""
     images, labels = load_split("train", DEFAULT_ROOT)
     test_images, test_labels = load_split("test", DEFAULT_ROOT)
     test, batch = (test_images[:TESTED], test_labels[:TESTED]), images[:2]
-    torch.manual_seed(SEED)
-    whole = resnet20().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    Training(
-        Pictures(images, labels, BATCH), (Labels(smoothing=0.1),), epochs=5, rate=0.1, precision="bfloat16",
-        seed=SEED, folder=folder / "resnet20-whole",
-    )(whole)  # fmt: skip
+    whole = whole_network(name, folder, Pictures(images, labels, BATCH))
     seen = [(images[:CALIBRATION], labels[:CALIBRATION])]
     few = Pictures(images[:20_000], labels[:20_000], BATCH)
     moved = copy.deepcopy(whole)
@@ -248,11 +258,11 @@ def criteria(folder: Path, again: int, less: float = 0.3) -> None:
             took, stats = took or time.perf_counter() - start, thin.stats()
             nets.append(optimize.narrow(module, thin))
         right = [count_right(net, *test) for net in nets]
-        name = f"{way['criterion'] or 'error of the outputs'}{', with labels' if 'loss' in way else ''}"
-        after = train_on(nets[way["criterion"] is None], few, again, test) if name in TRAINED else ""
+        title = f"{way['criterion'] or 'error of the outputs'}{', with labels' if 'loss' in way else ''}"
+        after = train_on(nets[way["criterion"] is None], few, again, test) if title in TRAINED else ""
         shares = f"{stats.macs / program.stats().macs:.3f} | {stats.parameters / program.stats().parameters:.3f}"
-        print(f"| {name} | {shares} | {took:.1f} | {right[0]:.2f} | {right[1]:.2f} | {after} |", flush=True)
-    if importlib.util.find_spec("torch_pruning"):
+        print(f"| {title} | {shares} | {took:.1f} | {right[0]:.2f} | {right[1]:.2f} | {after} |", flush=True)
+    if name == "resnet20" and importlib.util.find_spec("torch_pruning"):
         peers(whole, seen[0], few, again, test, less)
 
 
@@ -339,6 +349,7 @@ def main() -> int:
     parser.add_argument(
         "--criteria", type=Path, metavar="DIR", help="every criterion; the trained network is kept there"
     )
+    parser.add_argument("--network", choices=("resnet20", "vit"), default="resnet20", help="of --criteria")
     parser.add_argument("--again", type=int, default=0, help="epochs on 20,000 pictures that --criteria trains on")
     parser.add_argument("--zeros", action="store_true", help="time files with zeros")
     parser.add_argument("--budget-s", type=float, default=20.0, help="seconds of timing a file")
@@ -346,7 +357,7 @@ def main() -> int:
     print(conditions("onnxruntime", "openvino", "torch-pruning"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     if given.criteria:
-        criteria(given.criteria, given.again)
+        criteria(given.network, given.criteria, given.again)
         return 0
     if given.zeros:
         zeros(given.budget_s)
