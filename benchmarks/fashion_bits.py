@@ -123,7 +123,7 @@ def brevitas(net: nn.Module, bits: int, train: Training, x: Tensor) -> nn.Module
         found.load_state_dict(module.state_dict(), strict=False)
         net.set_submodule(name, found)
     train(net)
-    return net.eval()
+    return net.eval().to(torch.accelerator.current_accelerator() or "cpu")
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ from optimize.measure.latency import measure
 from optimize.registry import find_target
 from optimize.training import Labels, Logits, Training
 
-ERROR = 0.25
+ERROR, PLACE = 0.25, torch.accelerator.current_accelerator() or "cpu"
 Cut = Callable[[nn.Module, Tensor, Tensor, float], nn.Module]
 
 
@@ -132,11 +132,11 @@ def make(asked: argparse.Namespace) -> None:
                 cut, left = WAYS[way]
                 torch.manual_seed(seed)
                 thin = cut(whole, images[:4096], labels[:4096], left)
-                before, data = 100 * accuracy_of_module(thin, *tested), Pictures(images, labels, BATCH, seed)
+                before, data = 100 * accuracy_of_module(thin.to(PLACE), *tested), Pictures(images, labels, BATCH, seed)
                 losses = (Labels(0.3), Logits(0.7, 4.0))
                 Training(data, losses, whole, asked.again, progress=progress)(thin.train())
                 nets[way] = thin.eval()
-                after = 100 * accuracy_of_module(thin, *tested)
+                after = 100 * accuracy_of_module(thin.to(PLACE), *tested)
                 print(f"{name} {seed} {way}: {before:.2f} %, trained on {after:.2f} %", flush=True)
             for way, net in nets.items():
                 program = fused(optimize.capture(net.cpu(), (images[:2],)))
