@@ -211,6 +211,16 @@ class Program:
         found.refresh()
         return found
 
+    def fixed(self, batch: int) -> Program:
+        """Return the program for one batch alone."""
+        whole = self.at({BATCH: batch})
+        dims = tuple({dim: name for dim, name in entry.items() if name != BATCH} for entry in self.dynamic)
+        free = {name: size for name, size in self.free.items() if name != BATCH}
+        found = dataclasses.replace(whole.clone(), dynamic=dims, free=free)
+        found.give_shapes()
+        found.refresh()
+        return found
+
     def other_sizes(self) -> list[dict[str, int]]:
         """Return other sizes than the examples', of free dimensions by name, at which it has answered as its module."""
         free = {name: size.others for name, size in self.free.items() if size.others}

@@ -17,7 +17,7 @@ from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
-from optimize.measure.subjects import Subject
+from optimize.measure.subjects import Subject, fixed_batch
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
@@ -71,11 +71,19 @@ class _Judge:
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         start = time.monotonic()
-        found = self.session.outputs(self.subject.arranged(inputs) if self.subject else inputs)
+        found = self._answers(self.subject.arranged(inputs) if self.subject else inputs)
         self.seconds += time.monotonic() - start
         self.samples += len(inputs[0]) if inputs and inputs[0].ndim else 1
         self.digest = self.digest or digest(found)
         return found
+
+    def _answers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return a file's outputs, of one that takes one sample a call also for many."""
+        count = len(arrays[0]) if arrays and arrays[0].ndim else 1
+        if count == 1 or fixed_batch(self.session.artifact.inputs) != 1:
+            return self.session.outputs(arrays)
+        parts = (self.session.outputs([array[at : at + 1] for array in arrays]) for at in range(count))
+        return [np.concatenate([np.atleast_1d(part) for part in found]) for found in zip(*parts, strict=True)]
 
     def update(self, expected: Outputs, batch: Batch, *, counted: bool, scored: bool) -> None:
         inputs, labels = batch

@@ -37,13 +37,15 @@ def describe(
         program: What was written.
         output_names: Of the outputs in the file, where it has names of its own.
         more: Other fields of the artifact; its precision is the program's and its versions are the target's otherwise.
+            ``stored`` says how weights of few bits are, where that is otherwise than the target's files have them.
     """
     from torch.utils import _pytree as pytree
 
     cpu = made_for(target, program)
     promise = _promise(target, program, cpu) if cpu and target.portable else ""
     half = target.without_bfloat16 if program.precision.endswith("bfloat16") else ""
-    notes = (*more.pop("notes", ()), *filter(None, (promise, half, _stored(target, program))))
+    stored = more.pop("stored", "") or _stored(target, program)
+    notes = (*more.pop("notes", ()), *filter(None, (promise, half, stored)))
     return replace(
         describe_file(target.name, path, target.files(path), input_specs(program), trust=True),
         notes=notes,

@@ -36,6 +36,8 @@ _ROUNDED = (
     "What layers with integer weights read is rounded to 8 bits at run time, 32 numbers a scale; compile the file with "
     "DYNAMIC_QUANTIZATION_GROUP_SIZE=0 for products of floats, which take two to three times as long."
 )
+_COUNTED = "{} layers of signs count bits: a weight of theirs is stored in one, and those of other layers in 8."
+_SIGNS = "{} layers of signs are computed in INT8: OpenVINO counts bits where all sizes are fixed (openvino.batch=1)."
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
 
@@ -54,6 +56,7 @@ class OpenVINO(Target):
         hint: What the runner is compiled for: ``latency`` is one stream of requests, ``throughput`` as many as OpenVINO
             finds useful, one request a calling thread.
         cache: Folder where OpenVINO keeps what it compiled, for the next load; empty keeps nothing.
+        batch: 1 lets the file take one sample a call, 0 any number. Layers of signs count bits where sizes are fixed.
     """
 
     name = "openvino"
@@ -101,16 +104,20 @@ $feeds
 
     hint: Literal["latency", "throughput"] = "latency"
     cache: str = ""
+    batch: int = 0
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            UsageError: There is no such hint.
+            UsageError: There is no such hint or batch.
         """
         hints = ("latency", "throughput")
         if self.hint not in hints:
             raise UsageError(f"openvino: there is no hint '{self.hint}'.", hint=nearest(self.hint, hints))
+        if self.batch not in (0, 1):
+            hint = f"--static-batch {self.batch} fixes it for all files."
+            raise UsageError(f"openvino.batch={self.batch}: a file takes one sample (1) or any number (0).", hint=hint)
 
     def available(self) -> Availability:
         """Say whether OpenVINO is installed; it both writes and runs the file."""
@@ -129,7 +136,7 @@ $feeds
         return path, path.with_suffix(".bin")
 
     def export(self, program: Program, path: Path) -> Artifact:
-        """Write the program as IR with a free batch, ``path`` and the ``.bin`` beside it.
+        """Write the program as IR, ``path`` and the ``.bin`` beside it, with a free batch unless ``batch`` says one.
 
         Raises:
             TargetUnavailable: OpenVINO is not installed.
@@ -140,9 +147,10 @@ $feeds
         from optimize.targets.packaging import describe, made_for
 
         runtime = import_runtime()
+        program = program.fixed(self.batch) if self.batch and program.batch is not None else program
         model, placed, origins = _lower(program)
         asked = _float_precision(program)
-        kernels = _write(runtime, model, asked, self.files(path), made_for(self, program))
+        kernels, counted, waiting = _write(runtime, model, asked, self.files(path), made_for(self, program))
         plan = program.quantization
         alone = plan is not None and plan.mode == "weights"
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
@@ -152,7 +160,8 @@ $feeds
             program,
             path,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model), weights=alone),
-            notes=(*told, *_apart(program, asked, wide=wide)),
+            notes=(*told, *([_SIGNS.format(waiting)] if waiting else []), *_apart(program, asked, wide=wide)),
+            stored=_COUNTED.format(counted) if counted else "",
             settings=self._settings,
             origins=origins,
         )
@@ -309,9 +318,14 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
     return found
 
 
-def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...], cpu: str) -> list[ExecutedNode]:
-    """Write the IR, weights first, once OpenVINO has compiled it; return what it executes."""
+def _write(
+    runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...], cpu: str
+) -> tuple[list[ExecutedNode], int, int]:
+    """Write the IR, weights first, once OpenVINO has compiled it; return what it executes, how many layers count bits,
+    and how many could.
+    """
     from optimize.targets.onnx_graph.export import save
+    from optimize.targets.openvino.bits import count_bits
     from optimize.targets.openvino.coverage import read_kernels
     from optimize.targets.openvino.runner import compile_file, core, label, refusing
 
@@ -321,10 +335,11 @@ def _write(runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...
         save(model, onnx)
         with refusing("convert the model"):
             converted = core().read_model(onnx)
+    counted, waiting = count_bits(converted, runtime)
     names = label(converted, precision, cpu)
     with whole(description) as written, whole(weights) as binary:
         runtime.serialize(converted, written, binary)
-        return read_kernels(compile_file(written, binary), names)
+        return read_kernels(compile_file(written, binary), names), counted, waiting
 
 
 def _output_layers(model: ir.Model) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from optimize.targets.base import Coverage, FloatLayer
 
-_INTEGERS = ("u8", "i8", "u4", "i4")
+_INTEGERS = ("u8", "i8", "u4", "i4", "u1")
 _FLOATS = ("f32", "bf16", "f16")
-_WEIGHTED = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell")
+_WEIGHTED = ("Convolution", "BinaryConvolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell")
 #: Change the form of values and not the values: they are no reason to call a stretch of the graph float.
 _CONVERSIONS = frozenset(
     {

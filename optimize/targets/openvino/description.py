@@ -24,7 +24,7 @@ _BODIES = frozenset({"net", "body", "then_body", "else_body"})
 _SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"})
 #: Types of stored weights that are rounded.
 _KEPT = ("element_type", "shape", "offset", "size")
-_INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
+_INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "u1", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
 _OF_CHANCE = {"Assign", "Multinomial", "RandomUniform", "ReadValue"}
 _HINT = "Write it again with openvino.save_model."
 

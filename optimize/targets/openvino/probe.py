@@ -21,8 +21,8 @@ from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, ca
 
 _IR_LAYERS = frozenset(
     {
-        "Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData", "MatMul",
-        "LSTMSequence", "GRUSequence",
+        "Convolution", "BinaryConvolution", "GroupConvolution", "ConvolutionBackpropData",
+        "GroupConvolutionBackpropData", "MatMul", "LSTMSequence", "GRUSequence",
     }
 )  # fmt: skip
 _RECURRENT = ("RNNSeq", "RNNCell")

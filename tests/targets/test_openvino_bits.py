@@ -1,0 +1,124 @@
+"""Layers of signs in OpenVINO: bits compared and counted, and the numbers are those of a float convolution of signs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import optimize
+from optimize.errors import UsageError
+from optimize.program import Program
+from optimize.targets.base import Artifact
+from optimize.targets.openvino import OpenVINO
+from tests.targets.openvino_programs import coverage_of, draw, installed
+
+pytestmark = installed
+COUNTED = "BinaryConvolution@u1"
+
+
+class Signs(nn.Module):
+    """A convolution of signs by signs that its output shows, behind one that makes its input."""
+
+    def __init__(self, channels: int, outputs: int, kernel: int, **places: object) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 1)
+        self.signs = nn.Conv2d(channels, outputs, kernel, bias=False, **places)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        read = self.first(x)
+        return read, self.signs(read)
+
+
+class Chain(nn.Module):
+    """Layers of signs one behind another, BatchNorm with scales of both signs between, one around which a sum goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        widths = ((16, 24), (24, 16), (16, 16))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(*pair, 3, padding=1, bias=False), nn.BatchNorm2d(pair[1])) for pair in widths
+        )
+        self.last = nn.Linear(16, 5)
+        for norm in (module for module in self.modules() if isinstance(module, nn.BatchNorm2d)):
+            norm.weight.data.uniform_(-1, 1.5)
+            norm.bias.data.uniform_(-0.5, 0.5)
+            norm.running_var.uniform_(0.5, 20)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.blocks[1](torch.relu(self.blocks[0](self.first(x))).relu())
+        return self.last((value + self.blocks[2](value.relu())).mean((2, 3)))
+
+
+def untrained(net: nn.Module, seed: int = 0, **options: object) -> Program:
+    program = optimize.capture(net.eval(), (draw((3, 9, 9), 2, seed),))
+    step = optimize.QuantizeAware(lambda _: None, [draw((3, 9, 9), 8, 1)], **{"quantizer": "xnor", **options})  # type: ignore[arg-type]
+    return step.apply(program)[0]
+
+
+def answers(artifact: Artifact, x: Tensor) -> list[np.ndarray]:
+    runner = artifact.load(threads=1)
+    return [np.concatenate(parts) for parts in zip(*(runner.run([part.numpy()]) for part in x.split(1)), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "places"),
+    [
+        (8, 5, 1, {}),
+        (16, 33, 3, {"padding": 1}),
+        (40, 64, 3, {"padding": 1, "stride": 2}),
+        (24, 8, 3, {"padding": 2, "dilation": 2}),
+        (16, 16, 5, {"padding": (4, 0)}),
+        (128, 128, 3, {"padding": 1}),
+    ],
+)
+def test_counted_bits_are_the_convolution_of_signs_whatever_pads_it(
+    channels: int, outputs: int, kernel: int, places: dict[str, object], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = Signs(channels, outputs, kernel, **places)
+    program = untrained(net, ends=0, keep=["first"])
+    artifact = OpenVINO(batch=1).export(program, tmp_path / "net.xml")
+    assert coverage_of(artifact).kernels[COUNTED] == 1
+    assert artifact.inputs[0].shape[0] == 1
+    read, found = answers(artifact, draw((3, 9, 9), 3, 5))
+    weight = net.signs.weight.detach()
+    scale = weight.abs().mean((1, 2, 3), keepdim=True)
+    signs = torch.where(torch.from_numpy(read) >= 0, 1.0, -1.0)
+    want = functional.conv2d(signs, torch.where(weight >= 0, scale, -scale), **places)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantizer", ["xnor", "bnn"])
+def test_a_chain_answers_as_its_int8_file_does_in_an_eighth_of_the_bytes(quantizer: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    program = untrained(Chain(), quantizer=quantizer)
+    bits = OpenVINO(batch=1).export(program, tmp_path / "bits.xml")
+    whole = optimize.export(program, "openvino", tmp_path / "bytes.xml")
+    assert coverage_of(bits).kernels[COUNTED] == 3
+    assert len(coverage_of(bits).quantized) == len(coverage_of(whole).quantized) == 5
+    assert any("3 layers of signs count bits" in note for note in bits.notes)
+    assert any("3 layers of signs are computed in INT8" in note for note in whole.notes)
+    x = draw((3, 9, 9), 16, 7)
+    for found, want in zip(answers(bits, x), answers(whole, x), strict=True):
+        np.testing.assert_array_equal(found, want)
+    weights = sum(block[0].weight.numel() for block in Chain().blocks)  # type: ignore[index, operator]
+    assert bits.path.with_suffix(".bin").stat().st_size < whole.path.with_suffix(".bin").stat().st_size - 0.8 * weights
+
+
+@pytest.mark.parametrize(("channels", "quantizer"), [(12, "xnor"), (16, "twn")])
+def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_path: Path) -> None:
+    """Channels that fill no bytes; weights that are zero, too."""
+    net = Signs(channels, 8, 3)
+    options = {"activation_bits": 1} if quantizer == "twn" else {}
+    artifact = OpenVINO(batch=1).export(untrained(net, ends=0, quantizer=quantizer, **options), tmp_path / "net.xml")
+    assert COUNTED not in coverage_of(artifact).kernels
+    assert not any("signs" in note for note in artifact.notes)
+
+
+def test_a_file_takes_one_sample_or_any_number() -> None:
+    with pytest.raises(UsageError, match=r"openvino.batch=4: a file takes one sample \(1\) or any number \(0\)"):
+        OpenVINO(batch=4)
