@@ -5,9 +5,8 @@
 The network has six 3x3 convolutions of 64 to 256 channels with BatchNorm, random weights, and is not trained: neither
 bytes nor time depend on that. Inner layers have the bits that a row says, the first and the last 8. Files of a runtime
 run in lock-step on one thread, batch 1, each in its own process; ratios are to that runtime's float32 file. OpenVINO's
-files take one sample a call (``openvino.batch=1``). The exit code is 1 where a file of few bits answers otherwise than
-its program (under 20 dB of its first 16 answers, of signs 90 % of the classes alike), or where bits are slower than
-INT8 in OpenVINO.
+files take one sample a call (``openvino.batch=1``). What files answer is tested (``tests/targets``). The exit code is 1
+where counted bits are not twice as fast as INT8 in OpenVINO.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -28,9 +26,10 @@ from optimize.errors import Refused
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.registry import find_target
+from optimize.targets.base import Artifact
 from optimize.targets.openvino import OpenVINO
 
-SIDE, JUDGED, NEAR_DB, ALIKE = 28, 16, 20.0, 0.9
+SIDE, FASTER = 28, 2.0
 ROWS: dict[str, dict[str, Any]] = {
     "W8A8": {"quantizer": "iao"},
     "W4A4": {"quantizer": "lsq", "bits": 4, "activation_bits": 4},
@@ -56,7 +55,7 @@ def network() -> nn.Module:
     return net.eval()
 
 
-def files_of(target: str, folder: Path, x: torch.Tensor) -> dict[str, tuple[Any, optimize.Program]]:
+def files_of(target: str, folder: Path, x: torch.Tensor) -> dict[str, Artifact]:
     """Write the file of each row, float32 first."""
     backend = OpenVINO(batch=1) if target == "openvino" else find_target(target)
     program = optimize.capture(network(), (x[:2],))
@@ -66,20 +65,10 @@ def files_of(target: str, folder: Path, x: torch.Tensor) -> dict[str, tuple[Any,
     found = {}
     for place, (name, made) in enumerate(programs.items()):
         try:
-            found[name] = backend.export(made, folder / f"{place}{backend.suffix}"), made
+            found[name] = backend.export(made, folder / f"{place}{backend.suffix}")
         except Refused as refused:
             print(f"| {target} | {name} | {refused.what} | | | |", flush=True)
     return found
-
-
-def agrees(artifact: Any, program: optimize.Program, x: torch.Tensor, *, signs: bool) -> bool:
-    """Say whether a file answers as its program does."""
-    runner = artifact.load(threads=1)
-    found = np.concatenate([runner.run([part.numpy()])[0] for part in x.split(1)])
-    want = np.concatenate([program.run((part,))[0].numpy() for part in x.split(2)])
-    if signs:
-        return float((found.argmax(1) == want.argmax(1)).mean()) >= ALIKE
-    return bool(10 * np.log10((want**2).sum() / ((found - want) ** 2).sum()) >= NEAR_DB)
 
 
 def main() -> int:
@@ -99,21 +88,20 @@ def main() -> int:
             found = files_of(target, Path(folder), x)
             sizes = {
                 name: sum(file.stat().st_size for file in find_target(target).files(artifact.path))
-                for name, (artifact, _) in found.items()
+                for name, artifact in found.items()
             }
-            with Fleet([artifact for artifact, _ in found.values()], threads=1) as fleet:
+            with Fleet(list(found.values()), threads=1) as fleet:
                 timings = measure(fleet, [x[:1].numpy()], budget_s=asked.budget_s * len(found)).timings
             ratios = {}
-            for (name, (artifact, program)), timing in zip(found.items(), timings, strict=True):
+            for (name, artifact), timing in zip(found.items(), timings, strict=True):
                 gain, kernels = timing.speedup, artifact.coverage.kernels if artifact.coverage else {}
                 ratios[name] = gain.ratio if gain else 1.0
                 faster = f"{gain.ratio:.2f} ({gain.ci_low:.2f}-{gain.ci_high:.2f})" if gain else "1"
                 words = ", ".join(f"{count} {kind}" for kind, count in kernels.items() if "Conv" in kind)
                 stored = f"{sizes[name]:,} | {sizes[name] / sizes['float32']:.3f}"
                 print(f"| {target} | {name} | {stored} | {faster} | {words} |", flush=True)
-                holds &= name == "float32" or agrees(artifact, program, x[:JUDGED], signs="signs" in name)
             if target == "openvino":
-                holds &= ratios["signs, W1A1"] > ratios["W8A8"]
+                holds &= ratios["signs, W1A1"] > FASTER * ratios["W8A8"]
     print("holds" if holds else "MISSED")
     return int(not holds)
 
