@@ -130,14 +130,14 @@ class TensorRT(EngineOptions, Target):
 
     def _build(self, package: Package, lowered: Program, path: Path) -> Built:
         """Build with a package from what it reads; the ONNX model lies beside ``path``."""
-        from optimize.targets.tensorrt import isolated
+        from optimize.targets.tensorrt.builder import build_apart
         from optimize.targets.tensorrt.lowering import source_of
         from optimize.targets.tensorrt.order import Order
 
         profile, onnx = self.profile(lowered), path.with_suffix(".tensorrt.onnx")
         with whole(path) as engine, source_of(package, lowered, onnx) as source:
             order = Order(package.module, package.title, str(source), str(engine), profile, self.options())
-            return isolated.build(order)
+            return build_apart(order)
 
     def _unavailable(self, reason: str, hint: str, engine: Path, lowered: Program) -> TargetUnavailable:
         """Return why there is no engine, and how to make it of the ONNX model here or elsewhere."""

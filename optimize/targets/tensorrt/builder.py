@@ -1,4 +1,4 @@
-"""Builds one engine, in a child process (`isolated`): a native abort in TensorRT's parser or builder cannot be caught.
+"""Builds one engine, in a child process: a native abort in TensorRT's parser or builder is a refusal there.
 
 It does not import torch, unless Torch-TensorRT builds. One code serves TensorRT 10, 11 and TensorRT-RTX: networks are
 strongly typed, so precisions are those of the graph.
@@ -7,18 +7,50 @@ strongly typed, so precisions are those of the graph.
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimize.errors import TargetUnavailable
+from pydantic import TypeAdapter
+
+from optimize import progress, sandbox
+from optimize.errors import Refused, TargetUnavailable
 from optimize.files import whole
+from optimize.sandbox import ChildLimits, Died, Unforeseen
 from optimize.targets.tensorrt import log
 from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.layers import inspect, network_types, weighted_layers
 from optimize.targets.tensorrt.options import EngineOptions
 from optimize.targets.tensorrt.order import Built, Order, import_library
+
+_BUILD = "optimize.targets.tensorrt.builder:build_here"
+
+
+def build_apart(order: Order) -> Built:
+    """Build an engine in a child process; ``order.engine`` may be left half-written when this raises.
+
+    Raises:
+        TargetUnavailable: The library cannot be imported, is too old, or finds no driver.
+        Refused: It does not accept the model, runs out of memory, or crashed on it.
+    """
+    arguments, limits = {"order": dataclasses.asdict(order)}, ChildLimits.until(None)
+    try:
+        answer = sandbox.call(
+            _BUILD, arguments, about=order.title, limits=limits, confined=False, progress=progress.tell
+        )
+    except (Died, Unforeseen) as error:
+        raise _crash(order, error) from error
+    return TypeAdapter(Built).validate_python(answer.value)
+
+
+def _crash(order: Order, error: Died | Unforeseen) -> Refused:
+    hint = "Try another version of it, or another target."
+    how = error.reason if isinstance(error, Unforeseen) else error.end
+    if isinstance(error, Died) and error.code == -signal.SIGKILL:
+        hint = "The system ends processes so when it runs out of memory: lower max_batch, or free memory."
+    return Refused(f"{order.title} crashed while building the engine ({how}).", hint=hint)
 
 
 def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> Built:
