@@ -1,7 +1,15 @@
 """ShuffleNet V2's four guidelines for networks that are fast and not only small.
 
+For a 1x1 convolution of ``c1`` to ``c2`` channels in ``g`` groups on ``hw`` positions (batch included), with
+``B = hw * c1 * c2 / g`` multiply-accumulates, the values read and written are
+
+    MAC = hw * (c1 + c2) + c1 * c2 / g            (memory access cost, in values)
+
+For a given ``B`` and ``g = 1`` that is least at ``c1 = c2`` (guideline 1), ``MAC >= 2 * sqrt(hw * B) + B / hw``; and it
+grows with ``g`` when the widths grow to keep ``B`` (guideline 2).
+
 Source: N. Ma, X. Zhang, H.-T. Zheng, J. Sun, "ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture
-Design", 2018, arXiv 1807.11164.
+Design", 2018, arXiv 1807.11164, section 2.
 """
 
 from __future__ import annotations
@@ -14,11 +22,11 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.advise.access import access, grouping_excess, least_access
 from optimize.advise.base import Finding, Setting, by_cost, rule
 from optimize.advise.elementwise import follows_layer
-from optimize.advise.fragments import joins
 from optimize.advise.trials import Measured, compare_runs, on_noise
+from optimize.graph import aten
+from optimize.program import Program
 
 #: Widths of 1 to 2, which cost 6 % more access, are let pass; 1 to 3 (15 %) and beyond are not.
 UNEQUAL = 1.1
@@ -215,3 +223,76 @@ def _layer(conv: _Conv, c1: int, c2: int, groups: int = 1) -> Callable[[], objec
     """Return a convolution of these widths to run on noise, on a square map of the layer's size."""
     side, kernel = max(round(math.sqrt(conv.hw)), 1), max(round(math.sqrt(conv.kernel)), 1)
     return on_noise(torch.nn.Conv2d(c1, c2, kernel, padding=kernel // 2, groups=groups), 1, c1, side, side)
+
+
+def access(hw: int, c1: float, c2: float, groups: int = 1, kernel: int = 1) -> float:
+    """Return the values a convolution of so many kernel positions reads and writes.
+
+    >>> access(56 * 56, 128, 128), access(56 * 56, 52, 312)
+    (819200.0, 1157728.0)
+    """
+    return hw * (c1 + c2) + c1 * c2 * kernel / groups
+
+
+def least_access(hw: int, macs: float) -> float:
+    """Return the fewest values that a 1x1 convolution of so many multiply-accumulates can read and write.
+
+    >>> least_access(56 * 56, 56 * 56 * 128 * 128)
+    819200.0
+    """
+    return 2 * math.sqrt(hw * macs) + macs / hw
+
+
+def grouping_excess(hw: int, c1: int, c2: int, groups: int) -> float:
+    """Return how many times the values of a dense convolution with the same work and shape a grouped one moves.
+
+    The dense one has ``c1 / sqrt(groups)`` and ``c2 / sqrt(groups)`` channels.
+
+    >>> round(grouping_excess(56 * 56, 360, 360, 8), 2)
+    2.79
+    """
+    narrow = 1 / math.sqrt(groups)
+    return access(hw, c1, c2, groups) / access(hw, c1 * narrow, c2 * narrow)
+
+
+_CONCATENATIONS = (aten.cat.default, aten.stack.default)
+
+
+def joins(program: Program) -> Iterator[tuple[fx.Node, int]]:
+    """Yield each concatenation and sum with the number of parallel branches that hold a layer each.
+
+    A sum of sums is one join, and so is a concatenation of sums.
+    """
+    layers = _layers_behind(program)
+    for node in program.graph.nodes:
+        inner = all(graph.is_call(user, *ops.SUMS, *_CONCATENATIONS) for user in node.users) and node.users
+        if graph.is_call(node, *ops.SUMS, *_CONCATENATIONS) and not (graph.is_call(node, *ops.SUMS) and inner):
+            yield node, _parallel(list(_leaves(node)), layers)
+
+
+def _leaves(node: fx.Node) -> Iterator[fx.Node]:
+    for source in node.all_input_nodes:
+        if graph.is_call(source, *ops.SUMS):
+            yield from _leaves(source)
+        else:
+            yield source
+
+
+def _parallel(leaves: list[fx.Node], layers: dict[fx.Node, frozenset[fx.Node]]) -> int:
+    """Count the leaves that hold a layer no other leaf is computed from, and none of whose own is another's."""
+    count = 0
+    for leaf in dict.fromkeys(leaves):
+        others = frozenset[fx.Node]().union(*(layers[other] for other in leaves if other is not leaf))
+        count += bool(layers[leaf] - others) and not any(
+            layers[leaf] < layers[other] for other in leaves if other is not leaf
+        )
+    return count
+
+
+def _layers_behind(program: Program) -> dict[fx.Node, frozenset[fx.Node]]:
+    """Return the layers that each value is computed from."""
+    found: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in program.graph.nodes:
+        behind = frozenset[fx.Node]().union(*(found[source] for source in node.all_input_nodes))
+        found[node] = behind | {node} if graph.is_call(node, *ops.WEIGHTED) else behind
+    return found

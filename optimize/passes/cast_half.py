@@ -15,8 +15,7 @@ from optimize.data import Given
 from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, PrecisionPass, Rewrite, Skip
 from optimize.plan import HalfPlan, Policy
-from optimize.precision.casting import is_concerned
-from optimize.precision.constants import makes_float32
+from optimize.precision.casting import is_concerned, makes_float32
 from optimize.precision.emulation import Emulation
 from optimize.precision.lowering import holds_half, in_half, write_half
 from optimize.precision.overflow import find_overflows

@@ -14,8 +14,7 @@ from optimize.algebra import folding, monotone
 from optimize.algebra.channelwise import Channelwise
 from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
 from optimize.algebra.folding import Folded
-from optimize.algebra.monotone import Chain, Ending
-from optimize.algebra.thresholds import first_true
+from optimize.algebra.monotone import Chain, Ending, first_true
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
 from optimize.program import Program

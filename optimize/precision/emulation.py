@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph
 from optimize.errors import Refused, first_line
-from optimize.precision.constants import is_mask, narrow_call, narrowed
+from optimize.precision.casting import is_mask, narrow_call, narrowed
 from optimize.program import Program
 
 Values = dict[fx.Node, Any]
