@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -16,7 +16,7 @@ from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
 from optimize.algebra.folding import Folded
 from optimize.algebra.monotone import Chain, Ending, first_true
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Skip
 from optimize.program import Program
 from optimize.registry import register_pass
 
@@ -64,9 +64,6 @@ class FuseBNSign(Pass):
     Source: M. Courbariaux et al., "Binarized Neural Networks", 2016, arXiv 1602.02830; Y. Umuroglu et al., "FINN",
     2016, arXiv 1612.07119 (BatchNorm and sign as a threshold).
     """
-
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     def rewrite(self, program: Program) -> Outcome:
         """Rewrite every chain, from the first call that can be part of it."""
