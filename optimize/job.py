@@ -123,16 +123,14 @@ class Job:
     def given_calibration(self) -> Given | None:
         """The data that a Python caller calibrates on, or its passes; None where that is none of the user's own."""
         held = (self.calibrate, *(entry.data for entry in self.given_passes or ()))
-        return next((data for data in held if data is not None and not _is_synthetic(data)), None)
+        return next(
+            (data for data in held if data is not None and not (isinstance(data, Samples) and data.synthetic)), None
+        )
 
     @property
     def needs_calibration(self) -> bool:
         """Whether a pass takes calibration data that the run must provide."""
         return self.given_passes is None and any(entry.takes_data for entry in self.recipe.passes)
-
-
-def _is_synthetic(data: Given) -> bool:
-    return isinstance(data, Samples) and data.synthetic
 
 
 @dataclass(frozen=True)

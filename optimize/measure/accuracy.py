@@ -173,7 +173,7 @@ class AccuracyMeter:
             if self.metric is None or not self.metric.beside_original:
                 return
             labels, self._beside_original = _judged(expected), True
-        self.metric = self.metric or _usual(expected)
+        self.metric = self.metric or METRICS["top1" if _judged(expected).ndim != 4 else "pixel_accuracy"]
         self._labels += [labels] if self.metric.guesses else []
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
@@ -220,11 +220,6 @@ def _guessed(most: int, labels: np.ndarray) -> float | None:
     """Return the share of labels ``[N]`` that are among the most frequent; None where all are."""
     counts = np.sort(np.unique(labels, return_counts=True)[1])
     return float(counts[-most:].sum() / len(labels)) if len(counts) > most else None
-
-
-def _usual(outputs: Outputs) -> Metric:
-    """Return the metric where none is said: top-1 of vectors, else the accuracy of pixels."""
-    return METRICS["top1" if _judged(outputs).ndim != 4 else "pixel_accuracy"]
 
 
 def _judged(outputs: Outputs) -> np.ndarray:

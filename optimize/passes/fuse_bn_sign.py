@@ -143,7 +143,7 @@ class _Thresholds:
         if graph.is_call(ending.node, *SIGNS):
             return self._sign(ending, value, flips, direction)
         is_rising = graph.is_call(ending.node, *_RISING)
-        condition = _identity if is_rising else torch.logical_not
+        condition = (lambda answer: answer) if is_rising else torch.logical_not
         operators = _PAST if is_rising else _SHORT
         return self._compare(operators[direction], value, direction * self._first(ending, flips * direction, condition))
 
@@ -188,7 +188,3 @@ class _Thresholds:
         """The path of the BatchNorm, or of what else stands in its place."""
         calls = self.chain.endings[0].calls
         return graph.origin(next((call for call in calls if graph.is_call(call, aten.batch_norm.default)), calls[0]))
-
-
-def _identity(answer: Tensor) -> Tensor:
-    return answer

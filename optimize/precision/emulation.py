@@ -59,7 +59,9 @@ class Emulation:
         if call not in self._narrow:
             args, kwargs = narrow_call(call, self.dtype, masks=True)
             # It computes in float32 here whatever dtype it names.
-            self._narrow[call] = fx.node.map_aggregate((args, kwargs), self._wide)
+            self._narrow[call] = fx.node.map_aggregate(
+                (args, kwargs), lambda each: torch.float32 if each is self.dtype else each
+            )
         args, kwargs = fx.node.map_arg(self._narrow[call], lambda source: self._read(source, values))
         return pytree.tree_map(self._round, self._computed(call, args, kwargs))
 
@@ -76,9 +78,6 @@ class Emulation:
         for call in self.calls:
             values[call] = self.value(call, values, half=call in halves)
         return tuple(values[node] for node in self.program.outputs)
-
-    def _wide(self, argument: Any) -> Any:
-        return torch.float32 if argument is self.dtype else argument
 
     def _round(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
