@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.advise.guidelines import access
+from optimize.advise.access import access
 from optimize.advise.trials import Measured, compare_runs
 from optimize.profile.machine import torch_threads
 

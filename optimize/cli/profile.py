@@ -41,8 +41,7 @@ def profile(model: str, **given: Any) -> None:
     MODEL is whatever `optimize` opens, an .onnx file, an .xml of OpenVINO, or TorchScript that `optimize` made.
     """
     from optimize.measure import environment
-    from optimize.profile.trace import write_trace
-    from optimize.report.profile import ProfileRecord, tell_profile
+    from optimize.report.profile import ProfileRecord, tell_profile, write_trace
 
     with options.phases() as phases:
         machine = environment.current()

@@ -22,9 +22,8 @@ import torch
 from torch import fx
 
 from optimize import graph
-from optimize.algebra.affine import Affine
+from optimize.algebra.affine import Affine, Kernel
 from optimize.algebra.emit import emit
-from optimize.algebra.kernel import Kernel
 from optimize.merged import STANDS_FOR, Merged
 from optimize.program import Program
 from optimize.pruning.compensation import no_samples

@@ -11,7 +11,7 @@ import pytest
 
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError
 from optimize.progress import heard_by
-from optimize.targets.tensorrt import TensorRT, builder, failures, packages
+from optimize.targets.tensorrt import TensorRT, builder, log, packages
 from optimize.targets.tensorrt.options import EngineOptions
 from tests.targets.tensorrt_graphs import GOOD, product, quantized_conv
 from tests.targets.tensorrt_orders import order, rtx
@@ -235,7 +235,7 @@ def test_what_stops_tensorrt_rtx_is_told_with_a_way_out(
     ],
 )
 def test_messages_of_tensorrt_become_errors_with_a_next_step(text: str, error: type, hint: str) -> None:
-    found = failures.build_failure("TensorRT 10.9", [text])
+    found = log.build_failure("TensorRT 10.9", [text])
     assert type(found) is error
     assert found.what.startswith("TensorRT 10.9 cannot build the engine: ")
     assert hint in found.hint

@@ -28,7 +28,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.program import Program, is_one_position, tensor_value
-from optimize.quantization.flow import trace_integers
+from optimize.quantization.simulation import trace_integers
 from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer

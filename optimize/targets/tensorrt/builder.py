@@ -22,8 +22,8 @@ from optimize.files import whole
 from optimize.sandbox import ChildLimits, Died, Unforeseen
 from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt import log
-from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.layers import inspect, network_types, weighted_layers
+from optimize.targets.tensorrt.log import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.options import EngineOptions
 
 _BUILD = "optimize.targets.tensorrt.builder:build_here"
