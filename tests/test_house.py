@@ -18,7 +18,7 @@ ROOMS = {
     "workers": ("transport", "workers"),
     "graph": (
         "graph", "program", "invariants", "normal_form", "frontend", "preparation", "capture_checks", "costs", "ops",
-        "plan", "scripting", "recurrent", "composites", "bindings", "merged",
+        "plan", "scripting", "tracing", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
     "load": ("load",),

@@ -33,8 +33,8 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
+from optimize.quantization.sensitivity import NEAR_DB
 from optimize.quantization.simulation import simulated_db, stored_values
-from optimize.quantization.sparing import NEAR_DB
 from optimize.quantization.weights import WeightRounding
 
 #: Samples that are looked at, at least and at most, half of them held out; in between as many as hold so many values:

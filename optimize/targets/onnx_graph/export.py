@@ -21,7 +21,6 @@ from torch import fx
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize import graph
-from optimize.composites import looked_up_once
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.files import whole
 from optimize.graph import aten
@@ -29,12 +28,12 @@ from optimize.named import free_name
 from optimize.normal_form import is_settled
 from optimize.program import Program
 from optimize.progress import quiet
-from optimize.recurrent import shape_rules
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.attention import transpose_keys, zero_unseen_rows
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.probe import module_of
+from optimize.tracing import looked_up_once, shape_rules
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
 #: released since 2024 reads it (ONNX Runtime 1.17, TensorRT 10, OpenVINO 2024.0). Newer ones add nothing used here.
