@@ -87,7 +87,6 @@ def auto(model: str, **given: Any) -> None:
         )
     from optimize.auto.choices import every_target
     from optimize.auto.searching import Goal, find_front, with_fusing
-    from optimize.job import Job
     from optimize.report.run import tell_run
     from optimize.workers import working
 
@@ -96,15 +95,7 @@ def auto(model: str, **given: Any) -> None:
     asked = {**run.run.make_context("run", [model]).params, **given, "targets": targets}
     recipe = run.recipe_of({**asked, "fuse": True, "int8": "static"})
     workers, machine = options.workers_and_machine(given["on"])
-    job = Job(
-        source=model,
-        recipe=with_fusing(recipe),
-        out=given["out"],
-        factory=given["factory"],
-        trust=given["trust"],
-        command=options.command_line(),
-        on=machine,
-    )
+    job = options.job_of(model, with_fusing(recipe), given, out=given["out"], on=machine)
     with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
         report = find_front(job, goal, progress=phases.update)
     options.tell(tell_run(report), lambda: report)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optimize.job import Job
     from optimize.load.opening import CapturedModel
     from optimize.progress import Progress
+    from optimize.recipe import Recipe
     from optimize.report.console import Phases
     from optimize.report.document import Document
 
@@ -422,6 +423,13 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     return found | beside | ({"tokenizer": options["tokenizer"]} if options.get("tokenizer") else {})
 
 
+def job_of(model: str, recipe: Recipe, given: dict[str, Any], **more: Any) -> Job:
+    """Return what a command is asked to do with a model; ``more`` are fields of the job."""
+    from optimize.job import Job
+
+    return Job(model, recipe, factory=given["factory"], trust=given["trust"], command=command_line(), **more)
+
+
 def open_model(
     model: str, given: dict[str, Any], progress: Progress, passes: Sequence[dict[str, Any]] = ()
 ) -> tuple[CapturedModel, Job]:
@@ -430,13 +438,12 @@ def open_model(
     Returns:
         The model, and the job that names the passes.
     """
-    from optimize.job import Job
     from optimize.opening import open_program
     from optimize.recipe import parse
 
     shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
     recipe = parse({"passes": passes, **shape}, source="options")
-    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
+    job = job_of(model, recipe, given)
     captured = open_program(job, progress)
     for note in (*captured.warnings, *captured.program.notes):
         click.echo(f"optimize: {plain(note)}", err=True)

@@ -179,25 +179,13 @@ _MOST_CUT = 0.95
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors, .onnx or package.module:factory) and report on it."""
     recipe = recipe_of(given)
-    from optimize.job import Job
     from optimize.report.run import tell_run
     from optimize.workers import working
     from optimize.workflow import run_job
 
     workers, machine = options.workers_and_machine(given["on"])
     with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
-        report = run_job(
-            Job(
-                source=model,
-                recipe=recipe,
-                out=given["out"],
-                factory=given["factory"],
-                trust=given["trust"],
-                command=options.command_line(),
-                on=machine,
-            ),
-            progress=phases.update,
-        )
+        report = run_job(options.job_of(model, recipe, given, out=given["out"], on=machine), progress=phases.update)
     options.tell(tell_run(report), lambda: report)
     options.told("Report", given["out"] / "report.html")
     if any(row.status == "not_run" and row.path and row.notes for row in report.rows):

@@ -44,7 +44,6 @@ from optimize.report import SENSITIVITY
 @options.workers
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
-    from optimize.job import Job
     from optimize.recipe import parse
     from optimize.report.sensitivity import PruningSensitivity, tell_pruning, tell_sensitivity
     from optimize.sensitivity import analyse, analyse_pruning
@@ -59,13 +58,8 @@ def sensitivity(model: str, **given: Any) -> None:
         **data,
         "preprocess": options.preprocessing(given),
     }
-    job = Job(
-        source=model,
-        recipe=parse({key: value for key, value in content.items() if value}, source="options"),
-        factory=given["factory"],
-        trust=given["trust"],
-        command=options.command_line(),
-    )
+    recipe = parse({key: value for key, value in content.items() if value}, source="options")
+    job = options.job_of(model, recipe, given)
     with options.phases() as phases, working(given["on"], threads=job.recipe.threads, trust=job.trust):
         found = (analyse_pruning if given["prune"] else analyse)(job, phases.update)
     document = tell_pruning(found) if isinstance(found, PruningSensitivity) else tell_sensitivity(found)
