@@ -66,12 +66,10 @@ _SHARED = (
     type=options.Quantity(bounds.read_size),
     help="What is best: the most accurate file of 2MB at most.",
 )
-@options.output(
-    "--out",
-    type=options.Destination((*FILES, RECIPE, JOURNAL, *POINTS)),
-    default=Path("optimized"),
-    show_default=True,
-    help="Folder for the files of the front, a recipe of each, the journal and the report.",
+@options.out(
+    (*FILES, RECIPE, JOURNAL, *POINTS),
+    "Folder for the files of the front, a recipe of each, the journal and the report.",
+    "optimized",
 )
 def auto(model: str, **given: Any) -> None:
     """Search for the best files of MODEL: runtimes, precisions, layers kept in float, how INT8 is made.

@@ -20,7 +20,7 @@ from optimize.cli import failures
 from optimize.errors import Defect, Refused, UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, numbers_of
-from optimize.regular import shown
+from optimize.regular import require_data, shown
 from optimize.report import RECIPE
 
 if TYPE_CHECKING:
@@ -421,6 +421,17 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     if found and (twice := beside.keys() & (found if "transform" not in found else beside)):
         raise UsageError(f"--{min(twice)} says again what --preprocess says.", hint="Leave it out.")
     return found | beside | ({"tokenizer": options["tokenizer"]} if options.get("tokenizer") else {})
+
+
+def samples(name: str, told: str, *called: str) -> Callable[[Any], Any]:
+    """Return an option that names data, which must be there; ``called`` is its parameter where that is another word."""
+    return data(name, *called, metavar="DATA", type=require_data, help=told)
+
+
+def out(names: Sequence[str], told: str, default: str | None = None) -> Callable[[Any], Any]:
+    """Return the option that names the folder of a command's results."""
+    place = Path(default) if default else None
+    return output("--out", type=Destination(names), default=place, show_default=bool(default), help=told)
 
 
 def job_of(model: str, recipe: Recipe, given: dict[str, Any], **more: Any) -> Job:
