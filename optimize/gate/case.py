@@ -30,7 +30,6 @@ from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair, 
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
-from optimize.registry import find_target
 from optimize.regular import find
 from optimize.targets.arrays import digest
 from optimize.targets.base import Artifact
@@ -387,13 +386,8 @@ def _barred(subject: Subject, interpreter: Path | None) -> str:
     """Return where and why a subject cannot run; empty where it can, or where that is seen when it is loaded."""
     if subject.remote is not None:
         return subject.missing
-    reason = "" if interpreter else subject.missing or _unavailable(subject.artifact)
+    reason = "" if interpreter else subject.lacking
     return reason and f"on this machine: {reason}"
-
-
-def _unavailable(artifact: Artifact) -> str:
-    found = find_target(artifact.target).available()
-    return "" if found.run else found.reason
 
 
 def asked_of(case: Case, pair: AgreedPair) -> Asked:
