@@ -289,10 +289,6 @@ def product_macs(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
     return math.prod(made) * shapes[0][-1]
 
 
-def _sum_of_products(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
-    return product_macs(shapes[1:], made)
-
-
 def _attention(shapes: Sequence[Sequence[int]], made: Sequence[int]) -> int:
     query, key, value = shapes[:3]
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
@@ -313,7 +309,7 @@ _FORMULAS: dict[Any, Formula] = {
     **dict.fromkeys(ops.TRANSPOSED_CONVOLUTIONS, transposed_macs),
     **dict.fromkeys((aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default), product_macs),
     **dict.fromkeys((aten.mv.default, aten.dot.default, aten.inner.default), product_macs),
-    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _sum_of_products),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), lambda shapes, made: product_macs(shapes[1:], made)),
     aten.scaled_dot_product_attention.default: _attention,
     **dict.fromkeys(_SEQUENCES, _recurrent),
     **dict.fromkeys((aten.lstm_cell.default, aten.gru_cell.default), _cell),

@@ -15,14 +15,13 @@ from torch.utils import _pytree as pytree
 
 from optimize import bounds, graph
 from optimize.bindings import explain_refusal
-from optimize.composites import looked_up_once
 from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.program import Program
 from optimize.progress import quiet
-from optimize.recurrent import shape_rules
+from optimize.tracing import looked_up_once, shape_rules
 
 #: Numbers of a tensor of positions that is computed to see where a table ends.
 _MOST_PLACES = 2**22

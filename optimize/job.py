@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,16 +15,13 @@ from optimize.errors import OptimizeError, UsageError
 from optimize.measure.bound import Bound, require_judged
 from optimize.measure.layer_times import LayerTime
 from optimize.measure.metrics import Metric, find
+from optimize.measure.subjects import why_barred
 from optimize.passes.base import Pass, Stage
 from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
-from optimize.registry import find_target
 from optimize.targets.base import Artifact
-
-if TYPE_CHECKING:
-    from optimize.measure.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -123,16 +120,14 @@ class Job:
     def given_calibration(self) -> Given | None:
         """The data that a Python caller calibrates on, or its passes; None where that is none of the user's own."""
         held = (self.calibrate, *(entry.data for entry in self.given_passes or ()))
-        return next((data for data in held if data is not None and not _is_synthetic(data)), None)
+        return next(
+            (data for data in held if data is not None and not (isinstance(data, Samples) and data.synthetic)), None
+        )
 
     @property
     def needs_calibration(self) -> bool:
         """Whether a pass takes calibration data that the run must provide."""
         return self.given_passes is None and any(entry.takes_data for entry in self.recipe.passes)
-
-
-def _is_synthetic(data: Given) -> bool:
-    return isinstance(data, Samples) and data.synthetic
 
 
 @dataclass(frozen=True)
@@ -178,11 +173,3 @@ class Export:
         plan = self.program.quantization
         is_static = self.artifact is not None and plan is not None and plan.mode == "static"
         return is_static and not why_barred(self.target)
-
-
-def why_barred(target: str, remote: Remote | None = None) -> str:
-    """Return why a target's files cannot run where files are measured, here or elsewhere; empty where they can."""
-    if remote is not None:
-        return remote.lacks(target, None)
-    found = find_target(target).available()
-    return "" if found.run else found.reason

@@ -8,8 +8,8 @@ from optimize.datasets import example_inputs
 from optimize.errors import UsageError
 from optimize.job import Job
 from optimize.load import ModelSource
-from optimize.load.capturing import AS_USUAL, Capturing
-from optimize.load.opening import CapturedModel, capture_source, capture_users
+from optimize.load.capturing import AS_USUAL, Capturing, capture_module
+from optimize.load.opening import CapturedModel, capture_source
 from optimize.program import Program
 from optimize.progress import Progress, silent
 
@@ -29,7 +29,7 @@ def open_program(job: Job, progress: Progress | None = None) -> CapturedModel:
     if isinstance(job.source, torch.nn.Module):
         if job.inputs is None:
             raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")
-        return capture_users(job.source, job.inputs, how)
+        return CapturedModel(capture_module(job.source, job.inputs, how), type(job.source).__name__)
     return capture_source(
         ModelSource.of(job.source, model=job.factory),
         lambda takes: job.inputs if job.inputs is not None else example_inputs(job.recipe, takes),

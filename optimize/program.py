@@ -24,7 +24,7 @@ from optimize.errors import Refused, first_line, looking_up
 from optimize.escaping import plain
 from optimize.plan import Quantization
 from optimize.records import Stats
-from optimize.recurrent import shape_rules
+from optimize.tracing import shape_rules
 
 MAX_BATCH = 4096
 _LONGEST_NAME = 64

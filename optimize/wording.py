@@ -14,10 +14,11 @@ EQUAL_DB = 200.0
 NOT_JUDGED = "not judged: what rounding loses shows on samples that are answered with numbers, not on noise: give some"
 #: A difference of numbers about one that is none but of how they were added up.
 _ROUNDING = 1e-12
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+Units = tuple[tuple[float, str], ...]
+TIMES: Units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _ENERGIES = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
-_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+COUNTS: Units = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def digits(value: float) -> str:
@@ -35,7 +36,7 @@ def seconds(value: float | None) -> str:
     >>> seconds(0.0014532), seconds(2.5), seconds(None)
     ('1.45 ms', '2.50 s', '–')
     """
-    return _in_unit(value, _TIMES)
+    return _in_unit(value, TIMES)
 
 
 def span(value: float) -> str:
@@ -57,24 +58,15 @@ def seconds_saved(value: float | None) -> str:
     return MISSING if value is None else f"{'−' if value < 0 else '+'}{seconds(abs(value))}"
 
 
-def seconds_interval(value: float, low: float, high: float) -> str:
-    """Return the interval around a duration, in the duration's unit and digits.
+def interval(value: float, low: float, high: float, units: Units = ((1.0, ""),)) -> str:
+    """Return an interval with the digits its value is shown with, in the unit of it.
 
-    >>> seconds_interval(0.00145, 0.00144, 0.0147)
-    '[1.44, 14.70]'
+    >>> interval(12.34, 12.25, 12.5), interval(0.00145, 0.00144, 0.0147, TIMES)
+    ('[12.2, 12.5]', '[1.44, 14.70]')
     """
-    scale, _ = _unit(value, _TIMES)
-    return interval(value / scale, low / scale, high / scale)
-
-
-def interval(value: float, low: float, high: float) -> str:
-    """Return an interval with the digits its value is shown with.
-
-    >>> interval(12.34, 12.25, 12.5)
-    '[12.2, 12.5]'
-    """
-    places = _decimals(value)
-    return f"[{low:.{places}f}, {high:.{places}f}]"
+    scale, _ = _unit(value, units)
+    places = _decimals(value / scale)
+    return f"[{low / scale:.{places}f}, {high / scale:.{places}f}]"
 
 
 def ratio(value: float | None) -> str:
@@ -92,17 +84,7 @@ def rate(value: float) -> str:
     >>> rate(1234.5), rate(2.5), rate(1_234_567.0)
     ('1.23 k', '2.50', '1.23 M')
     """
-    return _in_unit(value, _COUNTS)
-
-
-def rate_interval(value: float, low: float, high: float) -> str:
-    """Return the interval around a rate, in the rate's unit and digits.
-
-    >>> rate_interval(1234.5, 1200.0, 1250.0)
-    '[1.20, 1.25]'
-    """
-    scale, _ = _unit(value, _COUNTS)
-    return interval(value / scale, low / scale, high / scale)
+    return _in_unit(value, COUNTS)
 
 
 def energy(value: float | None) -> str:
@@ -129,7 +111,7 @@ def count(value: int) -> str:
     >>> count(1_510_000_000), count(12)
     ('1.51 G', '12')
     """
-    return _in_unit(value, _COUNTS, whole=True)
+    return _in_unit(value, COUNTS, whole=True)
 
 
 def decibels(value: float | None) -> str:
@@ -270,11 +252,11 @@ def _decimals(value: float) -> int:
     return 2 if value == 0 else min(max(2 - math.floor(math.log10(abs(value))), 0), 2)
 
 
-def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+def _unit(value: float, units: Units) -> tuple[float, str]:
     return next((entry for entry in units if abs(value) >= entry[0]), units[-1])
 
 
-def _in_unit(value: float | None, units: tuple[tuple[float, str], ...], *, whole: bool = False) -> str:
+def _in_unit(value: float | None, units: Units, *, whole: bool = False) -> str:
     """Return a figure in the unit that suits it; ``whole`` ones have no digits behind the point below 1,000."""
     if value is None:
         return MISSING

@@ -34,6 +34,7 @@ import torch
 from optimize.bounds import THREADS
 from optimize.errors import Refused, TargetUnavailable, UsageError, first_line
 from optimize.processor import host
+from optimize.sandbox.call import read_tail
 from optimize.sandbox.process import THREAD_VARIABLES, describe_end, end, start
 from optimize.transport import dumps
 
@@ -44,8 +45,6 @@ _URL = re.compile(r"(local|ray)(?::([0-9]{1,4}))?|(ray://[A-Za-z0-9_.\-\[\]:]+)"
 _TRIES = 3
 #: Seconds in which tasks may end that nobody wants any more.
 _PATIENCE_S = 1.0
-#: Of what a worker has said, the end is read: its last line.
-_WORDS_BYTES = 4096
 #: Tasks under way a worker: one that it does, one that waits.
 _AHEAD = 2
 _OVER = f"A worker was lost {_TRIES} times over one task"
@@ -253,9 +252,8 @@ class _Child:
         if process is None:
             return ""
         end(process)
-        self._words.seek(max(self._words.seek(0, os.SEEK_END) - _WORDS_BYTES, 0))
         with self._words:
-            return describe_end(process.returncode, self._words.read())
+            return describe_end(process.returncode, read_tail(self._words))
 
 
 class Cluster:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.archives import refuse_directory
 from optimize.data.array_files import Members, open_arrays
 from optimize.errors import Refused
 from optimize.load.identify import identify
+from optimize.regular import refuse_directory
 
 ENTRY, END = "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
 

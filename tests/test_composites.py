@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._export import utils
 
-from optimize.composites import looked_up_once
+from optimize.tracing import looked_up_once
 
 
 def test_composite_operators_are_looked_up_once_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,13 @@ from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError, spell
 from optimize.files import write_text
-from optimize.job import Job, why_barred
+from optimize.job import Job
 from optimize.measure.environment import current
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import Timing, measure
 from optimize.measure.metrics import GivenMetric
 from optimize.measure.remote import Remote, connected
+from optimize.measure.subjects import why_barred
 from optimize.passes.base import Stage
 from optimize.progress import Progress, silent
 from optimize.quantization.batches import FlatBatches

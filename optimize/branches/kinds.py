@@ -161,10 +161,6 @@ def _average(conv: Conv) -> nn.Module:
     return _branch(conv, {"point": point, "scale": scale, **_pool(conv)})
 
 
-def _never(conv: Conv) -> str:
-    return ""
-
-
 def _why_not_smaller(conv: Conv) -> str:
     return "its kernel has one tap" if math.prod(conv.kernel_size) == 1 else ""
 
@@ -196,7 +192,7 @@ def _why_not_identity(conv: Conv) -> str:
     return "" if aligned else "its padding changes the size"
 
 
-_COPY = _part(lambda conv: tuple(conv.kernel_size), _never)
+_COPY = _part(lambda conv: tuple(conv.kernel_size), lambda conv: "")
 #: Every branch, by the name it has in the module.
 PARTS: dict[str, Part] = {
     "point": _part(_point, _why_not_smaller),

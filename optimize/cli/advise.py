@@ -16,7 +16,7 @@ from optimize.report import ADVICE
 @options.judgement("--try/--no-try", "attempt", default=True, help="Try remedies and time them here.  [default: try]")
 @options.batch
 @options.threads
-@options.output("--out", type=options.Destination(ADVICE), help="Folder for advice.json and advice.html, too.")
+@options.out(ADVICE, "Folder for advice.json and advice.html, too.")
 @options.named_model
 def advise(model: str, **given: Any) -> None:
     """Read MODEL and say what would make it faster: the estimated gain of each remedy with its formula, the measured

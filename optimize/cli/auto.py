@@ -66,12 +66,10 @@ _SHARED = (
     type=options.Quantity(bounds.read_size),
     help="What is best: the most accurate file of 2MB at most.",
 )
-@options.output(
-    "--out",
-    type=options.Destination((*FILES, RECIPE, JOURNAL, *POINTS)),
-    default=Path("optimized"),
-    show_default=True,
-    help="Folder for the files of the front, a recipe of each, the journal and the report.",
+@options.out(
+    (*FILES, RECIPE, JOURNAL, *POINTS),
+    "Folder for the files of the front, a recipe of each, the journal and the report.",
+    "optimized",
 )
 def auto(model: str, **given: Any) -> None:
     """Search for the best files of MODEL: runtimes, precisions, layers kept in float, how INT8 is made.
@@ -87,7 +85,6 @@ def auto(model: str, **given: Any) -> None:
         )
     from optimize.auto.choices import every_target
     from optimize.auto.searching import Goal, find_front, with_fusing
-    from optimize.job import Job
     from optimize.report.run import tell_run
     from optimize.workers import working
 
@@ -96,15 +93,7 @@ def auto(model: str, **given: Any) -> None:
     asked = {**run.run.make_context("run", [model]).params, **given, "targets": targets}
     recipe = run.recipe_of({**asked, "fuse": True, "int8": "static"})
     workers, machine = options.workers_and_machine(given["on"])
-    job = Job(
-        source=model,
-        recipe=with_fusing(recipe),
-        out=given["out"],
-        factory=given["factory"],
-        trust=given["trust"],
-        command=options.command_line(),
-        on=machine,
-    )
+    job = options.job_of(model, with_fusing(recipe), given, out=given["out"], on=machine)
     with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
         report = find_front(job, goal, progress=phases.update)
     options.tell(tell_run(report), lambda: report)

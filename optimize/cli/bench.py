@@ -13,7 +13,6 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
-from optimize.regular import require_data
 from optimize.report import BENCH
 from optimize.wording import plural
 
@@ -73,21 +72,10 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
 @options.timing(
     "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
-@options.data(
-    "--data",
-    metavar="DATA",
-    type=require_data,
-    help="Samples that are run and compared, given like --calib.  [default: noise]",
-)
+@options.samples("--data", "Samples that are run and compared, given like --calib.  [default: noise]")
 @options.pictures
 @options.named_model
-@options.output(
-    "--out",
-    type=options.Destination(BENCH),
-    default=Path("bench"),
-    show_default=True,
-    help="Folder for bench.json (every sample), bench.md and bench.html.",
-)
+@options.out(BENCH, "Folder for bench.json (every sample), bench.md and bench.html.", "bench")
 def bench(sources: tuple[str, ...], **given: Any) -> None:
     """Time A, B, ... against each other: .onnx, OpenVINO .xml, TensorRT .engine, TorchScript, .pt2, a torch module's
     file or package.module:factory.

@@ -92,14 +92,14 @@ def _check(settings: Settings, given: dict[str, Any]) -> Record:
 
 def _report(record: Record, given: dict[str, Any]) -> None:
     from optimize import files
-    from optimize.gate import baseline, junit
+    from optimize.gate import baseline
     from optimize.report import check as told
     from optimize.report import markdown
 
     document = told.tell_check(record)
     options.tell(document, lambda: record)
     if given["junit"]:
-        junit.write(record, given["junit"])
+        files.write_text(given["junit"], told.junit(record))
     where = os.environ.get(STEP_SUMMARY)
     if given["github"] or (given["github"] is None and where):
         for line in told.commands(record):

@@ -11,7 +11,7 @@ import click
 from optimize import bounds
 from optimize.cli import options
 from optimize.errors import UsageError
-from optimize.regular import require_data, require_model
+from optimize.regular import require_model
 
 
 @options.command(short_help="Find the value that goes wrong first in SECOND.")
@@ -20,7 +20,7 @@ from optimize.regular import require_data, require_model
 @options.judgement(
     "--layers", is_flag=True, help="Compare every value both ONNX files compute, and find where it goes wrong."
 )
-@options.data("--data", metavar="DATA", type=require_data, help="Samples, given like --calib; without, random ones.")
+@options.samples("--data", "Samples, given like --calib; without, random ones.")
 @options.model(
     "--input-shape", metavar="C,H,W", type=bounds.check_shapes, help="Shape of one sample, where neither file says it."
 )

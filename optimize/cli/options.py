@@ -20,7 +20,7 @@ from optimize.cli import failures
 from optimize.errors import Defect, Refused, UsageError
 from optimize.escaping import plain
 from optimize.processor import EMULATED, numbers_of
-from optimize.regular import shown
+from optimize.regular import require_data, shown
 from optimize.report import RECIPE
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optimize.job import Job
     from optimize.load.opening import CapturedModel
     from optimize.progress import Progress
+    from optimize.recipe import Recipe
     from optimize.report.console import Phases
     from optimize.report.document import Document
 
@@ -422,6 +423,24 @@ def preprocessing(options: dict[str, Any]) -> dict[str, str]:
     return found | beside | ({"tokenizer": options["tokenizer"]} if options.get("tokenizer") else {})
 
 
+def samples(name: str, told: str, *called: str) -> Callable[[Any], Any]:
+    """Return an option that names data, which must be there; ``called`` is its parameter where that is another word."""
+    return data(name, *called, metavar="DATA", type=require_data, help=told)
+
+
+def out(names: Sequence[str], told: str, default: str | None = None) -> Callable[[Any], Any]:
+    """Return the option that names the folder of a command's results."""
+    place = Path(default) if default else None
+    return output("--out", type=Destination(names), default=place, show_default=bool(default), help=told)
+
+
+def job_of(model: str, recipe: Recipe, given: dict[str, Any], **more: Any) -> Job:
+    """Return what a command is asked to do with a model; ``more`` are fields of the job."""
+    from optimize.job import Job
+
+    return Job(model, recipe, factory=given["factory"], trust=given["trust"], command=command_line(), **more)
+
+
 def open_model(
     model: str, given: dict[str, Any], progress: Progress, passes: Sequence[dict[str, Any]] = ()
 ) -> tuple[CapturedModel, Job]:
@@ -430,13 +449,12 @@ def open_model(
     Returns:
         The model, and the job that names the passes.
     """
-    from optimize.job import Job
     from optimize.opening import open_program
     from optimize.recipe import parse
 
     shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}
     recipe = parse({"passes": passes, **shape}, source="options")
-    job = Job(source=model, recipe=recipe, factory=given["factory"], trust=given["trust"])
+    job = job_of(model, recipe, given)
     captured = open_program(job, progress)
     for note in (*captured.warnings, *captured.program.notes):
         click.echo(f"optimize: {plain(note)}", err=True)

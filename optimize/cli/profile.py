@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 @options.threads
 @options.passes("--fuse", is_flag=True, help="Merge branches and fold BatchNorm before.")
 @options.output("--all", "whole", is_flag=True, help="Show every kernel of a long profile.")
-@options.output(
-    "--out", type=options.Destination(PROFILE), help="Folder for profile.json, profile.html and roofline.svg, too."
-)
+@options.out(PROFILE, "Folder for profile.json, profile.html and roofline.svg, too.")
 @options.output("--trace", type=options.Destination(), help="Write a Chrome trace (ui.perfetto.dev) to this file.")
 @options.named_model
 def profile(model: str, **given: Any) -> None:
@@ -41,8 +39,7 @@ def profile(model: str, **given: Any) -> None:
     MODEL is whatever `optimize` opens, an .onnx file, an .xml of OpenVINO, or TorchScript that `optimize` made.
     """
     from optimize.measure import environment
-    from optimize.profile.trace import write_trace
-    from optimize.report.profile import ProfileRecord, tell_profile
+    from optimize.report.profile import ProfileRecord, tell_profile, write_trace
 
     with options.phases() as phases:
         machine = environment.current()

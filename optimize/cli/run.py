@@ -14,7 +14,7 @@ from optimize.cli import options
 from optimize.errors import UsageError
 from optimize.processor import CPU_NAMES
 from optimize.registry import find_target
-from optimize.regular import require_data, require_file, require_model, shown
+from optimize.regular import require_file, require_model, shown
 from optimize.report import FILES, RECIPE
 
 if TYPE_CHECKING:
@@ -36,27 +36,10 @@ _MOST_CUT = 0.95
     type=options.Count(bounds.OPSET),
     help="Of ONNX files; 20 if not given, which has Gelu and is read widely.",
 )
-@options.output(
-    "--out",
-    type=options.Destination((*FILES, RECIPE)),
-    default=Path("optimized"),
-    show_default=True,
-    help="Folder for artifacts and report.",
-)
+@options.out((*FILES, RECIPE), "Folder for artifacts and report.", "optimized")
 @options.named_model
-@options.data(
-    "--calib",
-    metavar="DATA",
-    type=require_data,
-    help="Calibration data: .npz, .npy, image folder, texts (.jsonl) or package.module:callable.",
-)
-@options.data(
-    "--eval",
-    "evaluate",
-    metavar="DATA",
-    type=require_data,
-    help="Labelled data, given like --calib: accuracy of each artifact.",
-)
+@options.samples("--calib", "Calibration data: .npz, .npy, image folder, texts (.jsonl) or package.module:callable.")
+@options.samples("--eval", "Labelled data, given like --calib: accuracy of each artifact.", "evaluate")
 @options.pictures
 @options.data(
     "--include-preprocess",
@@ -179,25 +162,13 @@ _MOST_CUT = 0.95
 def run(model: str, **given: Any) -> None:
     """Optimize MODEL (.pt, .pth, .pt2, TorchScript, .safetensors, .onnx or package.module:factory) and report on it."""
     recipe = recipe_of(given)
-    from optimize.job import Job
     from optimize.report.run import tell_run
     from optimize.workers import working
     from optimize.workflow import run_job
 
     workers, machine = options.workers_and_machine(given["on"])
     with options.phases() as phases, working(workers, threads=recipe.threads, trust=given["trust"]):
-        report = run_job(
-            Job(
-                source=model,
-                recipe=recipe,
-                out=given["out"],
-                factory=given["factory"],
-                trust=given["trust"],
-                command=options.command_line(),
-                on=machine,
-            ),
-            progress=phases.update,
-        )
+        report = run_job(options.job_of(model, recipe, given, out=given["out"], on=machine), progress=phases.update)
     options.tell(tell_run(report), lambda: report)
     options.told("Report", given["out"] / "report.html")
     if any(row.status == "not_run" and row.path and row.notes for row in report.rows):

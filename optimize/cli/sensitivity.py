@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from optimize import presets
 from optimize.cli import options
-from optimize.regular import require_data, require_model
+from optimize.regular import require_model
 from optimize.report import SENSITIVITY
 
 
 @options.command(short_help="Show what INT8 costs and saves at each layer of MODEL.")
 @click.argument("model", type=require_model)
 @options.targets("--to", "target", default="onnx", show_default=True, help="The target whose runtime tells the times.")
-@options.data(
-    "--calib",
-    metavar="DATA",
-    type=require_data,
-    help="Calibration data, as for INT8; synthesised where none is given.",
-)
-@options.data(
-    "--eval",
-    "evaluate",
-    metavar="DATA",
-    type=require_data,
-    help="Samples the errors are taken on; those of --calib without.",
-)
-@options.output(
-    "--out",
-    type=options.Destination(SENSITIVITY),
-    default=Path("sensitivity"),
-    show_default=True,
-    help="Folder for sensitivity.json, .csv and .html.",
-)
+@options.samples("--calib", "Calibration data, as for INT8; synthesised where none is given.")
+@options.samples("--eval", "Samples the errors are taken on; those of --calib without.", "evaluate")
+@options.out(SENSITIVITY, "Folder for sensitivity.json, .csv and .html.", "sensitivity")
 @options.named_model
 @options.pictures
 @options.passes("--fuse/--no-fuse", default=True, help="Merge branches and fold BatchNorm before.  [default: on]")
@@ -44,7 +26,6 @@ from optimize.report import SENSITIVITY
 @options.workers
 def sensitivity(model: str, **given: Any) -> None:
     """Measure for every layer of MODEL the error that its INT8 alone makes and the time it saves on this machine."""
-    from optimize.job import Job
     from optimize.recipe import parse
     from optimize.report.sensitivity import PruningSensitivity, tell_pruning, tell_sensitivity
     from optimize.sensitivity import analyse, analyse_pruning
@@ -59,13 +40,8 @@ def sensitivity(model: str, **given: Any) -> None:
         **data,
         "preprocess": options.preprocessing(given),
     }
-    job = Job(
-        source=model,
-        recipe=parse({key: value for key, value in content.items() if value}, source="options"),
-        factory=given["factory"],
-        trust=given["trust"],
-        command=options.command_line(),
-    )
+    recipe = parse({key: value for key, value in content.items() if value}, source="options")
+    job = options.job_of(model, recipe, given)
     with options.phases() as phases, working(given["on"], threads=job.recipe.threads, trust=job.trust):
         found = (analyse_pruning if given["prune"] else analyse)(job, phases.update)
     document = tell_pruning(found) if isinstance(found, PruningSensitivity) else tell_sensitivity(found)

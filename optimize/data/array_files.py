@@ -12,10 +12,9 @@ from typing import IO
 
 import numpy as np
 
-from optimize.archives import refuse_directory
 from optimize.bounds import free_bytes
 from optimize.errors import OptimizeError, Refused, in_one_line
-from optimize.regular import require_file, shown
+from optimize.regular import refuse_directory, require_file, shown
 
 _HINT = "Save plain numeric arrays with numpy.savez."
 #: Deflate makes no more of one byte than this: whatever a zip claims beyond it is not there.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimize import processor
@@ -15,7 +16,6 @@ from optimize.errors import OptimizeError, TargetUnavailable, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
-from optimize.gate.models import asked_of, open_model, open_pair
 from optimize.gate.record import CaseRecord, FindingRecord
 from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, start_fleet, to_json
 from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
@@ -26,7 +26,7 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
 from optimize.measure.quality import APART_DB, HERE, Batch, Quality, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
-from optimize.measure.subjects import AgreedPair, Subject, other_processors
+from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair, other_processors, preparation
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
@@ -337,3 +337,62 @@ def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
         seconds=time.monotonic() - state.began,
         raw=to_json(state.trace) if state.trace.rounds else None,
     )
+
+
+def open_pair(
+    base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None
+) -> AgreedPair:
+    """Return two opened files as a pair.
+
+    Args:
+        interpreters: Python of each side's environment, None for this one.
+        input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
+
+    Raises:
+        TargetUnavailable: One cannot run on this machine.
+        Refused: They do not take the same inputs, or other batches.
+        UsageError: Nothing says what they take.
+    """
+    for subject, interpreter in zip((base, candidate), interpreters, strict=True):
+        if reason := _barred(subject, interpreter):
+            raise TargetUnavailable(f"'{subject.name}' cannot run {reason}.")
+    first, second = interpreters
+    return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
+
+
+def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:
+    """Open one file; an eager module is captured and run operator by operator, as every baseline is.
+
+    Raises:
+        OptimizeError: It is missing, unreadable, no model, or wants code without trust.
+    """
+    subject = opening.open(source)
+    return _captured(subject, source, opening, input_shape) if subject.artifact.target == MODULE else subject
+
+
+def _captured(subject: Subject, source: str, opening: Opening, input_shape: str | None) -> Subject:
+    from optimize.data.examples import draw_inputs
+    from optimize.load import ModelSource
+    from optimize.load.opening import capture_source
+
+    named = ModelSource.of(source, model=opening.factory)
+    model = capture_source(named, lambda _: draw_inputs(input_shape), trust=opening.trust)
+    stem = hashlib.sha256(source.encode()).hexdigest()[:12]
+    artifact = opening.write_program(model.program, stem, subject.artifact.path)
+    return replace(subject, artifact=artifact, loading={})
+
+
+def _barred(subject: Subject, interpreter: Path | None) -> str:
+    """Return where and why a subject cannot run; empty where it can, or where that is seen when it is loaded."""
+    if subject.remote is not None:
+        return subject.missing
+    reason = "" if interpreter else subject.lacking
+    return reason and f"on this machine: {reason}"
+
+
+def asked_of(case: Case, pair: AgreedPair) -> Asked:
+    """Return what a case puts through both sides."""
+    metric = case.judged_by
+    optional = metric is not None and metric.beside_original
+    told = (case.data, case.eval, case.preprocess, *preparation(pair.models))
+    return Asked(pair.specs, *told, classes=metric is None, optional=optional)

@@ -269,10 +269,6 @@ def _read_float(text: Any, values: Mapping[str, fx.Node]) -> float:
     return float(text)
 
 
-def _read_complex(parts: Any, values: Mapping[str, fx.Node]) -> complex:
-    return complex(*(float(part) for part in parts))
-
-
 def _read_slice(parts: Any, values: Mapping[str, fx.Node]) -> slice:
     start, stop, step = (read_argument(part, values) for part in parts)
     return slice(start, stop, step)
@@ -282,7 +278,7 @@ _READERS: dict[str, Callable[[Any, Mapping[str, fx.Node]], Any]] = {
     **{kind: _read_enumeration(kind) for kind in _ENUMERATIONS},
     "device": _read_device,
     "float": _read_float,
-    "complex": _read_complex,
+    "complex": lambda parts, values: complex(*map(float, parts)),
     "slice": _read_slice,
 }
 

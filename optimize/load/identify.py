@@ -6,9 +6,8 @@ import enum
 import zipfile
 from pathlib import Path
 
-from optimize.archives import refuse_directory
 from optimize.errors import Refused
-from optimize.regular import read_bytes, require_file
+from optimize.regular import read_bytes, refuse_directory, require_file
 
 
 class Kind(enum.Enum):

@@ -6,14 +6,10 @@ opened in a confined one and comes back as data (`taking`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from optimize.load import Loaded, ModelSource, load_state, load_trusted
-from optimize.load.capturing import AS_USUAL, Capturing, Inputs, capture_model, capture_module
+from optimize.load.capturing import AS_USUAL, Capturing, Inputs, capture_model
 from optimize.load.taking import take_over
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -27,15 +23,6 @@ class CapturedModel:
     source: str
     sha256: str | None = None
     warnings: tuple[str, ...] = ()
-
-
-def capture_users(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> CapturedModel:
-    """Capture a module of the caller's own.
-
-    Raises:
-        OptimizeError: It cannot be captured, or the capture answers otherwise.
-    """
-    return CapturedModel(capture_module(module, inputs, how), type(module).__name__)
 
 
 def capture_source(

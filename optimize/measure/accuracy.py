@@ -11,7 +11,7 @@ import numpy as np
 from optimize import bounds
 from optimize import wording as form
 from optimize.errors import Refused
-from optimize.measure import paired
+from optimize.measure import statistics
 from optimize.measure.metrics import METRICS, Metric, Unit
 from optimize.measure.scores import Misfit, Outputs, first
 
@@ -101,7 +101,7 @@ class Accuracy:
     @property
     def no_better(self) -> str:
         """How many labels the original and guessing have right; empty where the original surely has more."""
-        if self.guessed is None or paired.wilson(self.baseline, self.samples)[0] > self.guessed:
+        if self.guessed is None or statistics.wilson(self.baseline, self.samples)[0] > self.guessed:
             return ""
         right, guessed = (form.score(share, self.unit) for share in (self.baseline, self.guessed))
         labels = form.plural(self.samples, self.noun)
@@ -122,7 +122,9 @@ class Accuracy:
         if not self.flips:
             raise Refused(f"the stored figure of {self.metric} has no interval")
         p, q = self.value, baseline
-        low, high = paired.newcombe(*(self.samples * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)])))
+        low, high = statistics.newcombe(
+            *(self.samples * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)]))
+        )
         figures: dict[str, Any] = {"baseline": baseline, "difference_low": low, "difference_high": high}
         return replace(self, lost=None, gained=None, **figures)
 
@@ -138,7 +140,7 @@ class Accuracy:
         if self.flips and self.lost is not None and self.gained is not None:
             right = round(self.baseline * self.samples)
             outcomes = (right - self.lost, self.gained, self.lost, self.samples - right - self.gained)
-            ends = paired.newcombe(*(times * count for count in outcomes))
+            ends = statistics.newcombe(*(times * count for count in outcomes))
             times = 1.0
         lost = sorted(self.in_unit(-end) for end in ends)
         low, high = (self.drop + (end - self.drop) / math.sqrt(times) for end in lost)  # half an interval shrinks so
@@ -173,7 +175,7 @@ class AccuracyMeter:
             if self.metric is None or not self.metric.beside_original:
                 return
             labels, self._beside_original = _judged(expected), True
-        self.metric = self.metric or _usual(expected)
+        self.metric = self.metric or METRICS["top1" if _judged(expected).ndim != 4 else "pixel_accuracy"]
         self._labels += [labels] if self.metric.guesses else []
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
@@ -222,11 +224,6 @@ def _guessed(most: int, labels: np.ndarray) -> float | None:
     return float(counts[-most:].sum() / len(labels)) if len(counts) > most else None
 
 
-def _usual(outputs: Outputs) -> Metric:
-    """Return the metric where none is said: top-1 of vectors, else the accuracy of pixels."""
-    return METRICS["top1" if _judged(outputs).ndim != 4 else "pixel_accuracy"]
-
-
 def _judged(outputs: Outputs) -> np.ndarray:
     """Return the output of the original that is judged.
 
@@ -255,8 +252,8 @@ def _flips(expected: np.ndarray, found: np.ndarray) -> dict[str, Any]:
         return {}
     lost, gained = int((expected & ~found).sum()), int((found & ~expected).sum())
     both, value = int((expected & found).sum()), float(found.mean())
-    low, high = paired.newcombe(both, gained, lost, samples - both - lost - gained)
-    ends = dict(zip(("low", "high"), paired.wilson(value, samples), strict=True))
+    low, high = statistics.newcombe(both, gained, lost, samples - both - lost - gained)
+    ends = dict(zip(("low", "high"), statistics.wilson(value, samples), strict=True))
     told = {"lost": lost, "gained": gained, "flips": True, "difference_low": low, "difference_high": high}
     return {"value": value, "baseline": float(expected.mean()), "samples": samples, **told, **ends}
 
@@ -272,7 +269,7 @@ def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, 
     if not counts.sum() > 0:
         return {}
     more = found[:, 0] - expected[:, 0]
-    (low, high), ends = paired.quotient(more, counts), paired.quotient(found[:, 0], counts)
+    (low, high), ends = statistics.quotient(more, counts), statistics.quotient(found[:, 0], counts)
     told: dict[str, Any] = {
         "lost": int((sign * more < 0).sum()),
         "gained": int((sign * more > 0).sum()),
@@ -284,12 +281,12 @@ def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, 
     return {"value": value, "baseline": baseline, "samples": len(found), **told}
 
 
-def _whole(found: paired.Drawn, expected: paired.Drawn, samples: int) -> dict[str, Any]:
+def _whole(found: statistics.Drawn, expected: statistics.Drawn, samples: int) -> dict[str, Any]:
     """Return the figures that all samples together have."""
     once = np.ones(samples, np.int64)
     value, baseline = found(once), expected(once)
     if math.isnan(value + baseline):
         return {}
-    (low, high), (less, more) = paired.bootstrap((found, expected), samples)
+    (low, high), (less, more) = statistics.bootstrap((found, expected), samples)
     told: dict[str, Any] = {"low": low, "high": high, "difference_low": less, "difference_high": more, "flips": False}
     return {"value": value, "baseline": baseline, "samples": samples, **told}

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from optimize.measure.paired import Drawn
 from optimize.measure.scores import Misfit, Outputs, require_bounded
+from optimize.measure.statistics import Drawn
 from optimize.targets.arrays import as_reals
 
 #: Sizes of a box, of a label (corners, class) and of a detection (corners, score, class).

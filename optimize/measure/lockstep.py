@@ -189,7 +189,8 @@ class _Measurement(Generic[S]):
 
     def run(self) -> Runs[S]:
         for number in range(self.plan.restarts):
-            spent_s, left_s = self._spent_s(), self._left_s()
+            spent_s = self._spent_s()
+            left_s = math.inf if self.plan.budget_s is None else self.plan.budget_s - spent_s
             if number and (left_s < 0.5 * spent_s / number or not self._alive()):
                 break
             self.runs.frequencies_mhz += self.frequency()
@@ -314,9 +315,6 @@ class _Measurement(Generic[S]):
 
     def _spent_s(self) -> float:
         return time.monotonic() - self.began - self.uncounted_s
-
-    def _left_s(self) -> float:
-        return math.inf if self.plan.budget_s is None else self.plan.budget_s - self._spent_s()
 
     def _tell(self, done: float) -> None:
         budget_s = self.plan.budget_s

@@ -22,8 +22,8 @@ import numpy as np
 from optimize import named
 from optimize.errors import Refused, UsageError, blaming, nearest
 from optimize.measure import detections, scores
-from optimize.measure.paired import Drawn
 from optimize.measure.scores import Misfit, Outputs
+from optimize.measure.statistics import Drawn
 
 #: Of shares of one, whose points are hundredths; of decibels; of numbers by themselves.
 Unit = Literal["%", "dB", ""]

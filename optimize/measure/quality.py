@@ -146,7 +146,8 @@ def judge(
         try:
             expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)
         except WorkerFailed as error:
-            return _without_baseline(str(error), len(others))
+            reason = f"the baseline could not be run: {error}"
+            return (Quality(failure=str(error)), *[Quality(failure=reason)] * len(others))
         if not made_up:
             baseline.accuracy.update(expected, expected, batch[1])
         for entry, rounds in zip(others, rounded, strict=True):
@@ -232,8 +233,3 @@ def _few(batches: Iterable[Batch]) -> Iterator[Batch]:
         seen += len(inputs[0]) if inputs and inputs[0].ndim else 1
         if seen >= MOST_EMULATED or time.monotonic() > end:
             return
-
-
-def _without_baseline(reason: str, others: int) -> tuple[Quality, ...]:
-    failed = Quality(failure=f"the baseline could not be run: {reason}")
-    return (Quality(failure=reason), *[failed] * others)

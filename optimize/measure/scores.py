@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from optimize.distances import ratio_db
-from optimize.measure.paired import Drawn
+from optimize.measure.statistics import Drawn
 from optimize.targets.arrays import as_reals, is_float
 
 Outputs = Mapping[str, np.ndarray]

@@ -57,6 +57,11 @@ class Subject:
         return self.artifact.missing
 
     @property
+    def lacking(self) -> str:
+        """Why it cannot run here for its own sake or its runtime's, empty when it can."""
+        return self.missing or why_barred(self.artifact.target)
+
+    @property
     def fixed_batch(self) -> int | None:
         """The only batch it takes; None where the batch is free."""
         return fixed_batch(self.artifact.inputs)
@@ -116,6 +121,14 @@ def running(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # every runtime has its own
         raise Refused(f"'{path}' cannot be run: {first_line(error)}") from error
+
+
+def why_barred(target: str, remote: Remote | None = None) -> str:
+    """Return why a target's files cannot run where files are measured, here or elsewhere; empty where they can."""
+    if remote is not None:
+        return remote.lacks(target, None)
+    found = find_target(target).available()
+    return "" if found.run else found.reason
 
 
 def other_processors(one: Subject, other: Subject) -> str:

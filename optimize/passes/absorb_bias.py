@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
-from optimize import graph, ops
+from optimize import ops
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Skip
+from optimize.passes.base import Exactness
 from optimize.passes.recovery import Recovery
 from optimize.program import Program
 from optimize.quantization import links
@@ -52,11 +53,9 @@ class AbsorbBias(Recovery):
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
-    def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
+    def links(self, program: Program) -> tuple[list[Link], dict[fx.Node, str]]:
         """Return the values that unpadded layers read, behind at most a ReLU."""
-        found, others = links.find(program, MAKERS, links.SHIFTS_PASS, clips=(aten.relu.default,), shifts=True)
-        skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
-        return found, tuple(skips)
+        return links.find(program, MAKERS, links.SHIFTS_PASS, clips=(aten.relu.default,), shifts=True)
 
     def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
         """Return the shift by the smallest value, or by the centre where nothing is clipped."""

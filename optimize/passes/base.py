@@ -253,7 +253,6 @@ class Cutting(Pass):
     ``measures`` is what the share may be of, and a ``survey_type`` may stand for the data that it was made of.
     """
 
-    stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.LOSSY
     measures: ClassVar[tuple[str, ...]]
     survey_type: ClassVar[type[Any]]

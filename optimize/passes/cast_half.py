@@ -15,13 +15,10 @@ from optimize.data import Given
 from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, PrecisionPass, Rewrite, Skip
 from optimize.plan import HalfPlan, Policy
-from optimize.precision.casting import is_concerned
-from optimize.precision.constants import makes_float32
-from optimize.precision.emulation import Emulation
+from optimize.precision.casting import is_concerned, makes_float32
+from optimize.precision.emulation import Emulation, find_losses, find_overflows
 from optimize.precision.lowering import holds_half, in_half, write_half
-from optimize.precision.overflow import find_overflows
 from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, apex_name, keeps_float32
-from optimize.precision.rounding_error import find_losses
 from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches, require_batches

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from optimize import graph, ops
+from torch import fx
+
+from optimize import ops
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Skip
+from optimize.passes.base import Exactness
 from optimize.passes.recovery import Recovery
 from optimize.program import Program
 from optimize.quantization import links
@@ -61,12 +63,11 @@ class EqualizeChannels(Recovery):
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
-    def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
+    def links(self, program: Program) -> tuple[list[Link], dict[fx.Node, str]]:
         """Return the values between two layers."""
         found, others = links.find(program, links.LAYERS, THROUGH, clips=CLIPS)
         others |= {each.maker: "a clip on the way ends below zero" for each in found if _ceiling(each) is None}
-        skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
-        return [each for each in found if each.maker not in others], tuple(skips)
+        return [each for each in found if each.maker not in others], others
 
     def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
         """Return scales from even to equal activations."""

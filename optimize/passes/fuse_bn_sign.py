@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,10 +14,9 @@ from optimize.algebra import folding, monotone
 from optimize.algebra.channelwise import Channelwise
 from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
 from optimize.algebra.folding import Folded
-from optimize.algebra.monotone import Chain, Ending
-from optimize.algebra.thresholds import first_true
+from optimize.algebra.monotone import Chain, Ending, first_true
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Skip
 from optimize.program import Program
 from optimize.registry import register_pass
 
@@ -65,9 +64,6 @@ class FuseBNSign(Pass):
     Source: M. Courbariaux et al., "Binarized Neural Networks", 2016, arXiv 1602.02830; Y. Umuroglu et al., "FINN",
     2016, arXiv 1612.07119 (BatchNorm and sign as a threshold).
     """
-
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     def rewrite(self, program: Program) -> Outcome:
         """Rewrite every chain, from the first call that can be part of it."""
@@ -147,7 +143,7 @@ class _Thresholds:
         if graph.is_call(ending.node, *SIGNS):
             return self._sign(ending, value, flips, direction)
         is_rising = graph.is_call(ending.node, *_RISING)
-        condition = _identity if is_rising else torch.logical_not
+        condition = (lambda answer: answer) if is_rising else torch.logical_not
         operators = _PAST if is_rising else _SHORT
         return self._compare(operators[direction], value, direction * self._first(ending, flips * direction, condition))
 
@@ -192,7 +188,3 @@ class _Thresholds:
         """The path of the BatchNorm, or of what else stands in its place."""
         calls = self.chain.endings[0].calls
         return graph.origin(next((call for call in calls if graph.is_call(call, aten.batch_norm.default)), calls[0]))
-
-
-def _identity(answer: Tensor) -> Tensor:
-    return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -14,7 +14,7 @@ from optimize.algebra import channelwise, discontinuity, folding
 from optimize.algebra.channelwise import Channelwise
 from optimize.algebra.folding import Folded
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Skip
 from optimize.program import Program
 from optimize.registry import register_pass
 
@@ -55,9 +55,6 @@ class FuseConvBN(Pass):
     Source: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, section 3; T. Salimans, D. P. Kingma,
     "Weight Normalization", 2016, arXiv 1602.07868, equation 2.
     """
-
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     def rewrite(self, program: Program) -> Outcome:
         """Fold until nothing is left to fold: what one fold frees, the next may take."""

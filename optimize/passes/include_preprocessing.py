@@ -12,7 +12,7 @@ from torch import fx
 from optimize import graph
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Skip, Stage
 from optimize.passes.fuse_conv_bn import fold_before
 from optimize.program import Program
 from optimize.registry import register_pass
@@ -52,7 +52,6 @@ class IncludePreprocess(Pass):
     """
 
     stage: ClassVar[Stage] = Stage.INPUT
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -12,7 +12,7 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.errors import UsageError
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip
 from optimize.program import Program
 from optimize.pruning.criteria import scores_of
 from optimize.pruning.cut import aligned_readers, reorder
@@ -76,7 +76,6 @@ class PruneWeights(Pass):
     2104.08378 (2:4); J. Pool, C. Yu, "Channel Permutations for N:M Sparsity", 2021.
     """
 
-    stage: ClassVar[Stage] = Stage.GRAPH
     exactness: ClassVar[Exactness] = Exactness.LOSSY
 
     ratio: float | None = None

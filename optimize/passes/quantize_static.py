@@ -25,7 +25,7 @@ from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import USUAL, Numerics, planned
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
-from optimize.quantization.sparing import spare_layers
+from optimize.quantization.sensitivity import spare_layers
 from optimize.quantization.tables import round_tables
 from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float
 from optimize.registry import find_target, register_pass

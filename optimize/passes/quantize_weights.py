@@ -19,9 +19,17 @@ from optimize.passes.base import Outcome, PrecisionPass, Rewrite, Skip
 from optimize.plan import Calibration, Quantization
 from optimize.program import Program, tensor_value
 from optimize.progress import tell
-from optimize.quantization.allocation import CHOICES, MEASURED_AT, allocate_bits
 from optimize.quantization.batches import FlatBatches, require_batches
-from optimize.quantization.blocks import KERNEL_BITS, BlockForm, kernel_bits, round_to_blocks, saves_bytes
+from optimize.quantization.blocks import (
+    CHOICES,
+    KERNEL_BITS,
+    MEASURED_AT,
+    BlockForm,
+    allocate_bits,
+    kernel_bits,
+    round_to_blocks,
+    saves_bytes,
+)
 from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded

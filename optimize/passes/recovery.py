@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 from optimize import graph
 from optimize.data import Given
@@ -32,8 +33,8 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import watch
 from optimize.quantization.links import Link
 from optimize.quantization.numerics import USUAL
+from optimize.quantization.sensitivity import NEAR_DB
 from optimize.quantization.simulation import simulated_db, stored_values
-from optimize.quantization.sparing import NEAR_DB
 from optimize.quantization.weights import WeightRounding
 
 #: Samples that are looked at, at least and at most, half of them held out; in between as many as hold so many values:
@@ -68,8 +69,8 @@ class Recovery(Pass):
     unless_near: bool = False
 
     @abstractmethod
-    def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
-        """Return the links that the pass is for, and what it leaves alone with the reason."""
+    def links(self, program: Program) -> tuple[list[Link], dict[fx.Node, str]]:
+        """Return the links that the pass is for, and the calls it leaves alone with the reason."""
 
     @abstractmethod
     def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
@@ -79,7 +80,8 @@ class Recovery(Pass):
         """Write each link the best way found; ``apply`` drops the changes where they do not help the whole."""
         if program.quantization is not None:
             return Outcome(notes=("The program is quantized already.",))
-        links, skips = self.links(program)
+        links, others = self.links(program)
+        skips = tuple(Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
         if not links:
             return Outcome(skips=skips)
         batches = FlatBatches(program, self.calibration)

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -19,7 +19,7 @@ from optimize.algebra.regions import Regions, why_apart
 from optimize.algebra.terms import Layout, Term, join
 from optimize.errors import UsageError, nearest
 from optimize.graph import aten
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Skip, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Skip
 from optimize.program import Program, tensor_value
 from optimize.quantization import merge_outlook
 from optimize.records import MergeOutlook
@@ -66,9 +66,6 @@ class Reparameterize(Pass):
     Source: X. Ding et al., "RepVGG", 2021, arXiv 2101.03697; "ACNet", 2019, arXiv 1908.03930; "Diverse Branch Block",
     2021, arXiv 2103.13425.
     """
-
-    stage: ClassVar[Stage] = Stage.GRAPH
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     leave: tuple[str, ...] = ()
 

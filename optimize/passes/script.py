@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optimize.passes.base import Exactness, Outcome, Pass, Rewrite, Stage
+from optimize.passes.base import Outcome, Pass, Rewrite, Stage
 from optimize.program import Program
 from optimize.registry import register_pass
 from optimize.scripting import compile_program
@@ -34,7 +34,6 @@ class Script(Pass):
     """
 
     stage: ClassVar[Stage] = Stage.SCRIPT
-    exactness: ClassVar[Exactness] = Exactness.EXACT
 
     def rewrite(self, program: Program) -> Outcome:
         """Compile the graph."""

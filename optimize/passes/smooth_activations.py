@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from optimize import graph, ops
-from optimize.passes.base import Exactness, Skip
+from torch import fx
+
+from optimize import ops
 from optimize.passes.recovery import Recovery
 from optimize.program import Program
 from optimize.quantization import links
@@ -52,16 +52,12 @@ class SmoothActivations(Recovery):
     2022, arXiv 2211.10438.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.EXACT
-
-    def links(self, program: Program) -> tuple[list[Link], tuple[Skip, ...]]:
+    def links(self, program: Program) -> tuple[list[Link], dict[fx.Node, str]]:
         """Return the values between a normalisation and layers."""
         found, others = links.find(program, ops.NORMS, links.SCALES_PASS)
         apart = links.find_apart(program, (*ops.NORMS, *ops.SATURATION), found)
         others = {node: reason for node, reason in others.items() if all(node is not link.maker for link in apart)}
-        found += apart
-        skips = (Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in others.items())
-        return found, tuple(skips)
+        return found + apart, others
 
     def propose(self, program: Program, link: Link, seen: Seen) -> list[Attempt]:
         """Return scales that narrow the widest channels and, where they cost nothing, those of the paper."""

@@ -16,19 +16,19 @@ is E. L. Lawler's, "Cutsets and partitions of hypergraphs", 1973.
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
-from collections import deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable
 
+import numpy as np
 from torch import fx
 
 from optimize.graph import op_name
 from optimize.precision.policies import APEX_WIDEST, apex_name
 
 _SOURCE, _SINK = "half", "float32"
-_Capacities = dict[Hashable, dict[Hashable, float]]
+_Capacities = dict[Hashable, dict[Hashable, int]]
+#: A capacity that no cut is worth.
+_ANY = 1 << 28
 
 
 def assign(
@@ -44,23 +44,22 @@ def assign(
     Returns:
         A superset of ``halves`` without ``kept``.
     """
-    capacities: _Capacities = {}
+    capacities: _Capacities = {_SOURCE: {}, _SINK: {}}
     for node in graph.nodes:
         if node not in calls:
             continue
         if node in kept:
-            _connect(capacities, node, _SINK, math.inf)
+            _connect(capacities, node, _SINK, _ANY)
         elif node in halves:
-            _connect(capacities, _SOURCE, node, math.inf)
+            _connect(capacities, _SOURCE, node, _ANY)
         readers = [user for user in node.users if user in calls]
         parts = [user for user in readers if user.target is operator.getitem]
         for part in parts:  # the parts of a tuple have the precision of the call that makes it
-            _connect(capacities, node, part, math.inf)
-            _connect(capacities, part, node, math.inf)
+            _connect(capacities, node, part, _ANY)
+            _connect(capacities, part, node, _ANY)
         if readers and not parts:
             _connect_value(capacities, node, readers)
-    _saturate(capacities)
-    float_side = set(_reaching_sink(capacities))
+    float_side = _reaching_sink(capacities)
     return {node for node in calls if node not in float_side}
 
 
@@ -84,7 +83,7 @@ def follow_widest(
     return chosen
 
 
-def _connect(capacities: _Capacities, start: Hashable, end: Hashable, capacity: float) -> None:
+def _connect(capacities: _Capacities, start: Hashable, end: Hashable, capacity: int) -> None:
     capacities.setdefault(start, {})[end] = capacity
     capacities.setdefault(end, {}).setdefault(start, 0)
 
@@ -95,42 +94,20 @@ def _connect_value(capacities: _Capacities, value: fx.Node, readers: list[fx.Nod
     _connect(capacities, value, wide, 1)
     _connect(capacities, narrow, value, 1)
     for reader in readers:
-        _connect(capacities, wide, reader, math.inf)
-        _connect(capacities, reader, narrow, math.inf)
+        _connect(capacities, wide, reader, _ANY)
+        _connect(capacities, reader, narrow, _ANY)
 
 
-def _saturate(capacities: _Capacities) -> None:
-    """Send a unit of flow from source to sink until no path has capacity left; capacities become residual ones."""
-    while path := _path(capacities):
-        for start, end in itertools.pairwise(path):
-            capacities[start][end] -= 1
-            capacities[end][start] += 1
+def _reaching_sink(capacities: _Capacities) -> set[Hashable]:
+    """Return what still has a path with capacity to the sink when no more flows there from the source."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-
-def _path(capacities: _Capacities) -> list[Hashable]:
-    """Return a shortest path with capacity from source to sink, or nothing."""
-    came: dict[Hashable, Hashable] = {_SOURCE: None}
-    waiting: deque[Hashable] = deque([_SOURCE])
-    while waiting and _SINK not in came:
-        start = waiting.popleft()
-        for end, capacity in capacities.get(start, {}).items():
-            if capacity > 0 and end not in came:
-                came[end] = start
-                waiting.append(end)
-    path: list[Hashable] = [_SINK] if _SINK in came else []
-    while path and path[-1] != _SOURCE:
-        path.append(came[path[-1]])
-    return path[::-1]
-
-
-def _reaching_sink(capacities: _Capacities) -> Iterator[Hashable]:
-    """Yield what has a path with capacity to the sink."""
-    seen: set[Hashable] = {_SINK}
-    waiting: deque[Hashable] = deque([_SINK])
-    while waiting:
-        end = waiting.popleft()
-        for start in capacities.get(end, {}):
-            if start not in seen and capacities[start][end] > 0:
-                seen.add(start)
-                waiting.append(start)
-                yield start
+    nodes = list(capacities)
+    places = {node: place for place, node in enumerate(nodes)}
+    edges = [(places[start], places[end], size) for start, ends in capacities.items() for end, size in ends.items()]
+    starts, ends, sizes = np.array(edges, dtype=np.int32).reshape(-1, 3).T
+    whole = csr_array((sizes, (starts, ends)), shape=(len(nodes), len(nodes)))
+    left = whole - maximum_flow(whole, places[_SOURCE], places[_SINK]).flow
+    reaching = breadth_first_order((left > 0).T.tocsr(), places[_SINK], return_predecessors=False)
+    return {nodes[place] for place in reaching}

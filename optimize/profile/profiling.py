@@ -20,9 +20,7 @@ from optimize.measure.latency import Timing, measure
 from optimize.measure.subjects import running
 from optimize.profile.kernels import Times, take_times
 from optimize.profile.machine import MachineLimits, measure_limits, torch_threads
-from optimize.profile.memory import live_memory
-from optimize.profile.python_cost import PythonCost, python_cost
-from optimize.profile.result import FreshProcess, KernelProfile, Profile
+from optimize.profile.result import FreshProcess, KernelProfile, Profile, PythonCost, live_memory, python_cost
 from optimize.program import Program
 from optimize.progress import Progress, silent
 from optimize.registry import find_target, targets

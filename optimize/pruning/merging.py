@@ -22,13 +22,11 @@ import torch
 from torch import fx
 
 from optimize import graph
-from optimize.algebra.affine import Affine
+from optimize.algebra.affine import Affine, Kernel
 from optimize.algebra.emit import emit
-from optimize.algebra.kernel import Kernel
 from optimize.merged import STANDS_FOR, Merged
 from optimize.program import Program
-from optimize.pruning.compensation import no_samples
-from optimize.pruning.damping import Columns, choose_damping
+from optimize.pruning.compensation import Columns, choose_damping, no_samples
 from optimize.pruning.segments import Form, Segment
 from optimize.quantization.batches import Flat, samples_of
 from optimize.quantization.calibrate import observe

@@ -9,7 +9,7 @@ about a decibel and takes no runtime.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from optimize.distances import ratio_db
 from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.program import Program, tensor_value
-from optimize.quantization.flow import trace_integers
 from optimize.quantization.grid import round_weight
 from optimize.quantization.numerics import USUAL, Numerics, planned, scale_and_zero_point
 
@@ -163,3 +162,30 @@ def _is_fed(node: fx.Node, born: Set[fx.Node]) -> bool:
 def _folded_clip(node: fx.Node) -> fx.Node | None:
     """Return the clip at zero behind a value with a scale of its own: integers are stored after it."""
     return ops.only_clip(node) if graph.is_call(node, *ops.WEIGHTED, aten.add.Tensor) else None
+
+
+def trace_integers(
+    nodes: fx.Graph,
+    reads: Mapping[fx.Node, fx.Node],
+    makes: Callable[[fx.Node, Set[fx.Node]], bool],
+    passes: Callable[[fx.Node, Set[fx.Node]], bool],
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Return the values that are born as integers, and those that are wanted so, given what a runtime's kernels do.
+
+    A value is *born* as integers where a kernel makes it so, and *wanted* as integers where an integer layer reads it,
+    directly or through calls that take integers too. What is both stays integers and is never written in float.
+
+    Args:
+        reads: What each integer layer reads as integers; a padding that its weights have absorbed may lie between.
+        makes: Says whether a value is made as integers, given those before it that are.
+        passes: Says whether a call whose value is wanted takes integers, given all that are born so.
+    """
+    born: set[fx.Node] = set()
+    for node in nodes.nodes:
+        if makes(node, born):
+            born.add(node)
+    read, wanted = set(reads.values()), set[fx.Node]()
+    for node in reversed(nodes.nodes):
+        if node in read or any(user in wanted and passes(user, born) for user in node.users):
+            wanted.add(node)
+    return born, wanted

@@ -115,7 +115,9 @@ def seconds_cell(taken: Latency | Figures | None) -> Cell:
     """Return a median with its interval."""
     if taken is None or taken.median_s is None or taken.ci_low_s is None or taken.ci_high_s is None:
         return Cell()
-    return Cell(form.seconds(taken.median_s), form.seconds_interval(taken.median_s, taken.ci_low_s, taken.ci_high_s))
+    return Cell(
+        form.seconds(taken.median_s), form.interval(taken.median_s, taken.ci_low_s, taken.ci_high_s, form.TIMES)
+    )
 
 
 def ratio_cell(found: Speedup | None) -> Cell:

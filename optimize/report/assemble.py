@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from optimize import registry
 from optimize.dimensions import BATCH
 from optimize.errors import TargetUnavailable
-from optimize.job import Export, Job, why_barred
+from optimize.job import Export, Job
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
+from optimize.measure.subjects import why_barred
 from optimize.passes.base import Exactness, Stage
 from optimize.program import Program
 from optimize.replay import included

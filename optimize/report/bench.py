@@ -403,7 +403,9 @@ def _cells(found: Figures) -> dict[str, doc.Cell]:
         **{f"p{percent}": _percentile(found, percent) for percent in _PERCENTILES},
         "CPU a run": doc.Cell(form.seconds(found.cpu_s)),
         "GPU a run": doc.Cell(form.seconds(found.device_s)),
-        "Throughput": doc.Cell(f"{form.rate(rate.per_s)}/s", form.rate_interval(rate.per_s, rate.ci_low, rate.ci_high))
+        "Throughput": doc.Cell(
+            f"{form.rate(rate.per_s)}/s", form.interval(rate.per_s, rate.ci_low, rate.ci_high, form.COUNTS)
+        )
         if rate
         else doc.Cell(),
         "Energy a run": doc.Cell(form.energy(found.energy_j)),

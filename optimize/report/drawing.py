@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from optimize import wording as form
 from optimize.escaping import plain
-from optimize.report.alignment import ModuleBlocks, OperationGroup, sections
-from optimize.report.condense import ModuleBox, condense
+from optimize.report.alignment import ModuleBlocks, ModuleBox, OperationGroup, condense, sections
 from optimize.report.model import Comparison, Family, Graph, Operation
 
 #: More operations than this are drawn a module a box.

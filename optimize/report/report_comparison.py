@@ -19,7 +19,7 @@ import numpy as np
 
 from optimize import wording as form
 from optimize.errors import UsageError
-from optimize.measure.environment import Environment, current
+from optimize.measure.environment import current
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report.artifacts import ratio_cell
@@ -167,7 +167,11 @@ def compare_reports(first: Path, second: Path, *, force: bool = False, command: 
         second=str(second),
         measured=(reports[0].created, reports[1].created),
         pairs=tuple(_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)),
-        differences=(*barring, *_differing(*map(_systems, machines)), *sorted(versions)),
+        differences=(
+            *barring,
+            *_differing(*({"system": each.system, "Python": each.python} for each in machines)),
+            *sorted(versions),
+        ),
         refusal=refusal,
     )
 
@@ -310,7 +314,3 @@ def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[s
 
 def _settings(entries: Sequence[Entry]) -> dict[str, str]:
     return {"settings": ", ".join(sorted({entry.conditions for entry in entries} - {""}))}
-
-
-def _systems(environment: Environment) -> dict[str, str]:
-    return {"system": environment.system, "Python": environment.python}

@@ -57,15 +57,16 @@ def confine_files(folder: Path) -> None:
     with _reported("writing files"):
         import landlock
 
-        reading = landlock.FSAccess.READ_FILE
-        rules = landlock.Ruleset(restrict_rules=_writing(landlock.FSAccess) | reading)
+        access = landlock.FSAccess
+        reading = access.READ_FILE
+        rules = landlock.Ruleset(restrict_rules=_writing(access) | reading)
         readable = [found for found in Path("/").iterdir() if found.name != "dev"]
         for found in filter(Path.exists, [*readable, *map(Path, _READ_DEVICES)]):
             rules.allow(str(found), rules=reading)
-        rules.allow(str(folder), rules=_plain_files(landlock.FSAccess))
+        rules.allow(str(folder), rules=_contents(access) | access.REMOVE_FILE | access.MAKE_REG)
         _allow_devices(rules)
         if has_gpu_device():
-            rules.allow("/proc/self/task", rules=_contents(landlock.FSAccess))
+            rules.allow("/proc/self/task", rules=_contents(access))
         rules.apply()
         _write_protected = True
 
@@ -188,11 +189,6 @@ def _writing(access: type) -> int:
     everything = access.all()  # type: ignore[attr-defined]
     reading = access.EXECUTE | access.READ_FILE | access.READ_DIR  # type: ignore[attr-defined]
     return everything & ~reading
-
-
-def _plain_files(access: type) -> int:
-    """Return the rights that writing plain files takes: no folders, links, pipes, sockets or devices are made."""
-    return _contents(access) | access.REMOVE_FILE | access.MAKE_REG  # type: ignore[attr-defined]
 
 
 def _contents(access: type) -> int:

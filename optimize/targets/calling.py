@@ -33,7 +33,8 @@ def call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             hint="Give them as the module took them when it was captured: in their order, or by the names it had.",
         )
     wants_tensors = any(hasattr(value, "detach") for value in flat)
-    arrays = [check_array(_to_array(value), spec) for value, spec in zip(flat, specs, strict=True)]
+    arrays = [to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in flat]
+    arrays = [check_array(array, spec) for array, spec in zip(arrays, specs, strict=True)]
     with runner.answering():
         outputs: list[Any] = runner.run(arrays)
     if wants_tensors:
@@ -55,7 +56,3 @@ def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     if array.dtype.name != spec.dtype:
         raise Refused(f"Input '{spec.name}' must be {spec.dtype}; got {array.dtype.name}.")
     return array
-
-
-def _to_array(value: Any) -> np.ndarray:
-    return to_array(value) if hasattr(value, "detach") else np.asarray(value)

@@ -11,8 +11,7 @@ import models
 import optimize
 from optimize.advise import advise, registered
 from optimize.advise.base import Host, Setting
-from optimize.advise.fragments import joins
-from optimize.advise.guidelines import convolutions
+from optimize.advise.guidelines import convolutions, joins
 from optimize.advise.structure import without_biases
 from optimize.advise.trials import compare_runs
 from optimize.measure import lockstep, worker

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimize.algebra.thresholds import first_true
+from optimize.algebra.monotone import first_true
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

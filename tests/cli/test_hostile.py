@@ -15,7 +15,6 @@ from torch import nn
 from optimize.cli import cli
 from optimize.errors import Refused
 from optimize.escaping import plain
-from optimize.gate import junit
 from optimize.report import check, console, html, markdown
 from optimize.report.document import Document, Item, Items
 from tests.gate.records import CASES, RECORD
@@ -104,7 +103,7 @@ def test_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 3
     for line in lines:
         assert re.fullmatch(r"::(error|warning) title=[^:]*::.*", line) and line.isprintable() and "%0A" not in line
-    root = ElementTree.fromstring(junit.text(found))
+    root = ElementTree.fromstring(check.junit(found))
     for element in root.iter():
         assert all(value.isprintable() for value in element.attrib.values())
         assert_only_shown(element.text or "")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from optimize.gate import case as cases
-from optimize.gate.models import open_pair
+from optimize.gate.case import open_pair
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.targets.base import Artifact
 from tests.measure.conftest import make, short_warm_up

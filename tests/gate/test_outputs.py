@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimize.gate import junit, record, wording
+from optimize.gate import record, wording
 from optimize.gate.record import Record
 from optimize.gate.verdict import Ratio, Verdict
 from optimize.report import check, markdown
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 TEXTS = {
-    "check.xml": lambda: junit.text(RECORD),
+    "check.xml": lambda: check.junit(RECORD),
     "check.md": lambda: markdown.render(check.tell_check(RECORD), level=check.LEVEL),
     "check_annotations.txt": lambda: "\n".join(check.commands(RECORD)) + "\n",
     "check_console_132.txt": lambda: on_console(check.tell_check(RECORD), 132),
@@ -32,7 +32,7 @@ def test_golden(name: str) -> None:
 
 
 def test_junit_says_what_ci_systems_read() -> None:
-    root = ElementTree.fromstring(junit.text(RECORD))
+    root = ElementTree.fromstring(check.junit(RECORD))
     assert root.attrib | {"tests": "4", "failures": "1", "errors": "1", "skipped": "1"} == root.attrib
     cases = root.findall("testcase")
     assert [[child.tag for child in case if child.tag != "system-out"] for case in cases] == [

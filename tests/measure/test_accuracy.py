@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimize.errors import Refused
-from optimize.measure import paired, scores
+from optimize.measure import scores, statistics
 from optimize.measure.accuracy import Accuracy, AccuracyMeter
 from optimize.measure.metrics import Metric, find, own
 from optimize.measure.scores import Outputs
@@ -47,7 +47,7 @@ def test_a_figure_that_was_written_down_has_the_interval_of_other_samples() -> N
     found = score(logits([0] * 480), logits([0] * 400 + [1] * 80), labels)
     assert found is not None
     beside = found.beside(0.9)
-    (low, high), (less, more) = (paired.wilson(share, 480) for share in (400 / 480, 0.9))
+    (low, high), (less, more) = (statistics.wilson(share, 480) for share in (400 / 480, 0.9))
     assert (beside.value, beside.baseline, beside.lost, beside.gained) == (found.value, 0.9, None, None)
     lower = found.value - 0.9 - math.hypot(found.value - low, more - 0.9)
     upper = found.value - 0.9 + math.hypot(high - found.value, 0.9 - less)
@@ -206,11 +206,11 @@ def test_without_labels_the_original_is_what_is_wanted() -> None:
 
 def shares(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
     both, gained, lost = (int(part.sum()) for part in (expected & found, found & ~expected, expected & ~found))
-    return paired.newcombe(both, gained, lost, len(found) - both - gained - lost)
+    return statistics.newcombe(both, gained, lost, len(found) - both - gained - lost)
 
 
 def test_newcombe_interval_has_a_width_when_nobody_changed_sides() -> None:
-    low, high = paired.newcombe(90, 0, 0, 10)
+    low, high = statistics.newcombe(90, 0, 0, 10)
     assert -0.05 < low < 0 < high < 0.05
     assert low == pytest.approx(-high)
 
@@ -228,18 +228,18 @@ def test_newcombe_interval_covers_the_true_difference_about_95_times_in_100() ->
 
 def test_quotient_of_equal_counts_is_a_mean() -> None:
     values = np.array([0.0, 0.0, 1.0, 1.0])
-    low, high = paired.quotient(values, np.ones(4))
+    low, high = statistics.quotient(values, np.ones(4))
     half = 1.959964 * values.std(ddof=1) / 2
     assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
-    assert paired.quotient(2 * values, np.full(4, 2.0)) == pytest.approx((low, high))
-    assert paired.quotient(np.ones(1), np.ones(1)) == (None, None)
+    assert statistics.quotient(2 * values, np.full(4, 2.0)) == pytest.approx((low, high))
+    assert statistics.quotient(np.ones(1), np.ones(1)) == (None, None)
 
 
 def test_quotient_interval_covers_the_true_quotient() -> None:
     covered, trials, draws = 0, 1000, np.random.default_rng(0)
     for _ in range(trials):
         counts = draws.integers(1, 20, 150)
-        low, high = paired.quotient(draws.binomial(counts, 0.2).astype(float), counts.astype(float))
+        low, high = statistics.quotient(draws.binomial(counts, 0.2).astype(float), counts.astype(float))
         assert low is not None and high is not None
         covered += low <= 0.2 <= high
     assert 0.925 <= covered / trials <= 0.975
@@ -247,7 +247,7 @@ def test_quotient_interval_covers_the_true_quotient() -> None:
 
 def test_bootstrap_covers_a_difference_of_rank_correlations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of normal numbers with correlation r Spearman's is ``6 / pi asin(r / 2)``: the truth is known."""
-    monkeypatch.setattr(paired, "RESAMPLES", 100)
+    monkeypatch.setattr(statistics, "RESAMPLES", 100)
 
     def between(r: float) -> float:
         return 6 / math.pi * math.asin(r / 2)
@@ -258,7 +258,7 @@ def test_bootstrap_covers_a_difference_of_rank_correlations(monkeypatch: pytest.
         expected = 0.9 * wanted + math.sqrt(1 - 0.81) * first
         found = 0.8 * wanted + math.sqrt(1 - 0.64) * second
         figures = [scores.rank_correlation(np.stack([answers, wanted], 1)) for answers in (found, expected)]
-        _, (low, high) = paired.bootstrap(figures, 100)
+        _, (low, high) = statistics.bootstrap(figures, 100)
         assert low is not None and high is not None
         covered += low <= between(0.8) - between(0.9) <= high
     assert 0.90 <= covered / trials <= 0.99

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.profile.memory import live_memory
+from optimize.profile.result import live_memory
 from tests.profile.nets import block
 
 

@@ -10,14 +10,11 @@ from pydantic import TypeAdapter
 from optimize.errors import Refused
 from optimize.measure.environment import Environment
 from optimize.profile import artifacts
-from optimize.profile.memory import LiveMemory
-from optimize.profile.python_cost import PythonCost, PythonFunction
-from optimize.profile.result import FreshProcess, KernelProfile, Profile
-from optimize.profile.trace import chrome_trace, write_trace
+from optimize.profile.result import FreshProcess, KernelProfile, LiveMemory, Profile, PythonCost, PythonFunction
 from optimize.report import PROFILE, charts, html
 from optimize.report.charts import Drawn
 from optimize.report.files import save
-from optimize.report.profile import ProfileRecord, cards, plot, tell_profile
+from optimize.report.profile import ProfileRecord, cards, chrome_trace, plot, tell_profile, write_trace
 from tests.profile.nets import LIMITS
 from tests.report.conftest import HOSTILE
 from tests.report.test_golden import on_console

@@ -8,9 +8,8 @@ from torch import nn
 
 from optimize.frontend import capture
 from optimize.passes.prune_channels import PruneChannels
-from optimize.pruning.compensation import compensate, find_readers, rank
+from optimize.pruning.compensation import Columns, choose_damping, compensate, find_readers, rank
 from optimize.pruning.cut import cut
-from optimize.pruning.damping import Columns, choose_damping
 from optimize.pruning.groups import dependencies
 from optimize.pruning.sensitivity import SHARES, TRIED_ON, curves, weigh
 from optimize.quantization.batches import FlatBatches

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings, strategies
 
-from optimize.quantization.allocation import CHOICES, MEASURED_AT, allocate_bits
+from optimize.quantization.blocks import CHOICES, MEASURED_AT, allocate_bits
 
 
 def noise(noises: list[float], bits: tuple[int, ...]) -> float:

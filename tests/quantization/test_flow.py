@@ -4,7 +4,7 @@ from collections.abc import Set
 
 from torch import fx
 
-from optimize.quantization.flow import trace_integers
+from optimize.quantization.simulation import trace_integers
 
 
 def test_what_is_made_and_wanted_as_integers_is_found_in_two_sweeps() -> None:

@@ -9,8 +9,8 @@ from torch import nn
 import optimize
 from optimize import graph
 from optimize.errors import UsageError
+from optimize.quantization.sensitivity import NEAR_DB
 from optimize.quantization.simulation import simulated_db
-from optimize.quantization.sparing import NEAR_DB
 
 
 class Outlier(nn.Module):

@@ -1,6 +1,6 @@
 """Large graphs a module a box."""
 
-from optimize.report.condense import ModuleBox, condense
+from optimize.report.alignment import ModuleBox, condense
 from optimize.report.model import Comparison, Graph, Operation
 from tests.report.conftest import stats
 

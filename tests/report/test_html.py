@@ -60,7 +60,7 @@ def test_every_figure_of_the_table_is_the_records(report: Report) -> None:
             assert line[2] == f"{row['status'].replace('_', ' ')}: {row['reason']}"
             continue
         taken, speedup, accuracy = row["latency"], row["speedup"], row["accuracy"]
-        between = form.seconds_interval(taken["median_s"], taken["ci_low_s"], taken["ci_high_s"])
+        between = form.interval(taken["median_s"], taken["ci_low_s"], taken["ci_high_s"], form.TIMES)
         assert shown["Median latency"] == f"{form.seconds(taken['median_s'])} {between}"
         assert shown["Peak memory"] == form.size(row["peak_memory_bytes"])
         assert shown["Accuracy"].startswith(form.score(accuracy["value"], accuracy["unit"]))

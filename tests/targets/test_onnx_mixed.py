@@ -18,10 +18,9 @@ from optimize.quantization.weights import give_back
 from optimize.registry import find_target
 from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.export import save, to_onnx
-from optimize.targets.onnx_graph.half import note_weights
 from optimize.targets.onnx_graph.nodes import constant
 from optimize.targets.onnx_graph.policy import TENSORRT
-from optimize.targets.onnx_graph.quantize import quantize_onnx
+from optimize.targets.onnx_graph.quantize import note_weights, quantize_onnx
 from tests import references
 from tests.nets import sqnr_db
 

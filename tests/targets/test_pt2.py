@@ -20,7 +20,7 @@ from optimize.graph import aten
 from optimize.processor import Processor
 from optimize.program import Program
 from optimize.targets.base import Artifact
-from optimize.targets.pt2 import PT2, isolated
+from optimize.targets.pt2 import PT2, compiler
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
@@ -276,15 +276,15 @@ def test_without_a_compiler_it_says_what_to_install(floats: Program, monkeypatch
 def test_a_compiler_that_fails_is_a_refusal_and_leaves_no_file(
     floats: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "_COMPILE", "tests.sandbox.tasks:abort")
+    monkeypatch.setattr(compiler, "_COMPILE", "tests.sandbox.tasks:abort")
     with pytest.raises(Refused, match=r"Inductor cannot compile the program \(signal SIGABRT"):
-        isolated.compile_package(floats.export(), tmp_path / "net.pt2")
+        compiler.compile_package(floats.export(), tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_compiler_that_hangs_is_stopped(floats: Program, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="still compiling after 0 s"):
-        isolated.compile_package(floats.export(), tmp_path / "net.pt2", limit_s=0.05)
+        compiler.compile_package(floats.export(), tmp_path / "net.pt2", limit_s=0.05)
     assert not list(tmp_path.iterdir())
 
 

@@ -16,7 +16,7 @@ from optimize.dimensions import FreeSize
 from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.program import Program
-from optimize.targets.tensorrt import TensorRT, isolated, packages
+from optimize.targets.tensorrt import TensorRT, builder, packages
 from tests.nets import sqnr_db
 from tests.targets.tensorrt_graphs import BROKEN
 from tests.targets.tensorrt_orders import order, rtx
@@ -182,4 +182,4 @@ def test_a_package_that_cannot_be_imported_leaves_the_onnx_file(
 @rtx
 def test_the_child_tells_why_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="refuses the QuantizeLinear 'quant': Non-zero zero point is not supported"):
-        isolated.build(order(tmp_path, BROKEN["zero point 5"].model))
+        builder.build_apart(order(tmp_path, BROKEN["zero point 5"].model))

@@ -11,7 +11,7 @@ import pytest
 
 from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError
 from optimize.progress import heard_by
-from optimize.targets.tensorrt import TensorRT, builder, failures, isolated, packages
+from optimize.targets.tensorrt import TensorRT, builder, log, packages
 from optimize.targets.tensorrt.options import EngineOptions
 from tests.targets.tensorrt_graphs import GOOD, product, quantized_conv
 from tests.targets.tensorrt_orders import order, rtx
@@ -110,7 +110,7 @@ def test_engines_of_more_gpu_generations_are_larger(tmp_path: Path) -> None:
 def test_progress_reaches_the_listener_and_never_falls(tmp_path: Path) -> None:
     shares: list[float] = []
     with heard_by(lambda _, share: shares.append(share)):
-        isolated.build(order(tmp_path, CONV))
+        builder.build_apart(order(tmp_path, CONV))
     assert len(shares) > 10
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.5
@@ -211,7 +211,7 @@ def test_what_stops_tensorrt_rtx_is_told_with_a_way_out(
     model: object, options: EngineOptions, error: type, reason: str, hint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=f"TensorRT-RTX .* cannot build the engine: .*{reason}") as caught:
-        isolated.build(order(tmp_path, model, options))
+        builder.build_apart(order(tmp_path, model, options))
     assert hint in caught.value.hint
 
 
@@ -235,7 +235,7 @@ def test_what_stops_tensorrt_rtx_is_told_with_a_way_out(
     ],
 )
 def test_messages_of_tensorrt_become_errors_with_a_next_step(text: str, error: type, hint: str) -> None:
-    found = failures.build_failure("TensorRT 10.9", [text])
+    found = log.build_failure("TensorRT 10.9", [text])
     assert type(found) is error
     assert found.what.startswith("TensorRT 10.9 cannot build the engine: ")
     assert hint in found.hint
@@ -287,7 +287,7 @@ def test_a_killed_build_names_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "killed_tensorrt.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Refused, match="signal SIGKILL") as caught:
-        isolated.build(order(tmp_path, CONV, module="killed_tensorrt"))
+        builder.build_apart(order(tmp_path, CONV, module="killed_tensorrt"))
     assert "out of memory" in caught.value.hint
 
 

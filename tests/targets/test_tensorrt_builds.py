@@ -15,7 +15,7 @@ from models import REFERENCES
 from optimize.passes.cast_half import CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
-from optimize.targets.tensorrt import TensorRT, builder, isolated, packages
+from optimize.targets.tensorrt import TensorRT, builder, packages
 from tests import references
 from tests.cpus import NEEDS_VNNI
 from tests.targets.tensorrt_orders import rtx
@@ -32,7 +32,7 @@ PRODUCTS = ("convolution", "deconvolution", "matrix_multiply")
 def _built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-RTX builds on every machine, in this process: a child's start takes longer than the build."""
     monkeypatch.setattr(packages, "has_gpu", lambda: False)
-    monkeypatch.setattr(isolated, "build", builder.build)
+    monkeypatch.setattr(builder, "build_apart", builder.build)
 
 
 def data(name: str) -> list[torch.Tensor]:

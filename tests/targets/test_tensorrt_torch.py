@@ -14,7 +14,7 @@ from optimize.errors import Refused, TargetUnavailable
 from optimize.passes.cast_half import CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
-from optimize.targets.tensorrt import TensorRT, builder, isolated, packages
+from optimize.targets.tensorrt import TensorRT, builder, packages
 from tests.targets.tensorrt_orders import rtx
 from tests.targets.test_tensorrt_builder import StandIn, tensorrt
 
@@ -66,7 +66,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt("10.13"))
     monkeypatch.setattr(packages, "has_gpu", lambda: True)
     monkeypatch.setattr(packages.Package, "installed", True)
-    monkeypatch.setattr(isolated, "build", lambda order: builder._carry_out(order, lambda share: None))
+    monkeypatch.setattr(builder, "build_apart", lambda order: builder._carry_out(order, lambda share: None))
     return found
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import optimize
 from optimize import Gradual
 from optimize.errors import UsageError
-from optimize.pruning.schedules import CURVES, Curve, share_at
+from optimize.passes.gradual import CURVES, Curve, share_at
 from optimize.training import Logits, Training, rewind
 
 torch.set_num_threads(1)

@@ -147,8 +147,8 @@ $feeds
         """
         from optimize.precision.lowering import holds_half, lower_half
         from optimize.targets.onnx_graph.export import save, to_onnx
-        from optimize.targets.onnx_graph.half import note_weights
         from optimize.targets.onnx_graph.names import origins_in
+        from optimize.targets.onnx_graph.quantize import note_weights
         from optimize.targets.packaging import describe, made_for
 
         if self.provider is not CPU:  # a file for the CPU can be written for another machine
@@ -369,7 +369,6 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
     from optimize.targets.onnx.attention import fuse_attention
     from optimize.targets.onnx.dynamic import quantize_dynamic
     from optimize.targets.onnx.packing import pack_blocks, pack_weights
-    from optimize.targets.onnx.shielding import shield_float_layers
     from optimize.targets.onnx.static import quantize_static
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.onnx_graph.weight_only import quantize_weights
@@ -385,7 +384,6 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
         placed = quantize_dynamic(model, plan, planned(policy.numerics.weight, plan))
     else:
         placed = quantize_static(model, value_names, plan, policy)
-        shield_float_layers(model)
         pack_weights(model)
     fuse_attention(model)
     tables, _ = quantize_weights(model, program, tables=True)

@@ -169,7 +169,7 @@ def write_gru(graph: ir.Graph, node: ir.Node) -> None:
         name = f"{node.outputs[0].name}_{index}"
         bias = np.split(biases[index], 2)
         first = store(graph, f"{name}_direction", np.array(index))
-        start = _call(graph, "Gather", [state, first], f"{name}_start", axis=0)
+        start = add(graph, "Gather", [state, first], {"axis": 0}, name=f"{name}_start")
         inputs = product(graph, x, weights[index], bias[0], f"{name}_inputs")
         if index == 0:
             take_name(inputs, node)
@@ -182,7 +182,7 @@ def write_gru(graph: ir.Graph, node: ir.Node) -> None:
         states.append(_expanded(graph, scan.outputs[0], 0))
         sequences.append(_expanded(graph, scan.outputs[1], 1))
     for old, parts, axis in zip(node.outputs, (sequences, states), (1, 0), strict=False):
-        new = _call(graph, "Concat", parts, f"{old.name}_joined", axis=axis)
+        new = add(graph, "Concat", parts, {"axis": axis}, name=f"{old.name}_joined")
         new.shape, new.type = old.shape, old.type
         if old.uses() or old.is_graph_output():
             replace(old, new)
@@ -198,7 +198,7 @@ def product(graph: ir.Graph, x: ir.Value, weight: np.ndarray, bias: np.ndarray, 
     )
     attributes = {"K": blocks.columns, "N": rows, "bits": 8, "block_size": size, "accuracy_level": 4}
     inputs = [x, integers, scales, None, None, offset]
-    return _call(graph, "MatMulNBits", inputs, name, domain=CONTRIB, **attributes)
+    return add(graph, "MatMulNBits", inputs, attributes, name=name, domain=CONTRIB)
 
 
 def _body(prefix: str, recurrent: np.ndarray, bias: np.ndarray) -> ir.Graph:
@@ -212,7 +212,7 @@ def _body(prefix: str, recurrent: np.ndarray, bias: np.ndarray) -> ir.Graph:
     body = ir.Graph([state, step], [], nodes=[], name=f"{prefix}_body")
 
     def call(op: str, inputs: Sequence[ir.Value], name: str) -> ir.Value:
-        return _call(body, op, inputs, f"{prefix}_{name}")
+        return add(body, op, inputs, name=f"{prefix}_{name}")
 
     bounds = {count: store(body, f"{prefix}_end_{count}", np.array([count * hidden])) for count in range(4)}
     axis = store(body, f"{prefix}_axis", np.array([-1]))
@@ -235,14 +235,4 @@ def _body(prefix: str, recurrent: np.ndarray, bias: np.ndarray) -> ir.Graph:
 
 def _expanded(graph: ir.Graph, value: ir.Value, axis: int) -> ir.Value:
     axes = store(graph, f"axis_{axis}", np.array([axis]))
-    return _call(graph, "Unsqueeze", [value, axes], f"{value.name}_expanded")
-
-
-def _call(
-    graph: ir.Graph, op: str, inputs: Sequence[ir.Value | None], name: str, domain: str = "", **attributes: int
-) -> ir.Value:
-    """Append a node of one output whose shape the checker infers."""
-    node = ir.node(op, inputs, attributes, domain=domain)
-    node.outputs[0].name = name
-    graph.append(node)
-    return node.outputs[0]
+    return add(graph, "Unsqueeze", [value, axes], name=f"{value.name}_expanded")

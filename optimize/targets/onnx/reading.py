@@ -21,7 +21,12 @@ MOST_BYTES = 2**31 - 1
 
 
 def read_checked(path: Path, *, trust: bool = False) -> onnx.ModelProto:
-    """Return what a file holds; weights outside it stay there.
+    """Return what a file holds, as :func:`files_of` does; weights outside it stay there."""
+    return files_of(path, trust=trust)[0]
+
+
+def files_of(path: Path, *, trust: bool = False) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
+    """Return what a file holds, and the files it consists of, ``path`` first.
 
     Args:
         trust: Take whatever time and memory the file asks for; everything else is checked all the same.
@@ -30,19 +35,6 @@ def read_checked(path: Path, *, trust: bool = False) -> onnx.ModelProto:
         Refused: It is no regular file, no ONNX model, names weights that are not its own or not there, or asks for
             more work or memory than an honest file does.
     """
-    return _checked(path, trust)[0]
-
-
-def files_of(path: Path, *, trust: bool = False) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
-    """Return what a file holds, and the files it consists of, ``path`` first.
-
-    Raises:
-        Refused: As for :func:`read_checked`.
-    """
-    return _checked(path, trust)
-
-
-def _checked(path: Path, trust: bool) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
     model = _parsed(path, trust)
     check_texts(model, path)
     outside = check_tensors(model, path)

@@ -71,7 +71,19 @@ class Values(FileValues):
             Refused: The files share nothing between inputs and outputs.
         """
         assert isinstance(other, Values)
-        return _shared(self, other)
+        taken: set[ir.Value] = set()
+        ends = _untaken(_by_output(self, other), taken)
+        inner = _untaken(_by_name(self, other), taken) + _untaken(_by_node(self, other), taken)
+        if all(pair.first.producer() is None for pair in inner):
+            inner += _untaken(_by_position(self, other), taken)
+        if all(pair.first.producer() is None for pair in inner):
+            raise Refused(
+                "The files share no value between inputs and outputs: no name is the same, and their weighted layers "
+                "do not correspond one to one.",
+                hint="Leave --layers out, or compare with the float file that the other one was made from.",
+            )
+        order = other.order()
+        return sorted([*inner, *ends], key=lambda pair: order.get(pair.second, -1))
 
     def sources(self, values: Sequence[ir.Value]) -> list[list[int]]:
         """Return for each of some values the places of the nearest ones that it is computed from."""
@@ -172,27 +184,6 @@ def _spec(entry: onnx.ValueInfoProto) -> TensorSpec:
     except (KeyError, ValueError):
         dtype = ""
     return TensorSpec(entry.name, tuple(sizes), dtype)
-
-
-def _shared(first: Values, second: Values) -> list[Shared]:
-    """Return the values two files with as many outputs share, in the second one's order of execution.
-
-    Raises:
-        Refused: The files share nothing between inputs and outputs.
-    """
-    taken: set[ir.Value] = set()
-    ends = _untaken(_by_output(first, second), taken)
-    inner = _untaken(_by_name(first, second), taken) + _untaken(_by_node(first, second), taken)
-    if all(pair.first.producer() is None for pair in inner):
-        inner += _untaken(_by_position(first, second), taken)
-    if all(pair.first.producer() is None for pair in inner):
-        raise Refused(
-            "The files share no value between inputs and outputs: no name is the same, and their weighted layers do "
-            "not correspond one to one.",
-            hint="Leave --layers out, or compare with the float file that the other one was made from.",
-        )
-    order = second.order()
-    return sorted([*inner, *ends], key=lambda pair: order.get(pair.second, -1))
 
 
 def _producer(value: ir.Value) -> ir.Node | None:

@@ -124,7 +124,7 @@ def add(
     attributes: Mapping[str, Any] | None = None,
     *,
     name: str,
-    like: ir.Value,
+    like: ir.Value | None = None,
     dtype: ir.DataType | None = None,
     domain: str = "",
 ) -> ir.Value:
@@ -135,14 +135,15 @@ def add(
         op: Operator.
         inputs: What it reads.
         name: Name of the output; a number is added when another value has it. The node itself has none.
-        like: The value whose shape and type the output has.
+        like: The value whose shape and type the output has; where none is, the checker infers them.
         dtype: Another element type than ``like``'s.
         domain: Operator set.
     """
     node = ir.node(op, inputs, attributes, domain=domain)
     output = node.outputs[0]
     output.name = free_name(name, used_names(graph))
-    output.shape, output.type = like.shape, like.type if dtype is None else ir.TensorType(dtype)
+    if like is not None:
+        output.shape, output.type = like.shape, like.type if dtype is None else ir.TensorType(dtype)
     graph.append(node)
     return output
 

@@ -154,15 +154,15 @@ def _tied(torch_version: str, cpu: str) -> str:
 
 
 def _compile_float(program: Program, path: Path) -> Coverage | None:
-    from optimize.targets.pt2.isolated import compile_package
+    from optimize.targets.pt2.compiler import compile_package
 
     compile_package(program.export(), path)
     return None
 
 
 def _compile_int8(program: Program, path: Path, cpu: str) -> Coverage:
+    from optimize.targets.pt2.compiler import compile_package
     from optimize.targets.pt2.coverage import coverage
-    from optimize.targets.pt2.isolated import compile_package
     from optimize.targets.pt2.lowering import lower
 
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -1,9 +1,11 @@
-"""The process that compiles one package: ``python -m optimize.targets.pt2.compiler PROGRAM.pt2 PACKAGE.pt2``."""
+"""Compile in a child process: inductor starts compilers and worker processes, keeps caches, and can run for long."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from optimize import sandbox
 from optimize.errors import Refused, first_line
+from optimize.files import whole
+from optimize.sandbox import ChildLimits, Died, OutOfTime, Unforeseen
+from optimize.targets.packaging import say_in_archive
 from optimize.targets.pt2.lowering import operators
 
+_COMPILE = "optimize.targets.pt2.compiler:compile_here"
+#: The largest networks take a minute; what is not done by then hangs.
+LIMIT_S = 1800.0
 CONFIGURATION = {
     # Weights become constants: packed for oneDNN, and integer layers fused with what surrounds them.
     "freezing": True,
@@ -116,3 +125,40 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
             )
     except Exception as error:
         raise Refused(first_line(error)) from error
+
+
+def compile_package(
+    exported: torch.export.ExportedProgram, path: Path, *, limit_s: float = LIMIT_S, cpu: str = ""
+) -> None:
+    """Compile an exported program to the package ``path``, whole or not at all.
+
+    Inductor's cache lives in a temporary folder that is removed; precompiled headers of torch stay in the system's
+    temporary folder, where torch keeps them for all processes of a user. The package says which processor its integers
+    were made for, where it has integers.
+
+    Raises:
+        Refused: Inductor or the C++ compiler refuses the program, crashes or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="optimize-") as name:
+        folder = Path(name)
+        program, package = folder / "program.pt2", folder / "model.pt2"
+        with warnings.catch_warnings(action="ignore"):
+            torch.export.save(exported, program)
+        _compile(folder, {"program": str(program), "package": str(package)}, limit_s)
+        with whole(path) as temporary:
+            shutil.copyfile(package, temporary)
+            if cpu:
+                say_in_archive(temporary, {"cpu": cpu})
+
+
+def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:
+    try:
+        sandbox.call(
+            _COMPILE, arguments, folder, about="The program", limits=ChildLimits.until(limit_s), confined=False
+        )
+    except OutOfTime as error:
+        raise Refused(f"Inductor was still compiling after {limit_s:.0f} s.", hint="Choose onnx.") from error
+    except Refused as error:
+        ends = {Died: "end", Unforeseen: "reason"}
+        reason = getattr(error, ends.get(type(error), "what"))
+        raise Refused(f"Inductor cannot compile the program ({reason}).", hint="Choose onnx or torchscript.") from error

@@ -28,7 +28,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.program import Program, is_one_position, tensor_value
-from optimize.quantization.flow import trace_integers
+from optimize.quantization.simulation import trace_integers
 from optimize.quantization.weights import read_parameters
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer
@@ -103,15 +103,10 @@ def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torc
     source, (weight, _) = graph.argument(node, "input"), read_parameters(program.graph_module, node)
     if source.name not in plan.ranges:
         raise Refused("no range was learned for it")
-    rank = _rank(source)
+    rank = len(_shape(source))
     if rank < 2 or (node.target in _CONVOLUTIONS and rank != weight.dim()):
         raise Refused("its input has no batch dimension")
     return weight
-
-
-def _rank(node: fx.Node) -> int:
-    value = tensor_value(node)
-    return 0 if value is None else value.dim()
 
 
 def _shortcuts(nodes: fx.Graph, weights: Mapping[fx.Node, Any]) -> dict[fx.Node, fx.Node]:

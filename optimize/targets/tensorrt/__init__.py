@@ -24,7 +24,7 @@ from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX, Package
 
 if TYPE_CHECKING:
     from optimize.program import Program
-    from optimize.targets.tensorrt.order import Built
+    from optimize.targets.tensorrt.builder import Built
 
 _TIED = "TensorRT engines are tied to the TensorRT version and, unless built with RTX, to the GPU model."
 _RTX_INT8 = "TensorRT-RTX documents INT8 for matrix products with INT8 weights; time convolutions on your GPU."
@@ -130,14 +130,13 @@ class TensorRT(EngineOptions, Target):
 
     def _build(self, package: Package, lowered: Program, path: Path) -> Built:
         """Build with a package from what it reads; the ONNX model lies beside ``path``."""
-        from optimize.targets.tensorrt import isolated
+        from optimize.targets.tensorrt.builder import Order, build_apart
         from optimize.targets.tensorrt.lowering import source_of
-        from optimize.targets.tensorrt.order import Order
 
         profile, onnx = self.profile(lowered), path.with_suffix(".tensorrt.onnx")
         with whole(path) as engine, source_of(package, lowered, onnx) as source:
             order = Order(package.module, package.title, str(source), str(engine), profile, self.options())
-            return isolated.build(order)
+            return build_apart(order)
 
     def _unavailable(self, reason: str, hint: str, engine: Path, lowered: Program) -> TargetUnavailable:
         """Return why there is no engine, and how to make it of the ONNX model here or elsewhere."""

@@ -1,4 +1,4 @@
-"""Builds one engine, in a child process (`isolated`): a native abort in TensorRT's parser or builder cannot be caught.
+"""Builds one engine, in a child process: a native abort in TensorRT's parser or builder is a refusal there.
 
 It does not import torch, unless Torch-TensorRT builds. One code serves TensorRT 10, 11 and TensorRT-RTX: networks are
 strongly typed, so precisions are those of the graph.
@@ -7,18 +7,51 @@ strongly typed, so precisions are those of the graph.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimize.errors import TargetUnavailable
+from pydantic import TypeAdapter
+
+from optimize import progress, sandbox
+from optimize.errors import Refused, TargetUnavailable
 from optimize.files import whole
+from optimize.sandbox import ChildLimits, Died, Unforeseen
+from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt import log
-from optimize.targets.tensorrt.failures import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.layers import inspect, network_types, weighted_layers
+from optimize.targets.tensorrt.log import build_failure, parse_failure, plain
 from optimize.targets.tensorrt.options import EngineOptions
-from optimize.targets.tensorrt.order import Built, Order, import_library
+
+_BUILD = "optimize.targets.tensorrt.builder:build_here"
+
+
+def build_apart(order: Order) -> Built:
+    """Build an engine in a child process; ``order.engine`` may be left half-written when this raises.
+
+    Raises:
+        TargetUnavailable: The library cannot be imported, is too old, or finds no driver.
+        Refused: It does not accept the model, runs out of memory, or crashed on it.
+    """
+    arguments, limits = {"order": dataclasses.asdict(order)}, ChildLimits.until(None)
+    try:
+        answer = sandbox.call(
+            _BUILD, arguments, about=order.title, limits=limits, confined=False, progress=progress.tell
+        )
+    except (Died, Unforeseen) as error:
+        raise _crash(order, error) from error
+    return TypeAdapter(Built).validate_python(answer.value)
+
+
+def _crash(order: Order, error: Died | Unforeseen) -> Refused:
+    hint = "Try another version of it, or another target."
+    how = error.reason if isinstance(error, Unforeseen) else error.end
+    if isinstance(error, Died) and error.code == -signal.SIGKILL:
+        hint = "The system ends processes so when it runs out of memory: lower max_batch, or free memory."
+    return Refused(f"{order.title} crashed while building the engine ({how}).", hint=hint)
 
 
 def build(order: Order, tell: Callable[[float], None] = lambda share: None) -> Built:
@@ -205,3 +238,67 @@ def monitor(module: Any, tell: Callable[[float], None]) -> Any:
             tell(self._shares.finish(name))
 
     return _Monitor()
+
+
+#: Strongly typed networks with explicit Q/DQ are complete from this version on.
+OLDEST = 10
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to build.
+
+    Attributes:
+        module: ``tensorrt``, ``tensorrt_rtx`` or ``torch_tensorrt``.
+        title: The library's name, for messages.
+        source: The ONNX model; for Torch-TensorRT an exported program.
+        engine: Where the engine goes.
+        profile: Smallest, typical and largest shape of each input with a free dimension.
+        options: What the user asked for.
+    """
+
+    module: str
+    title: str
+    source: str
+    engine: str
+    profile: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+    options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of an order.
+
+    Attributes:
+        version: Version of the library that built.
+        layers: The weighted layers of the parsed network; none where no network was parsed.
+        types: All layers and their types, as the engine has them, or as the network has where no GPU can read it.
+        warnings: What the parser and builder warned of.
+        inputs: Names of the engine's inputs where they are not the program's.
+        outputs: Those of its outputs where they are not the ONNX model's.
+    """
+
+    version: str
+    layers: tuple[TypedLayer, ...]
+    types: LayerTypes
+    warnings: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def import_library(order: Order) -> Any:
+    """Return the library's module.
+
+    Raises:
+        TargetUnavailable: It cannot be imported, or is TensorRT before version 10.
+    """
+    try:
+        module = importlib.import_module(order.module)
+    except (ImportError, OSError) as error:
+        raise TargetUnavailable(f"{order.title} is installed but cannot be imported: {error}.") from error
+    if order.module == "tensorrt" and int(module.__version__.partition(".")[0]) < OLDEST:
+        raise TargetUnavailable(
+            f"TensorRT {module.__version__} is too old: networks are strongly typed from version {OLDEST} on.",
+            hint=f'pip install "tensorrt>={OLDEST}"',
+        )
+    return module

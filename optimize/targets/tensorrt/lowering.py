@@ -52,8 +52,7 @@ def to_model(program: Program, lowered: Program, capabilities: tuple[str, ...]) 
         Refused: It cannot be expressed so; the message names the operator, the layer, and the rule.
     """
     from optimize.targets.onnx_graph.export import to_onnx
-    from optimize.targets.onnx_graph.half import note_weights
-    from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.quantize import note_weights, quantize_onnx
     from optimize.targets.packaging import require_layers
 
     model, value_names = to_onnx(lowered)

@@ -11,9 +11,9 @@ from typing import Any
 
 from optimize.errors import Refused, TargetUnavailable, first_line
 from optimize.targets.tensorrt import log, packages
-from optimize.targets.tensorrt.failures import build_failure, plain
+from optimize.targets.tensorrt.builder import Built, Order, import_library
 from optimize.targets.tensorrt.layers import inspect
-from optimize.targets.tensorrt.order import Built, Order, import_library
+from optimize.targets.tensorrt.log import build_failure, plain
 from optimize.targets.tensorrt.reading import names_of
 
 

@@ -21,7 +21,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import NO_STATIC_KERNEL, Quantization, Range
 from optimize.program import Program
-from optimize.quantization.flow import trace_integers
+from optimize.quantization.simulation import trace_integers
 from optimize.targets.base import FloatLayer
 from optimize.targets.packaging import convert_layers, float_layer
 from optimize.targets.torchscript.kernels import KERNELS

@@ -11,10 +11,6 @@ from collections.abc import Callable, Sequence
 from optimize.targets.onnx.untrusted.statics import NodeView, Shape
 
 
-def _broadcast(call: NodeView) -> Shape:
-    return together([call.shape(index) for index in range(len(call.inputs))])
-
-
 def together(shapes: Sequence[Shape]) -> Shape:
     """Return the sizes of broadcast shapes without ``numpy``, which refuses more elements than it could hold."""
     rank = max(map(len, shapes))
@@ -142,10 +138,6 @@ def _reduced(call: NodeView) -> Shape:
     return tuple(size for axis, size in enumerate(sizes) if kept or axis not in gone)
 
 
-def _same(call: NodeView) -> Shape:
-    return call.shape(0)
-
-
 def _asked(index: int, name: str = "") -> Callable[[NodeView], Shape]:
     return lambda call: tuple(int(size) for size in call.numbers(index, name))
 
@@ -170,8 +162,8 @@ _KEPT = (
 )  # fmt: skip
 #: Sizes of the first output, by operator; ``KeyError`` where something is unknown.
 SHAPES: dict[str, Callable[[NodeView], Shape]] = {
-    **dict.fromkeys(_BROADCAST, _broadcast),
-    **dict.fromkeys(_KEPT, _same),
+    **dict.fromkeys(_BROADCAST, lambda call: together([call.shape(index) for index in range(len(call.inputs))])),
+    **dict.fromkeys(_KEPT, lambda call: call.shape(0)),
     **dict.fromkeys(("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin"), _reduced),
     "Shape": lambda call: (len(call.shape(0)[part(call)]),),
     "Size": lambda call: (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from google.protobuf.message import Message
@@ -193,8 +193,4 @@ def _bytes_of(tensor: TensorProto, kind: str) -> int:
 
 def _require(found: int, need: int, noun: str, tensor: TensorProto) -> None:
     if found != need:
-        raise Refused(f"{found} {noun} are stored, its shape {_shape(tensor.dims)} needs {need}.")
-
-
-def _shape(dims: Sequence[int]) -> str:
-    return shown(str(list(dims)))
+        raise Refused(f"{found} {noun} are stored, its shape {shown(str(list(tensor.dims)))} needs {need}.")

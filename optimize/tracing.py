@@ -1,4 +1,4 @@
-"""Rules of shapes for recurrent layers, whose lengths torch would otherwise fix.
+"""What a trace of torch's need not do: run recurrent layers step by step for their shapes, look up composite operators.
 
 torch computes the shapes of an LSTM, a GRU or a plain recurrent layer by running its steps one by one in Python: that
 takes 12 seconds for 32 of them, and the number of steps becomes a constant. What they return does not need to be run.
@@ -7,12 +7,14 @@ takes 12 seconds for 32 of them, and the number of steps becomes a constant. Wha
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._decomp import decomposition_table
+from torch._export import utils
 
 from optimize.graph import aten
 
@@ -56,3 +58,17 @@ _RULES: dict[Any, Any] = {
     aten.rnn_tanh.input: _shape_rnn,
     aten.rnn_relu.input: _shape_rnn,
 }
+
+
+_LOOK_UP = "_materialize_cpp_cia_ops"
+
+
+@contextlib.contextmanager
+def looked_up_once() -> Iterator[None]:
+    """Let torch look its composite operators up once inside the block, where nobody registers any."""
+    look_up = getattr(utils, _LOOK_UP, None)
+    if look_up is None:  # a torch that does it in another way
+        yield
+        return
+    with mock.patch.object(utils, _LOOK_UP, functools.cache(look_up)):
+        yield
