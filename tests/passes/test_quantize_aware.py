@@ -208,6 +208,34 @@ def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
         assert float((got.argmax(1) == answers[0].argmax(1)).float().mean()) >= 0.95
 
 
+@pytest.mark.parametrize("target", ["openvino", "torchscript"])
+def test_what_iao_evaluates_in_training_is_what_the_integers_of_a_file_compute(target: str, tmp_path: Path) -> None:
+    """But where products add up to a tie, in an order of each kernel's own. ONNX has biases of integers."""
+    torch.manual_seed(0)
+    layers = [(3, 16, 1), (16, 24, 2), (24, 24, 1)]
+    net = nn.Sequential(
+        *(
+            part
+            for inputs, outputs, stride in layers
+            for part in (nn.Conv2d(inputs, outputs, 3, stride, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+        ),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5)),
+    )
+    x, y, answers = torch.randn(64, 3, 12, 12), torch.randint(5, (64,)), list[Tensor]()
+
+    def train(module: nn.Module) -> None:
+        descend(module.train(), lambda: functional.cross_entropy(module(x), y), 10, 0.003)
+        with torch.no_grad():
+            answers.append(module.eval()(x))
+
+    trained, _ = optimize.QuantizeAware(train, [x], quantizer="iao").apply(optimize.capture(net.eval(), (x[:2],)))
+    artifact = optimize.export(trained, target, tmp_path / f"net{'.xml' if target == 'openvino' else '.pt'}")
+    (found,) = artifact.load(threads=1).run([x.numpy()])
+    alike = torch.isclose(torch.from_numpy(found), answers[0], rtol=1e-5, atol=1e-5)
+    assert float(alike.float().mean()) >= 0.98
+    assert sqnr_db(answers, [torch.from_numpy(found)]) >= 60
+
+
 @pytest.mark.parametrize(("samples", "settles"), [(1100, True), (256, False)])
 def test_statistics_are_taken_anew_where_calibration_data_is_enough_for_them(samples: int, settles: bool) -> None:
     """A running mean is that of the last batches; what is deployed shall be that of all samples."""
