@@ -61,6 +61,8 @@ class Onnx(Target):
     Attributes:
         opset: Version of ONNX's operators, 18 to 25; None for 20, 22 with bfloat16. Before 20 there is no Gelu, and
             what stands in its place is fused by runtimes that know the pattern.
+        qcdq: Write static integers as QuantizeLinear, Clip and DequantizeLinear, which say their bits to FPGA flows
+            (``qonnx``, FINN, hls4ml), in place of integer kernels: ONNX Runtime computes in float then.
     """
 
     name = "onnx"
@@ -112,6 +114,7 @@ $feeds
     provider: ClassVar[Provider] = CPU
 
     opset: int | None = None
+    qcdq: bool = False
 
     def __post_init__(self) -> None:
         """Check the opset.
@@ -157,7 +160,7 @@ $feeds
         model, value_names = to_onnx(lowered, self.opset)
         origins = origins_in(model, value_names)
         note_weights(model, program)
-        placed = place(lowered, model, value_names, self.provider)
+        placed = place(lowered, model, value_names, self.provider, qcdq=self.qcdq)
         if cpu := made_for(self, lowered):
             model.metadata_props[f"{_SAID}cpu"] = cpu
         save(model, path)
@@ -334,7 +337,9 @@ class OnnxOpenVINO(_OnProvider):
     provider = OPENVINO_PROVIDER
 
 
-def place(program: Program, model: ir.Model, value_names: dict[str, str], provider: Provider = CPU) -> Coverage | None:
+def place(
+    program: Program, model: ir.Model, value_names: dict[str, str], provider: Provider = CPU, *, qcdq: bool = False
+) -> Coverage | None:
     """Write the program's INT8 plan into its ONNX model, in place; None when it has none.
 
     Args:
@@ -342,10 +347,12 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
         model: What ``to_onnx`` returned.
         value_names: Likewise.
         provider: What executes it.
+        qcdq: Write a static plan as operators that say its bits.
 
     Raises:
         Refused: No layer can run in INT8.
     """
+    from optimize.targets.onnx_graph.qcdq import write_qcdq
     from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
@@ -357,7 +364,10 @@ def place(program: Program, model: ir.Model, value_names: dict[str, str], provid
             f"ONNX Runtime's {provider.title} provider has no {plan.precision} kernels.",
             hint="Use --to onnx-tensorrt, tensorrt or onnx for it.",
         )
-    placed = _placed(program, model, value_names, policy)
+    if qcdq and plan.mode == "static":
+        placed = write_qcdq(model, value_names, plan)
+    else:
+        placed = _placed(program, model, value_names, policy)
     require_layers(placed, policy.runtime)
     if plan.mode != "static":
         placed = replace(placed, left_float=(*placed.left_float, *planned_floats(program)))
