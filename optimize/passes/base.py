@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, ClassVar
@@ -213,17 +213,28 @@ class PrecisionPass(Pass):
         Raises:
             UsageError: A word names no module of the program; the nearest is named.
         """
-        numbered = ops.layer_paths(program.graph) if self.keep else {}
-        called = [node for node in program.graph.nodes if node.op == "call_function"]
-        paths = {node: {origin := graph.origin(node), numbered.get(node.name, origin)} for node in called}
-        found: dict[fx.Node, str] = {}
-        for word in self.keep:
-            of_word = [node for node, ways in paths.items() if any(graph.is_within(path, word) for path in ways)]
-            if not of_word:
-                known = {whole for ways in paths.values() for path in ways for whole in graph.modules_of(path)}
-                raise UsageError(f"keep '{word}': the program has no such module.", hint=nearest(word, known))
-            found = dict.fromkeys(of_word, f"you keep '{word}' in float") | found
-        return found
+        words = reversed(calls_within(program, self.keep, "keep").items())
+        return {node: f"you keep '{word}' in float" for word, nodes in words for node in nodes}
+
+
+def calls_within(program: Program, words: Iterable[str], option: str) -> dict[str, list[fx.Node]]:
+    """Return the calls of the modules that each path or pattern names.
+
+    Raises:
+        UsageError: A word of the option names no module of the program; the nearest is named.
+    """
+    if not (words := tuple(words)):
+        return {}
+    numbered = ops.layer_paths(program.graph)
+    called = [node for node in program.graph.nodes if node.op == "call_function"]
+    paths = {node: {origin := graph.origin(node), numbered.get(node.name, origin)} for node in called}
+    found = {}
+    for word in words:
+        found[word] = [node for node, ways in paths.items() if any(graph.is_within(path, word) for path in ways)]
+        if not found[word]:
+            known = {whole for ways in paths.values() for path in ways for whole in graph.modules_of(path)}
+            raise UsageError(f"{option} '{word}': the program has no such module.", hint=nearest(word, known))
+    return found
 
 
 @dataclass(frozen=True)

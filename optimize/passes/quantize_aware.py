@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from torch import fx
 from optimize import graph, named, ops
 from optimize.data import Given
 from optimize.errors import UsageError, blaming, nearest
-from optimize.passes.base import IntegerPass, Outcome
+from optimize.passes.base import IntegerPass, Outcome, calls_within
 from optimize.passes.fuse_conv_bn import fold_norms, norms_behind
 from optimize.passes.quantize_static import QuantizeStatic, choose_layers
 from optimize.program import Program
@@ -77,6 +77,8 @@ class QuantizeAware(IntegerPass):
             ``lsq`` weights follow the largest of each channel, and keeps the statistics of BatchNorm.
         bits: Bits of the weights, 2 to 8 (1 to 8 with ``dorefa`` and ``pact``); None for 8, or what the name says.
         activation_bits: Bits of what layers read, 1 to 8; None for 8, or what the name says.
+        by_layer: Bits of weights and of what is read, ``{"blocks.0": (2, 4)}``, of the layers in modules by path or
+            pattern, the last that fits; where several layers read one value, it has the most bits of theirs.
         gradient_bits: Bits of the gradients that come back to a layer, 2 to 8, with noise that keeps their mean
             (``dorefa``); 0 leaves them.
         ends: Bits of the first and the last layers, and what they read: 8, or 0 for those of the others. Where a
@@ -108,6 +110,7 @@ class QuantizeAware(IntegerPass):
     activation_bits: int | None = None
     gradient_bits: int = 0
     ends: int = 8
+    by_layer: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,22 +130,31 @@ class QuantizeAware(IntegerPass):
         self._calibrated()  # refuses calibration data that cannot be read twice
 
     def _check_bits(self) -> None:
-        rule, least = self._rule, 1 if issubclass(self._rule.weights, TanhWeights) else 2
-        if rule.fixed and self._bits != rule.bits:
+        rule = self._rule
+        if rule.fixed and (self._bits != rule.bits or self.by_layer):
             raise UsageError(
-                f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.", hint="Leave bits out."
+                f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.",
+                hint="Leave bits and by_layer out.",
             )
-        if not rule.fixed and self._bits not in range(least, 9):
-            raise UsageError(f"bits={self.bits}: weights have {least} to 8 bits with '{self.quantizer}'.")
-        if self._activation_bits not in (range(1, 9) if rule.reads else (1,)):
-            range_of = "1 to 8 bits" if rule.reads else f"signs with '{self.quantizer}', of 1 bit"
-            raise UsageError(f"activation_bits={self.activation_bits}: layers read {range_of}.")
+        self._check_pair("bits", "activation_bits", self._bits, self._activation_bits)
+        for word, pair in self.by_layer.items():
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise UsageError(f"by_layer '{word}': {pair!r} is no pair of bits, such as (4, 8).")
+            self._check_pair(f"by_layer '{word}': weights", f"by_layer '{word}': what is read", *pair)
         if self.gradient_bits not in (0, *range(2, 9)):
             raise UsageError(f"gradient_bits={self.gradient_bits}: gradients have 2 to 8 bits, or 0 for all of them.")
         if self.ends not in (0, 8):
             raise UsageError(
                 f"ends={self.ends}: the first and the last layers have 8 bits, or 0 for those of the others."
             )
+
+    def _check_pair(self, of_weights: str, of_read: str, bits: int, activation_bits: int) -> None:
+        least = 1 if issubclass(self._rule.weights, TanhWeights) else 2
+        if not self._rule.fixed and bits not in range(least, 9):
+            raise UsageError(f"{of_weights}={bits}: weights have {least} to 8 bits with '{self.quantizer}'.")
+        if activation_bits not in (range(1, 9) if self._rule.reads else (1,)):
+            range_of = "1 to 8 bits" if self._rule.reads else f"signs with '{self.quantizer}', of 1 bit"
+            raise UsageError(f"{of_read}={activation_bits}: layers read {range_of}.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Calibrate, train, and write what was learned onto the program.
@@ -194,8 +206,11 @@ class QuantizeAware(IntegerPass):
 
     def _scheme(self, program: Program, layers: Collection[str]) -> Scheme:
         """Return how the layers are to be quantized, with the signs that some read in place."""
-        learns_all = self.quantizer == "lsq" and self._activation_bits == 8 and not self.gradient_bits
-        inner = self._inner(program, layers)
+        said = calls_within(program, self.by_layer, "by_layer")
+        pairs = {node.name: self.by_layer[word] for word, nodes in said.items() for node in nodes}
+        by_layer = {name: (pair[0], pair[1]) for name, pair in pairs.items() if name in layers}
+        learns_all = self.quantizer == "lsq" and self._activation_bits == 8 and not self.gradient_bits and not by_layer
+        inner = self._inner(program, layers) | by_layer.keys()
         behind = norms_behind(program.graph_module, set(layers))
         # Layers with one step for all channels, which the scales of a BatchNorm would tear apart.
         sharing = {layer.name for layer in graph.calls(program.graph, *ops.WEIGHTED) if scale_axis(layer) is None}
@@ -207,6 +222,7 @@ class QuantizeAware(IntegerPass):
             bits=self._bits,
             activation_bits=self._activation_bits,
             gradient_bits=self.gradient_bits,
+            by_layer=by_layer,
             norms=norms,
         )
         reads_signs = self._activation_bits == 1 and self._rule.fixed

@@ -61,6 +61,7 @@ class Scheme:
         bits: Of their weights.
         activation_bits: Of what they read.
         gradient_bits: Of the gradients of what they compute; 0 leaves those.
+        by_layer: Bits of the weights of some of them and of what those read, by name, where they are others.
         signs: Names of the signs that some of them read.
         norms: The layer that a BatchNorm is to be folded into, by name.
         folded: The program in which they are; the plan's names are its.
@@ -71,6 +72,7 @@ class Scheme:
     bits: int = 8
     activation_bits: int = 8
     gradient_bits: int = 0
+    by_layer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     signs: frozenset[str] = frozenset()
     norms: Mapping[str, str] = field(default_factory=dict)
     folded: Program | None = None
@@ -78,8 +80,13 @@ class Scheme:
     @property
     def windowed(self) -> frozenset[str]:
         """The layers that read through a quantizer of their own: 8 learned bits are what every value is stored in."""
+        is_narrow = any(self.bits_of(layer)[1] < 8 for layer in self.layers)
         reads = QUANTIZERS[self.quantizer].reads
-        return self.layers if not self.signs and (self.activation_bits < 8 or reads is not Reading) else frozenset()
+        return self.layers if not self.signs and (is_narrow or reads is not Reading) else frozenset()
+
+    def bits_of(self, layer: str) -> tuple[int, int]:
+        """Return the bits of a layer's weights, and of what it reads."""
+        return self.by_layer.get(layer, (self.bits, self.activation_bits))
 
 
 class QuantizedModule(nn.Module):
@@ -242,7 +249,7 @@ class QuantizedModule(nn.Module):
         kind: type[WeightQuantizer] = LearnedWeights
         if layer.name in self.scheme.layers:
             kind = QUANTIZERS[self.scheme.quantizer].weights
-            form = dataclasses.replace(form, bits=self.scheme.bits)
+            form = dataclasses.replace(form, bits=self.scheme.bits_of(layer.name)[0])
         if kind is LearnedWeights and not self.learns:
             kind = WeightQuantizer
         return kind(weight, form, scale_axis(layer))
@@ -254,15 +261,16 @@ class QuantizedModule(nn.Module):
 
     def _begin_reading(self) -> dict[str, Reading]:
         """Return a quantizer for each stored value that layers read through one, and note which nothing else reads."""
-        leaders = {
-            self._leaders[source]: name for name, source in self._sources.items() if name in self.scheme.windowed
-        }
+        leaders = dict[str, int]()  # the bits that most are asked for, where several layers read a value
+        for name in self._sources.keys() & self.scheme.windowed:
+            leader = self._leaders[self._sources[name]]
+            leaders[leader] = max(leaders.get(leader, 0), self.scheme.bits_of(name)[1])
         kind = QUANTIZERS[self.scheme.quantizer].reads or Reading
         found, self._only_read = {}, set[str]()
         for node in (self.scheme.folded or self._program).graph.nodes:
             if node.name in leaders:
                 is_signed = any(self._plan.ranges[member].low < 0 for member in self._members(node.name))
-                found[node.name] = kind(self.scheme.activation_bits, is_signed, _features(node))
+                found[node.name] = kind(leaders[node.name], is_signed, _features(node))
             if self._leaders.get(node.name) in leaders and self._is_only_read(node):
                 self._only_read.add(node.name)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -206,6 +207,66 @@ def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
     for got in (simulated, found):
         assert sqnr_db([answers[0]], [got]) >= 25
         assert float((got.argmax(1) == answers[0].argmax(1)).float().mean()) >= 0.95
+
+
+def test_each_layer_has_the_bits_that_are_said_for_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(4)))
+    x, shown = torch.randn(16, 8, 6, 6), list[Tensor]()
+
+    def train(module: nn.Module) -> None:
+        with torch.no_grad():
+            shown.append(module.eval()(x))
+
+    said = {"1": (2, 3), "2.*": [4, 2], "3.0": (5, 8)}
+    step = optimize.QuantizeAware(train, [x], bits=6, activation_bits=5, by_layer=said)
+    trained, _ = step.apply(optimize.capture(net.eval(), (x[:2],)))
+    layers = list(graph.calls(trained.graph, graph.aten.conv2d.default))
+    bits = [trained.plan.bits_of(layer.name) for layer in layers]
+    assert bits == [8, 2, 4, 5]
+    for layer, most in zip(layers, (8, 2, 4, 5), strict=True):
+        weight = graph.constant(trained.graph_module, graph.argument(layer, "weight"))
+        assert weight is not None
+        assert all(len(channel.unique()) <= 2**most for channel in weight)
+    ends = [graph.argument(layer, "input") for layer in layers[1:]]
+    levels = [len(value.unique()) for value in _values(trained, ends, x)]
+    assert levels[0] <= 2**3 and levels[1] <= 2**2
+    assert sqnr_db(shown, deployed(trained, tmp_path, (x,))) > 25
+
+
+def _values(program: Program, nodes: list[Any], x: Tensor) -> list[Tensor]:
+    """Return values between layers, as their ranges are stored."""
+    stored = []
+    names = {node.name for node in nodes}
+
+    class Watch(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            value = super().run_node(n)
+            if n.name in names:
+                known = program.plan.ranges[n.name]
+                step = (known.high - known.low) / 255
+                stored.append((value / step).round())
+            return value
+
+    with torch.no_grad():
+        Watch(program.graph_module).run(x)
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"nowhere": (4, 4)}, "by_layer 'nowhere': the program has no such module"),
+        ({"0": 4}, "by_layer '0': 4 is no pair of bits"),
+        ({"0": (1, 4)}, "by_layer '0': weights=1: weights have 2 to 8 bits"),
+        ({"0": (4, 9)}, "by_layer '0': what is read=9: layers read 1 to 8 bits"),
+    ],
+    ids=str,
+)
+def test_bits_of_a_layer_that_do_not_fit_are_told(said: dict[str, Any], what: str) -> None:
+    program = optimize.capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), (torch.rand(2, 4),))
+    with pytest.raises(UsageError, match=re.escape(what)):
+        optimize.QuantizeAware(lambda _: None, [torch.rand(4, 4)], by_layer=said).apply(program)
 
 
 @pytest.mark.parametrize("target", ["openvino", "torchscript"])
