@@ -324,7 +324,8 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     cls = registry.find_pass(entry.name)
     fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
     for field in dataclasses.fields(cls):
-        if field.name in fields and field.name not in entry.options and field.default is dataclasses.MISSING:
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if field.name in fields and field.name not in entry.options and needed:
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
         _checked(entry.name, option, value, fields, source)
