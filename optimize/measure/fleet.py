@@ -191,13 +191,13 @@ class Session:
         write_arrays(path, list(inputs))
         self.ask("prepare", scenario=scenario.name, path=self._given(path), streams=scenario.streams)
 
-    def warm_up(self, scenario: Scenario, floor: Mapping[str, float]) -> dict[str, Any]:
+    def warm_up(self, scenario: Scenario, floor: Mapping[str, float], *, steady: bool = False) -> dict[str, Any]:
         """Run a scenario until the floor is reached; return ``runs``, the first of them and the length of a later one.
 
         Raises:
             WorkerFailed: It crashed or refused.
         """
-        return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, **floor)
+        return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, steady=steady, **floor)
 
     def block(
         self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True, steady: bool = False

@@ -227,7 +227,7 @@ class _Measurement(Generic[S]):
         with self._recorded():
             for scenario in self._scenarios(track):
                 session.prepare(scenario, self.feed(track.subject, scenario))
-                reply = session.warm_up(scenario, self.plan.warm_up or WARM_UP)
+                reply = session.warm_up(scenario, self.plan.warm_up or WARM_UP, steady=self.plan.steady)
                 warm_ups[scenario.name] = WarmUp(reply["runs"], _rounded(reply["first_s"]))
                 run_s, step_s = reply["run_s"], session.clock_step_s
                 group = samples_in_a_run(step_s, run_s) if self.plan.groups and scenario.streams == 1 else 1

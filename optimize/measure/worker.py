@@ -32,7 +32,7 @@ from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
 from optimize.sandbox.limits import ChildLimits
-from optimize.targets.arrays import as_reals, fitted, storable
+from optimize.targets.arrays import as_reals, digest, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
 
@@ -41,10 +41,10 @@ WARM_UP_KEPT = 50
 #: Many times those of any network, its inner values included.
 _MOST_OUTPUTS = 4096
 _READINGS = 200
-#: Numbers of each output that are held against those of the first block, and how near they are to it at least, dB.
+#: Numbers of each output that are held against those of the first run, and how near they are to it at least, dB.
 _SAMPLED, _STEADY_DB = 1024, 20.0
-#: Why a file fails whose are not.
-UNSTEADY = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
+#: Why a file fails whose are not, or that leaves other inputs than it was given.
+UNSTEADY = "cannot be asked the same twice: it keeps a state, draws numbers, or writes into its inputs"
 Inputs = list[np.ndarray]
 Reply = dict[str, Any]
 Run = Callable[[Inputs], Any]
@@ -63,6 +63,7 @@ class Worker:
     def __init__(self) -> None:
         self.runners: list[Runner] = []
         self.held: dict[str, Inputs] = {}
+        self._digests: dict[str, str] = {}
         self._answers: dict[str, list[np.ndarray]] = {}
         self._seed = int.from_bytes(os.urandom(8))
         self._open: Callable[[], Runner] = self._loaded
@@ -100,7 +101,9 @@ class Worker:
 
     def _prepare(self, request: Mapping[str, Any]) -> Reply:
         """Keep the inputs of a scenario; open a runner for each caller where one cannot be shared."""
-        self.held[request["scenario"]] = self._checked(read_arrays(Path(request["path"])))
+        scenario = request["scenario"]
+        self.held[scenario] = self._checked(read_arrays(Path(request["path"])))
+        self._digests[scenario] = digest(self.held[scenario])
         while len(self.runners) < request["streams"]:
             first = self.runners[0]
             self.runners.append(first if first.shared else self._open())
@@ -110,10 +113,15 @@ class Worker:
         """Run until both floors are reached (``runs``, ``seconds``), every runner once at least.
 
         At most ``cap_s`` but never fewer than 3 runs. The first runs are told, and the median of the later half.
+        ``steady``: the first answer is what those of blocks must be.
         """
         inputs = self.held[request["scenario"]]
         first, *others = [runner.run for runner in self.runners[: request["streams"]]]
-        samples = [_seconds(first, inputs)]
+        told, answer = _one_by_one(first, inputs, 1, 1)
+        samples: list[float] = told["samples_s"]
+        if request.get("steady"):
+            self._require_steady(request["scenario"], answer)
+        del answer  # its memory is none of a run's
         for run in others:
             run(inputs)
         while not is_warm(samples, request):
@@ -125,14 +133,17 @@ class Worker:
         """Time ``runs`` runs; the one before them pays for the switch of processes and is told beside them.
 
         ``settle``: false leaves it out, for runs so long that caches do not matter. ``steady``: the last answer must be
-        that of the first block.
+        the first of the warm-up, and the inputs what they were; a run more goes before them by chance, so that no file
+        knows which of its runs is looked at.
 
         Raises:
-            Refused: It is not.
+            Refused: They are not.
         """
         runner, callers = self._loaded(), [runner.run for runner in self.runners[: request["streams"]]]
         inputs, runs = self.held[request["scenario"]], request["runs"]
         settling_s = _seconds(callers[0], inputs) if request["settle"] else None
+        if request["settle"] and request.get("steady") and os.urandom(1)[0] % 2:
+            callers[0](inputs)
         before = context_switches()
         if len(callers) > 1:
             found = _concurrent(callers, inputs, runs)
@@ -146,6 +157,8 @@ class Worker:
 
     def _require_steady(self, scenario: str, answer: Sequence[np.ndarray]) -> None:
         """Check an answer to the inputs of a scenario against the first; kernels may add up in another order."""
+        if digest(self.held[scenario]) != self._digests[scenario]:
+            raise Refused(UNSTEADY)
         sampled = self._sampled(answer)
         for want, got in zip(self._answers.setdefault(scenario, sampled), sampled, strict=True):
             differs = (want != got) & ~(np.isnan(want) & np.isnan(got))

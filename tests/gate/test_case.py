@@ -22,6 +22,7 @@ from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
 from optimize.measure.quality import Batch
 from optimize.measure.subjects import Subject
+from optimize.measure.worker import UNSTEADY
 from optimize.processor import described
 from tests.cpus import NEEDS_QEMU
 from tests.gate.streams import draw
@@ -98,9 +99,7 @@ def test_a_file_that_keeps_a_state_is_seen_once_it_was_timed(
     models(**{"base": {}, "candidate": {}, side: {"forgets_at": JUDGED_NOISE + 20}})
     found = check(tmp_path, max_seconds=5.0)
     assert found.verdict is verdict
-    assert found.reason == (
-        f"the {side} answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
-    )
+    assert found.reason == f"the {side} {UNSTEADY}"
 
 
 @pytest.mark.parametrize("slower, verdict", [(0.0, Verdict.INCONCLUSIVE), (float("inf"), Verdict.PASS)])

@@ -110,13 +110,33 @@ def test_load_warm_time_and_run(make: Make, tmp_path: Path, one_thread: None) ->
     np.testing.assert_array_equal(read_arrays(answered)[0], np.full((2, 3), 2.0))
 
 
-def test_the_last_answer_of_a_block_is_that_of_the_first_block(make: Make, tmp_path: Path, one_thread: None) -> None:
-    """Where it is asked: who compares files of a network that draws numbers asks for their time alone."""
-    worker = opened(make(forgets_at=7), tmp_path)
-    asked = {**BLOCK, "runs": 3, "steady": True}
-    assert worker.answer(asked)["ok"] and worker.answer({**asked, "runs": 1, "group": 3})["ok"]
-    assert worker.answer(asked) == {"ok": False, "error": UNSTEADY}
+@pytest.mark.parametrize("behaviour", [{"forgets_at": 7}, {"forgets_at": 2}, {"marks_at": 7}, {"marks_at": 1}])
+def test_the_last_answer_of_a_block_is_the_first_of_all(
+    behaviour: dict[str, int], make: Make, tmp_path: Path, one_thread: None
+) -> None:
+    """Where it is asked: who compares files of a network that draws numbers asks for their time alone.
+
+    A file answered right once, wrote into what it was given, and answered nonsense to that: the first block came later.
+    """
+    worker, (begins,) = opened(make(**behaviour), tmp_path), behaviour.values()
+    floor = {"do": "warm_up", "scenario": "s", "streams": 1, "runs": 1, "seconds": 0, "cap_s": 0, "steady": True}
+    asked, failed = {**BLOCK, "runs": 3, "steady": True}, {"ok": False, "error": UNSTEADY}
+    if begins > 1:
+        assert worker.answer(floor)["ok"]
+    if begins == 7:
+        assert worker.answer({**asked, "runs": 1, "group": 3})["ok"]
+    assert worker.answer(floor if begins == 1 else asked) == failed
     assert worker.answer({**asked, "steady": False})["ok"]
+
+
+def test_no_file_knows_which_of_its_runs_is_looked_at(
+    make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, asked = opened(make(), tmp_path), {**BLOCK, "runs": 3, "settle": True, "steady": True}
+    for byte, runs in ((b"\x02", 4), (b"\x03", 5)):
+        monkeypatch.setattr("os.urandom", lambda _, byte=byte: byte)
+        before = vars(worker.runners[0])["calls"]
+        assert worker.answer(asked)["ok"] and vars(worker.runners[0])["calls"] - before == runs
 
 
 def test_errors_are_answers() -> None:
