@@ -54,6 +54,7 @@ class _State:
     findings: list[FindingRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     input_digest: str | None = None
+    seed: int | None = None
     samples: int | None = None
     given: int | None = None
     is_cut: bool = False
@@ -106,12 +107,12 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     gone = stored if stored is not None and find(stored.file) is None else None
     if gone is not None:
         gone.require_same_machine(machine)
-        state.sides = ("candidate",)
+        state.sides, case = ("candidate",), case.model_copy(update={"seed": gone.baseline.seed})
     state.pair = open_case(_alone(case) if gone else case, opening)
     _require_instructions(state, machine)
     samples = asked_of(case, state.pair)
     inputs = samples.timed(case.batch)
-    state.input_digest = digest(inputs)
+    state.input_digest, state.seed = digest(inputs), samples.seed
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)

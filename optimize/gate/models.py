@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,9 @@ def _unavailable(artifact: Artifact) -> str:
 
 
 def asked_of(case: Case, pair: AgreedPair) -> Asked:
-    """Return what a case puts through both sides."""
+    """Return what a case puts through both sides, drawn anew where it says no seed: else a file may know its noise."""
     metric = case.judged_by
     optional = metric is not None and metric.beside_original
     told = (case.data, case.eval, case.preprocess, *preparation(pair.models))
-    return Asked(pair.specs, *told, classes=metric is None, optional=optional)
+    seed = int.from_bytes(os.urandom(4)) if case.seed is None else case.seed
+    return Asked(pair.specs, *told, seed=seed, classes=metric is None, optional=optional)

@@ -129,7 +129,7 @@ def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Itera
 
 @dataclass(frozen=True)
 class Asked:
-    """What is put through files that are compared: timed on the first samples, judged on all.
+    """What is put through files that are compared: timed on a batch, judged on all.
 
     Attributes:
         specs: What they take; the batch is a number where a file fixes it.
@@ -138,7 +138,7 @@ class Asked:
         preprocessing: Words of ``--preprocess``, for image folders among them.
         said: What the file says of that which the others are held against.
         doubt: What is to be told of pictures where the user says nothing of that.
-        seed: Of the noise.
+        seed: Of the noise, and of which of the first batches of data is timed: the first of all where it is 0.
         classes: Whether labels must be numbers of classes.
         optional: Whether ``labelled`` may be without any.
     """
@@ -186,11 +186,14 @@ class Asked:
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
-        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None)
-        first = next(read(samples, size, size, whole=fixed is not None), None)
-        if first is None or len(first[0][0]) != size:
+        samples, found = self._opened(self.data or self.labelled, size, labelled=self.data is None), None
+        places = min(samples.count or DATA_SAMPLES, DATA_SAMPLES) // size if self.seed and not self.noise else 0
+        last = int(np.random.default_rng(self.seed).integers(max(places, 1)))
+        for arrays, _ in read(samples, size, size * (last + 1), whole=fixed is not None):
+            found = arrays if len(arrays[0]) == size else found
+        if found is None:
             raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
-        return first[0]
+        return found
 
     def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.

@@ -11,7 +11,7 @@ import pytest
 from optimize import processor
 from optimize.errors import Refused
 from optimize.gate import case as cases
-from optimize.gate import suite
+from optimize.gate import suite, wording
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
@@ -164,6 +164,20 @@ def test_points_that_few_labels_cannot_tell_are_inconclusive(
     if verdict == "inconclusive":
         assert "cannot be told with 180 labels: give about" in found.reason
         assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 3
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_no_file_knows_what_it_is_timed_on(data: bool, tmp_path: Path, models: Models, measured: Models) -> None:
+    """The noise was the same for everybody, and so was the first batch of data: a file could hold the answers."""
+    measured(1.0)
+    models(base={}, candidate={})
+    np.save(tmp_path / "x.npy", np.arange(900, dtype=np.float32).reshape(300, 3))
+    asked: dict[str, Any] = {"data": str(tmp_path / "x.npy"), "batch": 2} if data else {}
+    drawn = [check(tmp_path, **asked) for _ in range(4)]
+    assert len({found.seed for found in drawn}) == 4 and len({found.input_digest for found in drawn}) > 1
+    again = check(tmp_path, **asked, seed=drawn[0].seed)
+    assert (again.seed, again.input_digest) == (drawn[0].seed, drawn[0].input_digest)
+    assert any(f"the seed {again.seed}, which --seed gives again" in line for line in wording.details(again))
 
 
 def test_noise_judges_no_file_that_rounds(tmp_path: Path, models: Models, measured: Models, made_for: Models) -> None:
