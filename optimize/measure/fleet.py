@@ -66,6 +66,7 @@ class Session:
         ran_on: Providers or devices that the runtime says it uses; empty where it does not say.
         failure: Why the session is closed; None while it answers.
         missing: Protection against an untrusted file that this system lacks, in words.
+        notes: What only who opens its file can tell of it, as sentences.
         has_answered: Whether it returned outputs already.
 
     Args:
@@ -87,6 +88,7 @@ class Session:
     failure: str | None = None
     ran_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     has_answered = False
 
     def __init__(
@@ -151,7 +153,9 @@ class Session:
         except WorkerFailed:
             return
         self.load_s, self.clock_step_s = reply["load_s"], reply["clock_step_s"]
-        self.ran_on, self.missing = (tuple(map(plain, reply[key])) for key in ("ran_on", "missing"))
+        self.ran_on, self.missing, self.notes = (
+            tuple(map(plain, reply[key])) for key in ("ran_on", "missing", "notes")
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -309,7 +313,13 @@ def read_reply(line: bytes, number: int, request: Mapping[str, Any], *, on_gpu: 
 def _fitting(request: Mapping[str, Any], on_gpu: bool) -> dict[str, Callable[[Any], bool]]:
     """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
     if request["do"] == "load":
-        return {"load_s": is_time, "clock_step_s": is_time, "ran_on": _is_texts, "missing": _is_texts}
+        return {
+            "load_s": is_time,
+            "clock_step_s": is_time,
+            "ran_on": _is_texts,
+            "missing": _is_texts,
+            "notes": _is_texts,
+        }
     if request["do"] == "warm_up":
         kept = range(1, WARM_UP_KEPT + 1)
         return {"runs": is_count, "first_s": lambda value: _is_list(value, is_time, kept), "run_s": is_time}

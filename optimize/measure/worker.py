@@ -96,8 +96,8 @@ class Worker:
         self._open = lambda: _opened(request)
         self.runners = [self._open()]
         load_s = time.perf_counter() - start
-        ran_on = list(getattr(self.runners[0], "providers", ()))
-        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing}
+        ran_on, notes = (list(getattr(self.runners[0], name, ())) for name in ("providers", "notes"))
+        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing, "notes": notes}
 
     def _prepare(self, request: Mapping[str, Any]) -> Reply:
         """Keep the inputs of a scenario; open a runner for each caller where one cannot be shared."""
@@ -157,7 +157,8 @@ class Worker:
 
     def _require_steady(self, scenario: str, answer: Sequence[np.ndarray]) -> None:
         """Check an answer to the inputs of a scenario against the first; kernels may add up in another order."""
-        if digest(self.held[scenario]) != self._digests[scenario]:
+        is_changed: Callable[[], bool] = getattr(self._loaded(), "is_changed", bool)
+        if digest(self.held[scenario]) != self._digests[scenario] or is_changed():
             raise Refused(UNSTEADY)
         sampled = self._sampled(answer)
         for want, got in zip(self._answers.setdefault(scenario, sampled), sampled, strict=True):
