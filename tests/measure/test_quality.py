@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from optimize.errors import Refused
 from optimize.measure import quality
-from optimize.measure.fleet import Fleet
-from optimize.measure.quality import judge, judge_elsewhere
+from optimize.measure.fleet import Fleet, Session, WorkerFailed
+from optimize.measure.quality import judge, judge_elsewhere, require_steady
+from optimize.measure.worker import UNSTEADY
 from optimize.targets.base import Artifact
 from tests.cpus import NEEDS_QEMU
 
@@ -75,6 +78,21 @@ def test_files_are_judged_on_an_emulated_processor_beside_this_one(make: Make) -
     assert all("SIGABRT" in (found.failure or "") for found in dead.values())
     with pytest.raises(Refused, match="does not run here"):
         judge_elsewhere(["avx2"], [make(dies_at=1), make()], batches)
+
+
+@pytest.mark.parametrize(
+    "again", [[2 * np.ones((2, 3)), np.ones(4)], [np.ones((2, 3)), np.full(4, np.nan)], [np.ones((2, 3)), np.ones(5)]]
+)
+def test_no_output_answers_otherwise_behind_the_others(again: list[np.ndarray]) -> None:
+    """One that had another shape, or was not finite, ended the comparison behind outputs that were the same."""
+    before, now = [np.ones((2, 3)), np.ones(4)], list(again)
+    session = cast(Session, SimpleNamespace(outputs=lambda inputs: now, place=1))
+    with pytest.raises(WorkerFailed, match=UNSTEADY):
+        require_steady(session, [], before)
+    now[:] = before
+    require_steady(session, [], before)
+    now[:] = before[:0]
+    require_steady(session, [], [])
 
 
 def test_few_samples_are_run_on_an_emulated_processor() -> None:
