@@ -199,19 +199,21 @@ class Asked:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
         Args:
-            seconds: After which there is no further unlabelled sample.
+            seconds: After the first unlabelled sample, when there is no further one.
             batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
                 others in another way.
 
         Returns:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
-        size, end = self.fixed_batch or batch, math.inf if self.labelled else time.monotonic() + seconds
+        size, end = self.fixed_batch or batch, math.inf
         samples = self._opened(self.labelled or self.data, size, labelled=self.labelled is not None)
         most = sys.maxsize if self.labelled else DATA_SAMPLES
         for number, (arrays, labels) in enumerate(read(samples, size, most, whole=self.fixed_batch is not None)):
             if number and time.monotonic() > end:
                 return samples.count, True
+            if not number and not self.labelled:  # opening the data is no file's time
+                end = time.monotonic() + seconds
             yield arrays, labels if self.labelled else None
         return samples.count, False
 

@@ -1,6 +1,6 @@
 """One pass over the data judges every artifact of a fleet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from optimize.errors import Refused
-from optimize.measure import quality
+from optimize.measure import feed, quality
+from optimize.measure.feed import Arrays
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.quality import judge, judge_elsewhere, require_steady
 from optimize.measure.worker import UNSTEADY
-from optimize.targets.base import Artifact
+from optimize.targets.base import Artifact, TensorSpec
 from tests.cpus import NEEDS_QEMU
 
 X = np.eye(3, dtype=np.float32)
@@ -93,6 +94,21 @@ def test_no_output_answers_otherwise_behind_the_others(again: list[np.ndarray]) 
     require_steady(session, [], before)
     now[:] = before[:0]
     require_steady(session, [], [])
+
+
+def test_the_time_for_judging_begins_when_the_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that took long to encode left time for one batch of them."""
+    now_s = [0.0]
+
+    def read(*given: object, **more: object) -> Iterator[Arrays]:
+        for took_s in (100.0, 1.0, 1.0, 1.0, 1.0):
+            now_s[0] += took_s
+            yield [np.ones((1, 3))], None
+
+    monkeypatch.setattr(feed, "read", read)
+    monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    asked = feed.Asked((TensorSpec("x", ("batch", 3), "float32"),))
+    assert len(list(asked.judged(seconds=2.5))) == 3 and len(list(asked.judged(seconds=0.5))) == 1
 
 
 def test_few_samples_are_run_on_an_emulated_processor() -> None:
