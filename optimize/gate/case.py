@@ -111,7 +111,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     state.pair = open_case(_alone(case) if gone else case, opening)
     _require_instructions(state, machine)
     samples = asked_of(case, state.pair)
-    inputs = samples.timed(case.batch)
+    turns = samples.timed(case.batch, 2)
+    inputs = turns[: len(state.pair.specs)]
     state.input_digest, state.seed = digest(inputs), samples.seed
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
@@ -146,7 +147,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
             for (track, session), before in zip(pairs, answers, strict=True):
                 require_steady(session, track.subject.arranged(inputs), before)
 
-        state.trace = measure(state.pair, inputs, plan, decided, tell, fleet, judge_again)
+        state.trace = measure(state.pair, turns, plan, decided, tell, fleet, judge_again)
     _judge_costs(state, gone, batch=len(inputs[0]))
 
 

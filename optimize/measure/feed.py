@@ -176,8 +176,8 @@ class Asked:
         how = self.preprocessing
         return open_samples(self.specs, source, preprocessing=how, said=self.said, doubt=self.doubt).notes
 
-    def timed(self, batch: int = 1) -> list[np.ndarray]:
-        """Return the inputs of a timed run, for ``specs``.
+    def timed(self, batch: int = 1, turns: int = 1) -> list[np.ndarray]:
+        """Return the inputs of a timed run, for ``specs``; of several that take turns, as far as shapes are alike.
 
         Raises:
             Refused: The files take another batch, or the data has fewer samples.
@@ -186,14 +186,16 @@ class Asked:
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
-        samples, found = self._opened(self.data or self.labelled, size, labelled=self.data is None), None
+        count, found = max(JUDGED_NOISE, turns * size), list[list[np.ndarray]]()
+        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None, count=count)
         places = min(samples.count or DATA_SAMPLES, DATA_SAMPLES) // size if self.seed and not self.noise else 0
         last = int(np.random.default_rng(self.seed).integers(max(places, 1)))
-        for arrays, _ in read(samples, size, size * (last + 1), whole=fixed is not None):
-            found = arrays if len(arrays[0]) == size else found
-        if found is None:
+        for arrays, _ in read(samples, size, size * (last + turns), whole=fixed is not None):
+            found = [*found, arrays][-turns:] if len(arrays[0]) == size else found
+        if not found:
             raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
-        return found
+        shapes = [[array.shape for array in arrays] for arrays in found]
+        return [array for at, arrays in enumerate(found) if shapes[at] == shapes[0] for array in arrays]
 
     def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
@@ -217,7 +219,7 @@ class Asked:
             yield arrays, labels if self.labelled else None
         return samples.count, False
 
-    def _opened(self, source: str | None, size: int, *, labelled: bool) -> Samples:
+    def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:
         return open_samples(
             self.specs,
             source,
@@ -226,7 +228,7 @@ class Asked:
             preprocessing=self.preprocessing,
             said=self.said,
             batch=size,
-            count=JUDGED_NOISE,
+            count=count,
             seed=self.seed,
         )
 

@@ -337,7 +337,7 @@ class _Call(Session):
 
     def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
         """Hold nothing: a callable takes nothing."""
-        self._worker.held[scenario.name] = []
+        self._worker.held[scenario.name] = [[]]
 
     def peak_memory_bytes(self) -> int | None:
         """Return None: the memory of this process is not the callable's."""

@@ -216,6 +216,22 @@ def test_a_torchscript_file_that_remembers_is_no_faster_one(
     assert found == {"ok": False, "error": UNSTEADY} if changes else found["ok"]
 
 
+def test_what_a_file_is_timed_on_takes_turns(
+    make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked the same again and again, whatever remembers is fast."""
+    worker, asked = opened(make(), tmp_path), list[float]()
+    write_arrays(tmp_path / "x.npz", [np.full((2, 3), value, np.float32) for value in (1.0, 2.0)])
+    worker.answer({"do": "prepare", "scenario": "s", "path": str(tmp_path / "x.npz"), "streams": 1})
+    run = worker.runners[0].run
+    monkeypatch.setattr(worker.runners[0], "run", lambda inputs: asked.append(inputs[0][0, 0]) or run(inputs))
+    floor = {"do": "warm_up", "scenario": "s", "streams": 1, "runs": 3, "seconds": 0, "cap_s": 0, "steady": True}
+    assert worker.answer(floor)["ok"] and asked == [1.0, 2.0, 1.0]
+    for runs, wanted in ((3, [2.0, 1.0, 2.0]), (2, [2.0, 1.0])):
+        asked.clear()
+        assert worker.answer({**BLOCK, "runs": runs, "steady": True})["ok"] and asked == wanted
+
+
 def test_no_file_knows_which_of_its_runs_is_looked_at(
     make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
