@@ -125,8 +125,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     with start_fleet(state.pair.models, plan) as fleet:
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
-        for model, session in zip(state.pair.models, fleet, strict=True):
-            state.warnings += [f"'{model.name}': {note}" for note in session.notes]
+        both = zip(state.pair.models, fleet, strict=True)
+        state.warnings += dict.fromkeys(f"'{model.name}': {note}" for model, found in both for note in found.notes)
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
         metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
         read = state.noted(batches)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PROGRAM = "optimize.measure.worker"
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples, of twenty digits each.
 _LINE_BYTES, _LINES = 4 << 20, 16
-#: Providers or lacks that a reply may name, and letters of each and of an error that are kept.
-_TEXTS, _LETTERS = 64, 2000
+#: What a reply may name, how many of each, and letters of each and of an error that are kept.
+_TOLD, _TEXTS, _LETTERS = ("ran_on", "missing", "notes"), 64, 2000
 #: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
 _WALLS = ("landlock", "pyseccomp")
 
@@ -153,9 +153,7 @@ class Session:
         except WorkerFailed:
             return
         self.load_s, self.clock_step_s = reply["load_s"], reply["clock_step_s"]
-        self.ran_on, self.missing, self.notes = (
-            tuple(map(plain, reply[key])) for key in ("ran_on", "missing", "notes")
-        )
+        self.ran_on, self.missing, self.notes = (tuple(map(plain, reply[key])) for key in _TOLD)
 
     @property
     def on_gpu(self) -> bool:
@@ -313,13 +311,7 @@ def read_reply(line: bytes, number: int, request: Mapping[str, Any], *, on_gpu: 
 def _fitting(request: Mapping[str, Any], on_gpu: bool) -> dict[str, Callable[[Any], bool]]:
     """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
     if request["do"] == "load":
-        return {
-            "load_s": is_time,
-            "clock_step_s": is_time,
-            "ran_on": _is_texts,
-            "missing": _is_texts,
-            "notes": _is_texts,
-        }
+        return {"load_s": is_time, "clock_step_s": is_time} | dict.fromkeys(_TOLD, _is_texts)
     if request["do"] == "warm_up":
         kept = range(1, WARM_UP_KEPT + 1)
         return {"runs": is_count, "first_s": lambda value: _is_list(value, is_time, kept), "run_s": is_time}

@@ -159,15 +159,12 @@ def _draws(node: torch._C.Node) -> bool:
     """Say whether a node draws numbers: not what drops none, or does so in training alone."""
     import torch
 
-    library, _, name = node.kind().partition("::")
-    packet = getattr(torch.ops.aten, name, None) if library == "aten" else None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    if torch.Tag.nondeterministic_seeded not in getattr(packet, packet.overloads()[0]).tags:
+    packet = getattr(torch.ops.aten, node.kind().removeprefix("aten::"), None)
+    tags = getattr(packet, packet.overloads()[0]).tags if isinstance(packet, torch._ops.OpOverloadPacket) else ()
+    if torch.Tag.nondeterministic_seeded not in tags:
         return False
     given = zip(torch._C.parse_schema(node.schema()).arguments, node.inputs(), strict=True)
-    said = [value.toIValue() for argument, value in given if argument.name in _INERT]
-    return not any(value is not None and not value for value in said)
+    return not any(argument.name in _INERT and value.toIValue() in (0, False) for argument, value in given)
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:
