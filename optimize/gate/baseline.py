@@ -47,6 +47,7 @@ class Baseline(FrozenRecord):
         threads: Compute threads.
         cpus: Processors it was bound to.
         batch: Samples of a timed run.
+        seed: Of those, where they were drawn; 0 of what was stored before that was.
         median_s: Median run on the wall.
         cpu_median_s: In processor time.
         peak_memory_bytes: Largest resident memory.
@@ -71,6 +72,7 @@ class Baseline(FrozenRecord):
     threads: int
     cpus: tuple[int, ...]
     batch: int
+    seed: int | None = 0
     median_s: float = Field(gt=0)
     cpu_median_s: float | None
     peak_memory_bytes: int | None

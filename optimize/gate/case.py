@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -54,6 +55,7 @@ class _State:
     findings: list[FindingRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     input_digest: str | None = None
+    seed: int | None = None
     samples: int | None = None
     given: int | None = None
     is_cut: bool = False
@@ -106,12 +108,13 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     gone = stored if stored is not None and find(stored.file) is None else None
     if gone is not None:
         gone.require_same_machine(machine)
-        state.sides = ("candidate",)
+        state.sides, case = ("candidate",), case.model_copy(update={"seed": gone.baseline.seed})
     state.pair = open_case(_alone(case) if gone else case, opening)
     _require_instructions(state, machine)
     samples = asked_of(case, state.pair)
-    inputs = samples.timed(case.batch)
-    state.input_digest = digest(inputs)
+    turns = samples.timed(case.batch, 2)
+    inputs = turns[: len(state.pair.specs)]
+    state.input_digest, state.seed = digest(inputs), samples.seed
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
@@ -123,6 +126,8 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     with start_fleet(state.pair.models, plan) as fleet:
         missing = {entry for session in fleet for entry in session.missing}
         state.warnings += [f"The files were run with {entry}." for entry in sorted(missing)]
+        both = zip(state.pair.models, fleet, strict=True)
+        state.warnings += dict.fromkeys(f"'{model.name}': {note}" for model, found in both for note in found.notes)
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
         metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
         read = state.noted(batches)
@@ -143,7 +148,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
             for (track, session), before in zip(pairs, answers, strict=True):
                 require_steady(session, track.subject.arranged(inputs), before)
 
-        state.trace = measure(state.pair, inputs, plan, decided, tell, fleet, judge_again)
+        state.trace = measure(state.pair, turns, plan, decided, tell, fleet, judge_again)
     _judge_costs(state, gone, batch=len(inputs[0]))
 
 
@@ -391,8 +396,9 @@ def _barred(subject: Subject, interpreter: Path | None) -> str:
 
 
 def asked_of(case: Case, pair: AgreedPair) -> Asked:
-    """Return what a case puts through both sides."""
+    """Return what a case puts through both sides, drawn anew where it says no seed: else a file may know its noise."""
     metric = case.judged_by
     optional = metric is not None and metric.beside_original
     told = (case.data, case.eval, case.preprocess, *preparation(pair.models))
-    return Asked(pair.specs, *told, classes=metric is None, optional=optional)
+    seed = int.from_bytes(os.urandom(4)) if case.seed is None else case.seed
+    return Asked(pair.specs, *told, seed=seed, classes=metric is None, optional=optional)

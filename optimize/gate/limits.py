@@ -149,6 +149,7 @@ class Case(Limits):
         preprocess: How image folders and texts among them become inputs, as ``--preprocess`` says it.
         input_shape: Shape of one sample, where the files leave it free.
         batch: Samples of a timed run.
+        seed: Of noise and of which batch is timed; another each time where None.
         threads: Compute threads of both.
         cpus: Processors both may run on; all of them where empty.
         base_python: Python of the base's own environment.
@@ -167,6 +168,7 @@ class Case(Limits):
     preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     input_shape: str | None = None
     batch: Annotated[int, AfterValidator(bounds.BATCH)] = 1
+    seed: Annotated[int, AfterValidator(bounds.SEED)] | None = None
     threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1
     cpus: tuple[int, ...] = ()
     base_python: str | None = None

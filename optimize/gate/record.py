@@ -150,6 +150,7 @@ class CaseRecord(FrozenRecord):
         threads: Compute threads.
         cpus: Processors both were bound to; empty where to none.
         batch: Samples of a timed run.
+        seed: Of noise and of which batch was timed; None where neither was drawn.
         seconds: Of everything.
         raw: Every sample of every block, see ``rounds``.
     """
@@ -172,6 +173,7 @@ class CaseRecord(FrozenRecord):
     threads: int = 1
     cpus: tuple[int, ...] = ()
     batch: int = 1
+    seed: int | None = None
     seconds: float = 0.0
     raw: Any = None
 

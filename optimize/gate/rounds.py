@@ -166,7 +166,7 @@ def measure(
 
     Args:
         pair: The two sides.
-        inputs: Of a timed run, for ``pair.specs``.
+        inputs: Of timed runs that take turns, for ``pair.specs`` again and again.
         plan: How.
         decided: Asked after every round of the restarts behind ``FIRST_LOOK``.
         progress: Told the share of the time that is used.
@@ -176,7 +176,7 @@ def measure(
     Raises:
         WorkerFailed: A worker crashed, hung or refused; its place in ``SIDES`` is said.
     """
-    waiting = [] if opened is None else [opened]
+    waiting, turns = [] if opened is None else [opened], range(0, len(inputs) or 1, len(pair.specs) or 1)
 
     def start(models: Sequence[Subject], order: Sequence[int]) -> contextlib.AbstractContextManager[Fleet]:
         return contextlib.closing(waiting.pop()) if waiting else start_fleet(models, plan, order)
@@ -185,7 +185,7 @@ def measure(
         [Track(model) for model in pair.models],
         plan,
         start=start,
-        feed=lambda model, _: model.arranged(inputs),
+        feed=lambda model, _: [array for at in turns for array in model.arranged(inputs[at : at + len(pair.specs)])],
         judging=judging,
         decided=lambda found: found.restarts > FIRST_LOOK and decided(GateTrace.of(found)),
         progress=progress or silent,

@@ -72,7 +72,7 @@ def run(
     """
     alone = case.model_copy(update={"candidate": case.base, "candidate_python": case.base_python})
     traces, pair = [], open_case(alone, opening)
-    inputs = asked_of(case, pair).timed(case.batch)
+    inputs = asked_of(case, pair).timed(case.batch, 2)
     demand = demand_of(alone, settings, [model.artifact for model in pair.models])
     for number in range(decisions):
         traces.append(measure(pair, inputs, plan_for(case), lambda trace: is_decided(trace, demand)))

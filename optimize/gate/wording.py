@@ -92,6 +92,8 @@ def details(case: CaseRecord) -> list[str]:
     for name, side in (("base", case.base), ("candidate", case.candidate)):
         if side is not None and side.median_s is not None:
             lines.append(f"{name}: {side.kind}; {_tail(side)}; {_cold(side)}")
+    if case.seed is not None:
+        lines.append(f"asked: drawn by the seed {case.seed}, which --seed gives again")
     return [plain(line) for line in lines]
 
 

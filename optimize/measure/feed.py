@@ -129,7 +129,7 @@ def read(samples: Samples, size: int, most: int, *, whole: bool = True) -> Itera
 
 @dataclass(frozen=True)
 class Asked:
-    """What is put through files that are compared: timed on the first samples, judged on all.
+    """What is put through files that are compared: timed on a batch, judged on all.
 
     Attributes:
         specs: What they take; the batch is a number where a file fixes it.
@@ -138,7 +138,7 @@ class Asked:
         preprocessing: Words of ``--preprocess``, for image folders among them.
         said: What the file says of that which the others are held against.
         doubt: What is to be told of pictures where the user says nothing of that.
-        seed: Of the noise.
+        seed: Of the noise, and of which of the first batches of data is timed: the first of all where it is 0.
         classes: Whether labels must be numbers of classes.
         optional: Whether ``labelled`` may be without any.
     """
@@ -176,8 +176,8 @@ class Asked:
         how = self.preprocessing
         return open_samples(self.specs, source, preprocessing=how, said=self.said, doubt=self.doubt).notes
 
-    def timed(self, batch: int = 1) -> list[np.ndarray]:
-        """Return the inputs of a timed run, for ``specs``.
+    def timed(self, batch: int = 1, turns: int = 1) -> list[np.ndarray]:
+        """Return the inputs of a timed run, for ``specs``; of several that take turns, as far as shapes are alike.
 
         Raises:
             Refused: The files take another batch, or the data has fewer samples.
@@ -186,33 +186,40 @@ class Asked:
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
-        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None)
-        first = next(read(samples, size, size, whole=fixed is not None), None)
-        if first is None or len(first[0][0]) != size:
+        count, found = max(JUDGED_NOISE, turns * size), list[list[np.ndarray]]()
+        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None, count=count)
+        places = min(samples.count or DATA_SAMPLES, DATA_SAMPLES) // size if self.seed and not self.noise else 0
+        last = int(np.random.default_rng(self.seed).integers(max(places, 1)))
+        for arrays, _ in read(samples, size, size * (last + turns), whole=fixed is not None):
+            found = [*found, arrays][-turns:] if len(arrays[0]) == size else found
+        if not found:
             raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
-        return first[0]
+        shapes = [[array.shape for array in arrays] for arrays in found]
+        return [array for at, arrays in enumerate(found) if shapes[at] == shapes[0] for array in arrays]
 
     def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
         Args:
-            seconds: After which there is no further unlabelled sample.
+            seconds: After the first unlabelled sample, when there is no further one.
             batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
                 others in another way.
 
         Returns:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
-        size, end = self.fixed_batch or batch, math.inf if self.labelled else time.monotonic() + seconds
+        size, end = self.fixed_batch or batch, math.inf
         samples = self._opened(self.labelled or self.data, size, labelled=self.labelled is not None)
         most = sys.maxsize if self.labelled else DATA_SAMPLES
         for number, (arrays, labels) in enumerate(read(samples, size, most, whole=self.fixed_batch is not None)):
             if number and time.monotonic() > end:
                 return samples.count, True
+            if not number and not self.labelled:  # opening the data is no file's time
+                end = time.monotonic() + seconds
             yield arrays, labels if self.labelled else None
         return samples.count, False
 
-    def _opened(self, source: str | None, size: int, *, labelled: bool) -> Samples:
+    def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:
         return open_samples(
             self.specs,
             source,
@@ -221,7 +228,7 @@ class Asked:
             preprocessing=self.preprocessing,
             said=self.said,
             batch=size,
-            count=JUDGED_NOISE,
+            count=count,
             seed=self.seed,
         )
 

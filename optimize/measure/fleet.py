@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PROGRAM = "optimize.measure.worker"
 #: Of a reply, and how many may wait: a block of a benchmark has some thousand samples, of twenty digits each.
 _LINE_BYTES, _LINES = 4 << 20, 16
-#: Providers or lacks that a reply may name, and letters of each and of an error that are kept.
-_TEXTS, _LETTERS = 64, 2000
+#: What a reply may name, how many of each, and letters of each and of an error that are kept.
+_TOLD, _TEXTS, _LETTERS = ("ran_on", "missing", "notes"), 64, 2000
 #: The packages that confine a worker in another environment; they are plain Python and need nothing of theirs.
 _WALLS = ("landlock", "pyseccomp")
 
@@ -66,6 +66,7 @@ class Session:
         ran_on: Providers or devices that the runtime says it uses; empty where it does not say.
         failure: Why the session is closed; None while it answers.
         missing: Protection against an untrusted file that this system lacks, in words.
+        notes: What only who opens its file can tell of it, as sentences.
         has_answered: Whether it returned outputs already.
 
     Args:
@@ -87,6 +88,7 @@ class Session:
     failure: str | None = None
     ran_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     has_answered = False
 
     def __init__(
@@ -151,7 +153,7 @@ class Session:
         except WorkerFailed:
             return
         self.load_s, self.clock_step_s = reply["load_s"], reply["clock_step_s"]
-        self.ran_on, self.missing = (tuple(map(plain, reply[key])) for key in ("ran_on", "missing"))
+        self.ran_on, self.missing, self.notes = (tuple(map(plain, reply[key])) for key in _TOLD)
 
     @property
     def on_gpu(self) -> bool:
@@ -191,13 +193,13 @@ class Session:
         write_arrays(path, list(inputs))
         self.ask("prepare", scenario=scenario.name, path=self._given(path), streams=scenario.streams)
 
-    def warm_up(self, scenario: Scenario, floor: Mapping[str, float]) -> dict[str, Any]:
+    def warm_up(self, scenario: Scenario, floor: Mapping[str, float], *, steady: bool = False) -> dict[str, Any]:
         """Run a scenario until the floor is reached; return ``runs``, the first of them and the length of a later one.
 
         Raises:
             WorkerFailed: It crashed or refused.
         """
-        return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, **floor)
+        return self.ask("warm_up", scenario=scenario.name, streams=scenario.streams, steady=steady, **floor)
 
     def block(
         self, scenario: Scenario, *, runs: int, group: int = 1, settle: bool = True, steady: bool = False
@@ -309,7 +311,7 @@ def read_reply(line: bytes, number: int, request: Mapping[str, Any], *, on_gpu: 
 def _fitting(request: Mapping[str, Any], on_gpu: bool) -> dict[str, Callable[[Any], bool]]:
     """Return what the reply to a request holds, where it holds anything, each as many times as was asked."""
     if request["do"] == "load":
-        return {"load_s": is_time, "clock_step_s": is_time, "ran_on": _is_texts, "missing": _is_texts}
+        return {"load_s": is_time, "clock_step_s": is_time} | dict.fromkeys(_TOLD, _is_texts)
     if request["do"] == "warm_up":
         kept = range(1, WARM_UP_KEPT + 1)
         return {"runs": is_count, "first_s": lambda value: _is_list(value, is_time, kept), "run_s": is_time}

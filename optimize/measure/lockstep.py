@@ -228,7 +228,7 @@ class _Measurement(Generic[S]):
         with self._recorded():
             for scenario in self._scenarios(track):
                 session.prepare(scenario, self.feed(track.subject, scenario))
-                reply = session.warm_up(scenario, self.plan.warm_up or WARM_UP)
+                reply = session.warm_up(scenario, self.plan.warm_up or WARM_UP, steady=self.plan.steady)
                 warm_ups[scenario.name] = WarmUp(reply["runs"], _rounded(reply["first_s"]))
                 run_s, step_s = reply["run_s"], session.clock_step_s
                 group = samples_in_a_run(step_s, run_s) if self.plan.groups and scenario.streams == 1 else 1
@@ -335,7 +335,7 @@ class _Call(Session):
 
     def prepare(self, scenario: Scenario, inputs: Sequence[np.ndarray]) -> None:
         """Hold nothing: a callable takes nothing."""
-        self._worker.held[scenario.name] = []
+        self._worker.held[scenario.name] = [[]]
 
     def peak_memory_bytes(self) -> int | None:
         """Return None: the memory of this process is not the callable's."""

@@ -168,9 +168,10 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
     meter = AgreementMeter()
     with contextlib.suppress(VerificationFailed):
         meter.update(before, session.outputs(inputs))
-    found = meter.result()
-    if before and (found is None or found.sqnr_db < _STEADY_DB):
-        raise WorkerFailed(UNSTEADY, session.place)
+        found = meter.result()
+        if found is None or found.sqnr_db >= _STEADY_DB:
+            return
+    raise WorkerFailed(UNSTEADY, session.place)
 
 
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:

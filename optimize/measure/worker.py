@@ -32,7 +32,7 @@ from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import confine
 from optimize.sandbox.limits import ChildLimits
-from optimize.targets.arrays import as_reals, fitted, storable
+from optimize.targets.arrays import as_reals, digest, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 from optimize.targets.calling import check_array
 
@@ -41,10 +41,10 @@ WARM_UP_KEPT = 50
 #: Many times those of any network, its inner values included.
 _MOST_OUTPUTS = 4096
 _READINGS = 200
-#: Numbers of each output that are held against those of the first block, and how near they are to it at least, dB.
+#: Numbers of each output that are held against those of the first run, and how near they are to it at least, dB.
 _SAMPLED, _STEADY_DB = 1024, 20.0
-#: Why a file fails whose are not.
-UNSTEADY = "answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
+#: Why a file fails whose are not, or that leaves other inputs than it was given.
+UNSTEADY = "cannot be asked the same twice: it keeps a state, draws numbers, or writes into its inputs"
 Inputs = list[np.ndarray]
 Reply = dict[str, Any]
 Run = Callable[[Inputs], Any]
@@ -62,8 +62,9 @@ class Worker:
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
-        self.held: dict[str, Inputs] = {}
-        self._answers: dict[str, list[np.ndarray]] = {}
+        self.held: dict[str, list[Inputs]] = {}
+        self._digests: dict[str, list[str]] = {}
+        self._answers: dict[tuple[str, int], list[np.ndarray]] = {}
         self._seed = int.from_bytes(os.urandom(8))
         self._open: Callable[[], Runner] = self._loaded
 
@@ -95,12 +96,14 @@ class Worker:
         self._open = lambda: _opened(request)
         self.runners = [self._open()]
         load_s = time.perf_counter() - start
-        ran_on = list(getattr(self.runners[0], "providers", ()))
-        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing}
+        ran_on, notes = (list(getattr(self.runners[0], name, ())) for name in ("providers", "notes"))
+        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing, "notes": notes}
 
     def _prepare(self, request: Mapping[str, Any]) -> Reply:
-        """Keep the inputs of a scenario; open a runner for each caller where one cannot be shared."""
-        self.held[request["scenario"]] = self._checked(read_arrays(Path(request["path"])))
+        """Keep the inputs of a scenario, which take turns; open a runner for each caller where one cannot be shared."""
+        scenario, arrays, count = request["scenario"], read_arrays(Path(request["path"])), len(self._specs) or 1
+        self.held[scenario] = [self._checked(arrays[at : at + count]) for at in range(0, len(arrays) or 1, count)]
+        self._digests[scenario] = [*map(digest, self.held[scenario])]
         while len(self.runners) < request["streams"]:
             first = self.runners[0]
             self.runners.append(first if first.shared else self._open())
@@ -110,14 +113,20 @@ class Worker:
         """Run until both floors are reached (``runs``, ``seconds``), every runner once at least.
 
         At most ``cap_s`` but never fewer than 3 runs. The first runs are told, and the median of the later half.
+        ``steady``: the first answer is what those of blocks must be.
         """
-        inputs = self.held[request["scenario"]]
+        batches, samples = self.held[request["scenario"]], list[float]()
         first, *others = [runner.run for runner in self.runners[: request["streams"]]]
-        samples = [_seconds(first, inputs)]
+        for place, inputs in enumerate(batches):
+            told, answer = _one_by_one(first, [inputs], 1, 1)
+            samples += told["samples_s"]
+            if request.get("steady"):
+                self._require_steady(request["scenario"], place, answer)
+            del answer  # its memory is none of a run's
         for run in others:
-            run(inputs)
+            run(batches[0])
         while not is_warm(samples, request):
-            samples.append(_seconds(first, inputs))
+            samples.append(_seconds(first, batches[len(samples) % len(batches)]))
         run_s = float(np.median(samples[len(samples) // 2 :]))
         return {"runs": len(samples), "first_s": samples[:WARM_UP_KEPT], "run_s": run_s}
 
@@ -125,29 +134,35 @@ class Worker:
         """Time ``runs`` runs; the one before them pays for the switch of processes and is told beside them.
 
         ``settle``: false leaves it out, for runs so long that caches do not matter. ``steady``: the last answer must be
-        that of the first block.
+        the first of the warm-up, and the inputs what they were; a run more goes before them by chance, so that no file
+        knows which of its runs is looked at.
 
         Raises:
-            Refused: It is not.
+            Refused: They are not.
         """
         runner, callers = self._loaded(), [runner.run for runner in self.runners[: request["streams"]]]
-        inputs, runs = self.held[request["scenario"]], request["runs"]
-        settling_s = _seconds(callers[0], inputs) if request["settle"] else None
+        batches, runs = self.held[request["scenario"]], request["runs"]
+        settling_s = _seconds(callers[0], batches[0]) if request["settle"] else None
+        if request["settle"] and request.get("steady") and os.urandom(1)[0] % 2:
+            callers[0](batches[0])
         before = context_switches()
         if len(callers) > 1:
-            found = _concurrent(callers, inputs, runs)
+            found = _concurrent(callers, batches, runs)
         else:
-            found, answer = _one_by_one(callers[0], inputs, runs, request["group"])
+            found, answer = _one_by_one(callers[0], batches, runs, request["group"])
         after = context_switches()
         if request.get("steady") and len(callers) == 1:
-            self._require_steady(request["scenario"], answer)
+            self._require_steady(request["scenario"], runs % len(batches), answer)
         found |= {"preempted": after.involuntary - before.involuntary, "waited": after.voluntary - before.voluntary}
-        return {**found, "settling_s": settling_s, "device_s": _device_seconds(runner, inputs, runs)}
+        return {**found, "settling_s": settling_s, "device_s": _device_seconds(runner, batches[0], runs)}
 
-    def _require_steady(self, scenario: str, answer: Sequence[np.ndarray]) -> None:
-        """Check an answer to the inputs of a scenario against the first; kernels may add up in another order."""
+    def _require_steady(self, scenario: str, place: int, answer: Sequence[np.ndarray]) -> None:
+        """Check an answer to inputs of a scenario against the first; kernels may add up in another order."""
+        is_changed: Callable[[], bool] = getattr(self._loaded(), "is_changed", bool)
+        if [*map(digest, self.held[scenario])] != self._digests[scenario] or is_changed():
+            raise Refused(UNSTEADY)
         sampled = self._sampled(answer)
-        for want, got in zip(self._answers.setdefault(scenario, sampled), sampled, strict=True):
+        for want, got in zip(self._answers.setdefault((scenario, place), sampled), sampled, strict=True):
             differs = (want != got) & ~(np.isnan(want) & np.isnan(got))
             told = np.where(np.isfinite(want), want, 0.0), np.where(differs, want - got, 0.0)
             if ratio_db(*(float(np.square(values).sum()) for values in told)) < _STEADY_DB:
@@ -176,8 +191,11 @@ class Worker:
         return self.runners[0]
 
     def _checked(self, arrays: Inputs) -> Inputs:
-        specs = self._loaded().artifact.inputs
-        return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, specs, strict=True)]
+        return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, self._specs, strict=True)]
+
+    @property
+    def _specs(self) -> tuple[TensorSpec, ...]:
+        return self._loaded().artifact.inputs
 
 
 def _opened(request: Mapping[str, Any]) -> Runner:
@@ -190,15 +208,17 @@ def _opened(request: Mapping[str, Any]) -> Runner:
     return artifact.load(threads=request["threads"])
 
 
-def _one_by_one(run: Run, inputs: Inputs, runs: int, group: int) -> tuple[Reply, Any]:
+def _one_by_one(run: Run, batches: Sequence[Inputs], runs: int, group: int) -> tuple[Reply, Any]:
     """Time runs one after another, ``group`` of them in one reading of the clocks; return what the last one answered.
 
-    The processor's clock is read outside the wall clock's interval: reading it takes longer.
+    Batches take turns: no file profits from being asked what it was asked just before. The processor's clock is read
+    outside the wall clock's interval: reading it takes longer.
     """
     walls, processor, answer = [], [], None
     once = run if group == 1 else _repeated(run, group)
     begin = time.perf_counter()
     for number in range(1, runs + 1):
+        inputs = batches[number % len(batches)]
         cpu_start = time.process_time()
         start = time.perf_counter()
         if number < runs:
@@ -221,7 +241,7 @@ def _repeated(run: Run, times: int) -> Run:
     return repeat
 
 
-def _concurrent(callers: Sequence[Run], inputs: Inputs, runs: int) -> Reply:
+def _concurrent(callers: Sequence[Run], batches: Sequence[Inputs], runs: int) -> Reply:
     """Time ``runs`` runs that callers take from one queue, so that all of them are busy to the end.
 
     Processor time belongs to all callers together: its mean is told.
@@ -236,8 +256,8 @@ def _concurrent(callers: Sequence[Run], inputs: Inputs, runs: int) -> Reply:
     def call(run: Run) -> None:
         gate.wait()
         try:
-            while next(tickets) < runs:
-                walls.append(_seconds(run, inputs))
+            while (number := next(tickets)) < runs:
+                walls.append(_seconds(run, batches[number % len(batches)]))
         except Exception as error:  # raised again in the thread that answers
             errors.append(error)
 

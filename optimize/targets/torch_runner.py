@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from optimize.targets.arrays import to_array, to_tensor
+from optimize.targets.arrays import digest, to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
+from optimize.targets.packaging import of_chance
 
 
 class TorchRunner(Runner):
@@ -17,6 +18,7 @@ class TorchRunner(Runner):
 
     Attributes:
         providers: The GPU it runs on; nothing is said of a CPU.
+        notes: By what it draws numbers or keeps a state.
 
     Args:
         artifact: What was loaded.
@@ -27,16 +29,28 @@ class TorchRunner(Runner):
 
     shared = True
     providers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None, device: str = "cpu"
     ) -> None:
         super().__init__(artifact)
         self.module, self.device = module, torch.device(device)
+        self.watch((), (), is_stateful=False)
         if device == "cuda":
             self.providers = (f"cuda ({torch.cuda.get_device_name(self.device)})",)
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def watch(self, by: Collection[str], tensors: Sequence[torch.Tensor], is_stateful: bool) -> None:
+        """Note by what the module keeps a state, the tensors it may write into, and whether it does so elsewhere."""
+        self.notes, self._is_stateful = of_chance(by), is_stateful
+        self._watched = [tensor for tensor in tensors if not tensor.is_quantized]
+        self._before = digest([to_array(tensor) for tensor in self._watched])
+
+    def is_changed(self) -> bool:
+        """Say whether the module is another one since it was loaded; it is read where it may write."""
+        return self._is_stateful or digest([to_array(tensor) for tensor in self._watched]) != self._before
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""

@@ -150,6 +150,10 @@ def test_what_is_run_and_compared_is_the_users_data(subject: Make, tmp_path: Pat
     data, plan = str(tmp_path / "x.npy"), Plan((Scenario(), Scenario(8)), restarts=1, runs=3)
     asked = put_through([first, rounded], data, {})
     np.testing.assert_array_equal(asked.timed(8)[0], x[:8])
+    drawn = {replace(asked, seed=seed).timed(8)[0][0, 0] for seed in range(1, 20)}
+    assert drawn == {0.0, 24.0}  # whole batches alone
+    np.testing.assert_array_equal(np.concatenate(asked.timed(8, 2)), x[:16])
+    assert [array.shape for array in put_through([first], None, {}).timed(30, 2)] == [(30, 3)] * 2
     found = run([first, rounded], plan, data).tracks[1].quality
     assert found and found.agreement and found.agreement.judged and found.agreement.top1 == 1.0
     assert round(found.agreement.sqnr_db, 2) == 20.0

@@ -91,7 +91,7 @@ def gone(judged: Record, tmp_path: Path) -> Callable[..., Path]:
     """Returns a function that makes a baseline whose file is gone, of a network that was right on 90 % of 480."""
     path, labels = tmp_path / "base.json", labelled(tmp_path)
     baseline.save(judged, path)
-    content = {"path": "gone.onnx", "accuracy": TOP1, "input_digest": labels.digest}
+    content = {"path": "gone.onnx", "accuracy": TOP1, "input_digest": labels.digest, "seed": 0}
     return lambda **changes: edited(path, **(content | changes))
 
 
@@ -175,8 +175,9 @@ def test_size_is_held_against_the_one_that_is_stored(gone: Gone, tmp_path: Path)
 
 
 def test_where_there_are_neither_samples_nor_the_file_outputs_are_a_warning(gone: Gone, judged: Record) -> None:
-    found = against(gone(input_digest=judged.cases[0].input_digest))
-    assert found.verdict is Verdict.WARN
+    """The candidate is timed on the noise that the base was."""
+    found = against(gone(input_digest=judged.cases[0].input_digest, seed=judged.cases[0].seed))
+    assert found.verdict is Verdict.WARN and found.seed == judged.cases[0].seed
     assert "Outputs are not judged: there are neither samples nor the base's file." in found.warnings
 
 

@@ -11,7 +11,7 @@ import pytest
 from optimize import processor
 from optimize.errors import Refused
 from optimize.gate import case as cases
-from optimize.gate import suite
+from optimize.gate import suite, wording
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
@@ -22,6 +22,7 @@ from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
 from optimize.measure.quality import Batch
 from optimize.measure.subjects import Subject
+from optimize.measure.worker import UNSTEADY
 from optimize.processor import described
 from tests.cpus import NEEDS_QEMU
 from tests.gate.streams import draw
@@ -98,9 +99,7 @@ def test_a_file_that_keeps_a_state_is_seen_once_it_was_timed(
     models(**{"base": {}, "candidate": {}, side: {"forgets_at": JUDGED_NOISE + 20}})
     found = check(tmp_path, max_seconds=5.0)
     assert found.verdict is verdict
-    assert found.reason == (
-        f"the {side} answered inputs otherwise once it had been timed on them: it keeps a state, or draws numbers"
-    )
+    assert found.reason == f"the {side} {UNSTEADY}"
 
 
 @pytest.mark.parametrize("slower, verdict", [(0.0, Verdict.INCONCLUSIVE), (float("inf"), Verdict.PASS)])
@@ -165,6 +164,20 @@ def test_points_that_few_labels_cannot_tell_are_inconclusive(
     if verdict == "inconclusive":
         assert "cannot be told with 180 labels: give about" in found.reason
         assert suite.of(Settings(), (found,), environment.current(), command="").exit_code == 3
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_no_file_knows_what_it_is_timed_on(data: bool, tmp_path: Path, models: Models, measured: Models) -> None:
+    """The noise was the same for everybody, and so was the first batch of data: a file could hold the answers."""
+    measured(1.0)
+    models(base={}, candidate={})
+    np.save(tmp_path / "x.npy", np.arange(900, dtype=np.float32).reshape(300, 3))
+    asked: dict[str, Any] = {"data": str(tmp_path / "x.npy"), "batch": 2} if data else {}
+    drawn = [check(tmp_path, **asked) for _ in range(4)]
+    assert len({found.seed for found in drawn}) == 4 and len({found.input_digest for found in drawn}) > 1
+    again = check(tmp_path, **asked, seed=drawn[0].seed)
+    assert (again.seed, again.input_digest) == (drawn[0].seed, drawn[0].input_digest)
+    assert any(f"the seed {again.seed}, which --seed gives again" in line for line in wording.details(again))
 
 
 def test_noise_judges_no_file_that_rounds(tmp_path: Path, models: Models, measured: Models, made_for: Models) -> None:

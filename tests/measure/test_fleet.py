@@ -144,7 +144,7 @@ def test_untrusted_files_on_a_gpu_are_not_limited_in_addresses(make: Make) -> No
 
 
 TOLD = {
-    "load": {"load_s": 0.1, "clock_step_s": 1e-7, "ran_on": ["CPU"], "missing": []},
+    "load": {"load_s": 0.1, "clock_step_s": 1e-7, "ran_on": ["CPU"], "missing": [], "notes": []},
     "warm_up": {"runs": 3, "first_s": [0.1], "run_s": 0.1},
     "block": {"samples_s": [0.1], "cpu_s": [0.0], "span_s": 0.1, "settling_s": None, "device_s": [], "preempted": 0}
     | {"waited": 0},

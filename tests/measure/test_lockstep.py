@@ -41,7 +41,7 @@ class Process:
     def prepare(self, scenario: Scenario, inputs: object) -> None:
         pass
 
-    def warm_up(self, scenario: Scenario, floor: object) -> dict[str, Any]:
+    def warm_up(self, scenario: Scenario, floor: object, *, steady: bool) -> dict[str, Any]:
         return {"runs": 1, "first_s": [self.run_s], "run_s": self.run_s}
 
     def block(self, scenario: Scenario, *, runs: int, group: int, settle: bool, steady: bool) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """One pass over the data judges every artifact of a fleet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from optimize.errors import Refused
-from optimize.measure import quality
-from optimize.measure.fleet import Fleet
-from optimize.measure.quality import judge, judge_elsewhere
-from optimize.targets.base import Artifact
+from optimize.measure import feed, quality
+from optimize.measure.feed import Arrays
+from optimize.measure.fleet import Fleet, Session, WorkerFailed
+from optimize.measure.quality import judge, judge_elsewhere, require_steady
+from optimize.measure.worker import UNSTEADY
+from optimize.targets.base import Artifact, TensorSpec
 from tests.cpus import NEEDS_QEMU
 
 X = np.eye(3, dtype=np.float32)
@@ -75,6 +79,36 @@ def test_files_are_judged_on_an_emulated_processor_beside_this_one(make: Make) -
     assert all("SIGABRT" in (found.failure or "") for found in dead.values())
     with pytest.raises(Refused, match="does not run here"):
         judge_elsewhere(["avx2"], [make(dies_at=1), make()], batches)
+
+
+@pytest.mark.parametrize(
+    "again", [[2 * np.ones((2, 3)), np.ones(4)], [np.ones((2, 3)), np.full(4, np.nan)], [np.ones((2, 3)), np.ones(5)]]
+)
+def test_no_output_answers_otherwise_behind_the_others(again: list[np.ndarray]) -> None:
+    """One that had another shape, or was not finite, ended the comparison behind outputs that were the same."""
+    before, now = [np.ones((2, 3)), np.ones(4)], list(again)
+    session = cast(Session, SimpleNamespace(outputs=lambda inputs: now, place=1))
+    with pytest.raises(WorkerFailed, match=UNSTEADY):
+        require_steady(session, [], before)
+    now[:] = before
+    require_steady(session, [], before)
+    now[:] = before[:0]
+    require_steady(session, [], [])
+
+
+def test_the_time_for_judging_begins_when_the_data_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that took long to encode left time for one batch of them."""
+    now_s = [0.0]
+
+    def read(*given: object, **more: object) -> Iterator[Arrays]:
+        for took_s in (100.0, 1.0, 1.0, 1.0, 1.0):
+            now_s[0] += took_s
+            yield [np.ones((1, 3))], None
+
+    monkeypatch.setattr(feed, "read", read)
+    monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    asked = feed.Asked((TensorSpec("x", ("batch", 3), "float32"),))
+    assert len(list(asked.judged(seconds=2.5))) == 3 and len(list(asked.judged(seconds=0.5))) == 1
 
 
 def test_few_samples_are_run_on_an_emulated_processor() -> None:

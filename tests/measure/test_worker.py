@@ -60,6 +60,65 @@ class Failing(torch.nn.Module):
         return x
 
 
+class Honest(torch.nn.Module):
+    """Writes into what it makes itself, beside what it keeps in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
+        self.rnn = torch.nn.LSTM(2, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.drop(self.norm(x)).chunk(2, 1)
+        return second.relu_() + self.rnn(first[:, None])[0][:, 0]
+
+
+class Drawing(Honest):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x + torch.rand_like(x), 0.5, True)
+
+
+class Remembering(torch.nn.Module):
+    """Asked the same again, it answers at once."""
+
+    last: torch.Tensor
+    answer: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = self.answer = torch.zeros(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.last.size(0) == x.size(0) and torch.equal(self.last, x):
+            return self.answer
+        self.last, self.answer = x.clone(), x.tanh()
+        return self.answer
+
+
+class Listing(torch.nn.Module):
+    known: list[torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = [torch.zeros(1)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.known.append(x)
+        return x
+
+
+class Counting(torch.nn.Module):
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count[1:].detach().add_(1.0)
+        return x
+
+
 BLOCK: dict[str, Any] = {"do": "block", "scenario": "s", "streams": 1, "group": 1, "settle": False}
 
 
@@ -110,13 +169,77 @@ def test_load_warm_time_and_run(make: Make, tmp_path: Path, one_thread: None) ->
     np.testing.assert_array_equal(read_arrays(answered)[0], np.full((2, 3), 2.0))
 
 
-def test_the_last_answer_of_a_block_is_that_of_the_first_block(make: Make, tmp_path: Path, one_thread: None) -> None:
-    """Where it is asked: who compares files of a network that draws numbers asks for their time alone."""
-    worker = opened(make(forgets_at=7), tmp_path)
-    asked = {**BLOCK, "runs": 3, "steady": True}
-    assert worker.answer(asked)["ok"] and worker.answer({**asked, "runs": 1, "group": 3})["ok"]
-    assert worker.answer(asked) == {"ok": False, "error": UNSTEADY}
+@pytest.mark.parametrize("behaviour", [{"forgets_at": 7}, {"forgets_at": 2}, {"marks_at": 7}, {"marks_at": 1}])
+def test_the_last_answer_of_a_block_is_the_first_of_all(
+    behaviour: dict[str, int], make: Make, tmp_path: Path, one_thread: None
+) -> None:
+    """Where it is asked: who compares files of a network that draws numbers asks for their time alone.
+
+    A file answered right once, wrote into what it was given, and answered nonsense to that: the first block came later.
+    """
+    worker, (begins,) = opened(make(**behaviour), tmp_path), behaviour.values()
+    floor = {"do": "warm_up", "scenario": "s", "streams": 1, "runs": 1, "seconds": 0, "cap_s": 0, "steady": True}
+    asked, failed = {**BLOCK, "runs": 3, "steady": True}, {"ok": False, "error": UNSTEADY}
+    if begins > 1:
+        assert worker.answer(floor)["ok"]
+    if begins == 7:
+        assert worker.answer({**asked, "runs": 1, "group": 3})["ok"]
+    assert worker.answer(floor if begins == 1 else asked) == failed
     assert worker.answer({**asked, "steady": False})["ok"]
+
+
+@pytest.mark.parametrize(
+    ("network", "named", "changes"),
+    [
+        (Honest, (), False),
+        (Drawing, ("aten::dropout, aten::rand_like",), False),
+        (Remembering, ("prim::SetAttr",), True),
+        (Listing, ("prim::GetAttr",), True),
+        (Counting, (), True),
+    ],
+)
+def test_a_torchscript_file_that_remembers_is_no_faster_one(
+    network: type[torch.nn.Module], named: tuple[str, ...], changes: bool, tmp_path: Path
+) -> None:
+    """Asked the same again and again it answered at once, rightly: only what it keeps tells."""
+    torch.jit.script(network().eval()).save(str(tmp_path / "net.pt"))
+    spec = (TensorSpec("x", ("N", 4), "float32"),)
+    artifact = Artifact("torchscript", tmp_path / "net.pt", spec, (), "", "", 0, "", untrusted=False)
+    worker, floor = Worker(), {"do": "warm_up", "scenario": "s", "streams": 1, "runs": 1, "seconds": 0, "cap_s": 0}
+    where = {"module": "optimize.targets.torchscript", "threads": 1, "affinity": []}
+    assert worker.answer({"do": "load", "artifact": as_json(artifact), **where})["notes"] == [
+        f"It draws numbers, or keeps a state, by {names}: asked twice, it may answer otherwise." for names in named
+    ]
+    write_arrays(tmp_path / "x.npz", [np.ones((2, 4), np.float32)])
+    worker.answer({"do": "prepare", "scenario": "s", "path": str(tmp_path / "x.npz"), "streams": 1})
+    found = worker.answer({**floor, "steady": True})
+    assert found == {"ok": False, "error": UNSTEADY} if changes else found["ok"]
+
+
+def test_what_a_file_is_timed_on_takes_turns(
+    make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked the same again and again, whatever remembers is fast."""
+    worker, asked = opened(make(), tmp_path), list[float]()
+    write_arrays(tmp_path / "x.npz", [np.full((2, 3), value, np.float32) for value in (1.0, 2.0)])
+    worker.answer({"do": "prepare", "scenario": "s", "path": str(tmp_path / "x.npz"), "streams": 1})
+    run = worker.runners[0].run
+    monkeypatch.setattr(worker.runners[0], "run", lambda inputs: asked.append(inputs[0][0, 0]) or run(inputs))
+    floor = {"do": "warm_up", "scenario": "s", "streams": 1, "runs": 3, "seconds": 0, "cap_s": 0, "steady": True}
+    assert worker.answer(floor)["ok"] and asked == [1.0, 2.0, 1.0]
+    for runs, wanted in ((3, [2.0, 1.0, 2.0]), (2, [2.0, 1.0])):
+        asked.clear()
+        assert worker.answer({**BLOCK, "runs": runs, "steady": True})["ok"] and asked == wanted
+
+
+def test_no_file_knows_which_of_its_runs_is_looked_at(
+    make: Make, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, asked = opened(make(), tmp_path), {**BLOCK, "runs": 3, "settle": True, "steady": True}
+    for byte, runs in ((b"\x02", 4), (b"\x03", 5)):
+        monkeypatch.setattr("os.urandom", lambda _, byte=byte: byte)
+        before = vars(worker.runners[0])["calls"]
+        assert worker.answer(asked)["ok"] and vars(worker.runners[0])["calls"] - before == runs
 
 
 def test_errors_are_answers() -> None:

@@ -6,8 +6,9 @@ import importlib.metadata
 import io
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimize import files
 from optimize.registry import register_target
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 _WIDENED = (
     "bfloat16 needs AVX512-BF16 or AMX: elsewhere torch widens every operand and answers alike, but a ResNet-18 and a "
     "ViT took twice as long as in float32 with AVX-512 alone, and the ResNet 19 times as long with AVX2."
+)
+
+#: What hides what it does from who reads a graph; arguments with which nothing is drawn where they are false or 0.
+_HIDING, _INERT = (
+    ("prim::CallMethod", "prim::CallFunction", "prim::fork"),
+    ("train", "training", "dropout", "dropout_p"),
 )
 
 
@@ -102,13 +109,62 @@ def f(*arrays):
 
         with warnings.catch_warnings(action="ignore"):
             module = torch.jit.load(str(artifact.path), map_location="cpu")
-        return TorchRunner(artifact, module, threads)
+        runner = TorchRunner(artifact, module, threads)
+        runner.watch(*_of_chance(module))
+        return runner
 
     def probe(self, asked: Probing) -> Probe:
         """Load the file for torch's profiler."""
         from optimize.targets.torch_probe import TorchProbe
 
         return TorchProbe(self.load(asked.artifact, threads=asked.threads), asked)
+
+
+def _of_chance(module: torch.jit.ScriptModule) -> tuple[set[str], list[torch.Tensor], bool]:
+    """Return by what a file draws numbers or keeps a state, its tensors that may be written into, and if it sets more.
+
+    What hangs on its own settings, such as what it does in training, is decided before; a tensor may be written into
+    where nothing tells it from what is.
+    """
+    import torch
+
+    with suppress(RuntimeError):  # what cannot be frozen is read as it is
+        module = torch.jit._recursive.wrap_cpp_module(torch._C._freeze_module(module._c, [], True, True))
+    graph: Any = module.inlined_graph
+    found, written, is_stateful = set[str](), list[torch.Tensor](), False
+    aliases, waiting = graph.alias_db(), [graph]
+    while waiting:
+        for node in waiting.pop().nodes():
+            waiting += node.blocks()
+            kind, sets = node.kind(), node.kind() == "prim::SetAttr"
+            if kind in ("prim::GetAttr", "prim::Constant") and aliases.has_writers(node.output()):
+                value = _held(module, node)
+                sets = not isinstance(value, torch.Tensor)
+                written += [] if sets else [value]
+            elif sets:
+                sets = next(node.inputs()).node().kind() != "prim::CreateObject"
+            found |= {kind} if sets or kind in _HIDING or _draws(node) else set()
+            is_stateful |= sets
+    return found, written, is_stateful
+
+
+def _held(module: torch.jit.ScriptModule, node: torch._C.Node) -> Any:
+    """Return the constant or the attribute of a module that a node of its graph gives."""
+    if node.kind() != "prim::GetAttr":
+        return node.output().toIValue() if node.kind() == "prim::Constant" else module
+    return getattr(_held(module, next(node.inputs()).node()), node.s("name"), None)
+
+
+def _draws(node: torch._C.Node) -> bool:
+    """Say whether a node draws numbers: not what drops none, or does so in training alone."""
+    import torch
+
+    packet = getattr(torch.ops.aten, node.kind().removeprefix("aten::"), None)
+    tags = getattr(packet, packet.overloads()[0]).tags if isinstance(packet, torch._ops.OpOverloadPacket) else ()
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    given = zip(torch._C.parse_schema(node.schema()).arguments, node.inputs(), strict=True)
+    return not any(argument.name in _INERT and value.toIValue() in (0, False) for argument, value in given)
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:
