@@ -38,7 +38,8 @@ def made_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         def labelled(source: str, opening: Opening, input_shape: str | None) -> Subject:
             subject = opened(source, opening, input_shape)
-            return replace(subject, artifact=replace(subject.artifact, cpu=cpus.get(source, "")))
+            said = {"cpu": cpus.get(source, ""), "precision": "int8" if source in cpus else ""}
+            return replace(subject, artifact=replace(subject.artifact, **said))
 
         monkeypatch.setattr(cases, "open_model", labelled)
 
