@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optimize import processor
+from optimize.data.json_lines import is_json_lines
 from optimize.errors import OptimizeError, TargetUnavailable, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
@@ -38,6 +39,7 @@ from optimize.targets.base import Artifact
 JUDGED_SHARE = 0.1
 #: A candidate whose answers take so many times the base's has itself to blame where that time was over too soon.
 MOST_SLOWER = 2.0
+_SAY_SIZES = "give --input-shape"
 
 
 @dataclass
@@ -115,6 +117,9 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
+    if state.pair.chosen:
+        named = ", ".join(map(str, state.pair.chosen))
+        state.warnings.append(f"Only the candidate says how large {named} is, the base leaves it free: {_SAY_SIZES}.")
     state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
     state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
@@ -159,7 +164,11 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
             state.warnings.append(f"Outputs were compared on {told}.")
         entries = findings.of_outputs(case, found)
         if state.is_cut and found.seconds > MOST_SLOWER * base.seconds:
-            entries = [findings.cut_short(entry, told) for entry in entries]
+            why = f"on {told}, which the candidate took: give more --max-seconds"
+            entries = [findings.withheld(entry, why) for entry in entries]
+        if state.pair.chosen and not _has_own_sizes(case):
+            why = f"at sizes that only the candidate says: {_SAY_SIZES}"
+            entries = [findings.withheld(entry, why) for entry in entries]
         state.findings += entries
         state.findings += _findings_elsewhere(case, state.pair, samples)
         return
@@ -171,6 +180,14 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
             "What was lost is judged by the accuracy that is stored, as of other samples: beside the base's file fewer "
             "labels would tell it."
         )
+
+
+def _has_own_sizes(case: Case) -> bool:
+    """Say whether samples are as large as they are: pictures are made to fit, and texts cut."""
+    if case.eval is None and case.data is None:
+        return False
+    path = Path(case.eval or case.data or "")
+    return not path.is_dir() and not (path.is_file() and is_json_lines(path))
 
 
 def _judge_costs(state: _State, gone: Stored | None, *, batch: int) -> None:

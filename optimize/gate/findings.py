@@ -51,12 +51,11 @@ def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
     return f"{compared:,}{of} samples{': the time for more was over' if is_cut else ''}"
 
 
-def cut_short(entry: FindingRecord, told: str) -> FindingRecord:
-    """Return what follows from outputs of which the candidate's own time left some out: they pass nothing."""
+def withheld(entry: FindingRecord, why: str) -> FindingRecord:
+    """Return what follows from outputs of which the candidate had a say in what was compared: they pass nothing."""
     if entry.verdict is not Verdict.PASS:
         return entry
-    reason = f"{entry.reason}; compared on {told}, which the candidate took: give more --max-seconds"
-    return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": reason})
+    return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": f"{entry.reason}; compared {why}"})
 
 
 def of_outputs_alone(case: Case, found: Quality, stored: Baseline) -> tuple[Quality, list[FindingRecord]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,11 +87,13 @@ class AgreedPair:
         candidate: What would replace it.
         specs: What both take, in the base's order and types, pictures where one of them prepares those itself; the
             batch is a number where a file fixes it.
+        chosen: Those of ``specs`` of which a size besides the batch is the candidate's word alone.
     """
 
     base: Subject
     candidate: Subject
     specs: tuple[TensorSpec, ...]
+    chosen: tuple[TensorSpec, ...] = ()
 
     @property
     def models(self) -> tuple[Subject, Subject]:
@@ -179,7 +182,9 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     specs = first.given
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    return AgreedPair(first, second, specs)
+    said = replace(first, artifact=base.artifact).given if base.artifact.inputs else (None,) * len(specs)
+    is_chosen = (input_shape is None and _fixes(spec, before) for before, spec in zip(said, specs, strict=True))
+    return AgreedPair(first, second, specs, tuple(itertools.compress(specs, is_chosen)))
 
 
 def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:
@@ -264,6 +269,12 @@ def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, .
 def _merged(one: TensorSpec, other: TensorSpec) -> TensorSpec:
     sizes = tuple(b if isinstance(a, str) else a for a, b in zip(one.shape, other.shape, strict=True))
     return replace(one, shape=sizes, tokens=one.tokens or other.tokens)  # a small table would choose what is compared
+
+
+def _fixes(one: TensorSpec, other: TensorSpec | None) -> bool:
+    """Say whether a size besides the batch is a number that is free in what is said of the other, if anything is."""
+    others = itertools.repeat("") if other is None else other.shape[1:]
+    return any(isinstance(a, int) and isinstance(b, str) for a, b in zip(one.shape[1:], others, strict=False))
 
 
 def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
