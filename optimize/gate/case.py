@@ -27,7 +27,7 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
 from optimize.measure.quality import APART_DB, HERE, Batch, Quality, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
-from optimize.measure.subjects import AgreedPair, Subject, other_processors
+from optimize.measure.subjects import AgreedPair, Subject, other_outputs, other_processors
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
@@ -121,6 +121,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         named = ", ".join(map(str, state.pair.chosen))
         state.warnings.append(f"Only the candidate says how large {named} is, the base leaves it free: {_SAY_SIZES}.")
     state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
+    state.warnings += filter(None, [other_outputs(*state.pair.models)])
     state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
     if progress:

@@ -17,11 +17,11 @@ from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
-from optimize.measure.subjects import Subject, fixed_batch
+from optimize.measure.subjects import Subject, fixed_batch, places_of
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
-from optimize.targets.base import Artifact
+from optimize.targets.base import Artifact, TensorSpec
 
 #: Samples that are run on an emulated processor, some hundred times as slow as a real one, and seconds after which no
 #: further one is.
@@ -62,6 +62,7 @@ class _Judge:
     session: Session
     subject: Subject | None
     accuracy: AccuracyMeter
+    wanted: Sequence[TensorSpec] = ()
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
     failure: str | None = None
     digest: str | None = None
@@ -91,6 +92,8 @@ class _Judge:
             return
         try:
             found = self.outputs(inputs)
+            places = places_of(self.wanted, self.session.artifact.outputs)
+            found = [found[place] for place in places] if len(places) == len(found) else found
             (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
@@ -125,7 +128,7 @@ def judge(
     not count, where there is none it is marked.
 
     Args:
-        fleet: The sessions of the loaded artifacts, the baseline first.
+        fleet: The sessions of the loaded artifacts, the baseline first; outputs go by name where one has its names.
         batches: Flat inputs and labels; read once.
         subjects: What takes the inputs in an order and types of its own, one a session; none where all take them alike.
         metric: What is judged; None for top-1 or the accuracy of pixels, where there are labels.
@@ -136,12 +139,13 @@ def judge(
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
     """
-    pairs = itertools.zip_longest(fleet, subjects)
     baseline, *others = (
         _Judge(session, subject, AccuracyMeter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
-        for session, subject in pairs
+        for session, subject in itertools.zip_longest(fleet, subjects)
     )
     rounded = [entry.rounded or baseline.rounded for entry in others]
+    for entry in others:
+        entry.wanted = baseline.session.artifact.outputs
     for made_up, batch in _marked(batches, more_noise, noise=noise):
         try:
             expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)

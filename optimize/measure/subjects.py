@@ -137,6 +137,15 @@ def other_processors(one: Subject, other: Subject) -> str:
     )
 
 
+def other_outputs(one: Subject, other: Subject) -> str:
+    """Return that several outputs have other names in two files, as a sentence; empty where they have the same."""
+    names = [[spec.name for spec in subject.artifact.outputs] for subject in (one, other)]
+    if any(len(each) < 2 for each in names) or sorted(names[0]) == sorted(names[1]):
+        return ""
+    told = " and ".join(", ".join(f"'{shown(name)}'" for name in each) for each in names)
+    return f"Outputs were compared by their places, for their names differ: {told}."
+
+
 def preparation(subjects: Sequence[Subject]) -> tuple[str, str]:
     """Return how pictures become inputs, and what a file that was not heeded says of it, as a sentence or empty.
 
@@ -246,8 +255,14 @@ def _free_batch(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 def _ordered(specs: tuple[TensorSpec, ...], first: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Return inputs in the first file's order where they have its names."""
-    by_name = {spec.name: spec for spec in specs}
-    return tuple(by_name[spec.name] for spec in first) if set(by_name) == {spec.name for spec in first} else specs
+    return tuple(specs[place] for place in places_of(first, specs))
+
+
+def places_of(wanted: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """Return where what is wanted stands among others: by name where both have the same names, else in order."""
+    asked, names = ([spec.name for spec in each] for each in (wanted, specs))
+    is_named = sorted(asked) == sorted(names) and len(set(names)) == len(names)
+    return tuple(map(names.index, asked)) if is_named else tuple(range(len(specs)))
 
 
 def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -282,9 +297,8 @@ def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
     if subject.outside:
         unprepared = _before_pixels(subject, specs[0])
         return replace(subject, artifact=replace(subject.artifact, inputs=(unprepared,)), places=(0,))
-    own, names = subject.artifact.inputs or tuple(specs), [spec.name for spec in specs]
-    by_name = {spec.name for spec in own} == set(names)
-    places = tuple(names.index(spec.name) if by_name else index for index, spec in enumerate(own))
+    own = subject.artifact.inputs or tuple(specs)
+    places = places_of(own, specs)
     inputs = tuple(
         replace(spec, shape=(spec.shape[0], *specs[place].shape[1:]), tokens=specs[place].tokens)
         for spec, place in zip(own, places, strict=True)
