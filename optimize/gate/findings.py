@@ -36,7 +36,10 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     if found.accuracy is not None:
         asked.append(("accuracy", found.accuracy.metric, case.bound))
     needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
-    return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
+    entries = [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
+    if found.agreement is not None and (doubt := found.agreement.doubt):
+        return [withheld(entry, f"where {doubt}") if entry.metric == "outputs" else entry for entry in entries]
+    return entries
 
 
 def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
@@ -52,7 +55,7 @@ def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
 
 
 def withheld(entry: FindingRecord, why: str) -> FindingRecord:
-    """Return what follows from outputs of which the candidate had a say in what was compared: they pass nothing."""
+    """Return what follows from outputs that are compared where a wrong candidate may be right: they pass nothing."""
     if entry.verdict is not Verdict.PASS:
         return entry
     return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": f"{entry.reason}; compared {why}"})

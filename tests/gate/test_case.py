@@ -136,13 +136,22 @@ def test_a_candidate_does_not_choose_what_both_are_judged_at(
     data: str, said: str | None, verdict: str, tmp_path: Path, models: Models, measured: Models, saying: Models
 ) -> None:
     """Of one pixel a network is easily right."""
-    np.save(tmp_path / "x.npy", np.ones((20, 3), np.float32))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32))
     measured(1.0)
     models(base={}, candidate={})
     saying(base={"inputs": (TensorSpec("x", ("batch", "n"), "float32"),)})
     found = check(tmp_path, data=str(tmp_path / data) if data else None, input_shape=said)
     assert found.verdict == verdict and ("x float32[batch, 3]" in "".join(found.warnings)) is (said is None)
     assert ("at sizes that only the candidate says: give --input-shape" in found.reason) is (verdict != "pass")
+
+
+def test_answers_that_are_the_same_to_everything_pass_nothing(tmp_path: Path, models: Models, measured: Models) -> None:
+    """A file that lost its weights answers zeros where the base happens to answer them, too."""
+    models(base={"factor": 0.0}, candidate={"factor": 0.0})
+    measured(1.0)
+    found = check(tmp_path)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason.endswith("equal, asked: at least 20 dB; compared where 'x' was the same for all samples")
 
 
 def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:
