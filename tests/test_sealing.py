@@ -53,6 +53,9 @@ def _fifo(key: Path) -> None:
         lambda key: key.write_bytes(b""),
         lambda key: key.write_bytes(bytes(33)),
         lambda key: (key.unlink(), key.mkdir(0o700)),
+        lambda key: key.parent.chmod(0o777),
+        lambda key: key.parent.chmod(0o720),
+        lambda key: os.link(key, key.with_name("known")),
     ],
 )
 def test_what_others_may_know_is_no_secret(change: Callable[[Path], object], key: Path) -> None:

@@ -32,7 +32,7 @@ class Agreement:
             those without a number: outputs of no elements, or of NaN alone.
         outputs: ``sqnr_db`` of each output by its name, in order; empty where there is one.
         lost: Outputs of which a part answers no better than zeros would, hidden by larger numbers, with which part.
-        unproved: Outputs that any model of these shapes might answer as well, with why, as the end of a sentence.
+        unproved: Outputs that a model might answer whatever it computes, with why, as the end of a sentence.
     """
 
     sqnr_db: float
@@ -120,10 +120,8 @@ class AgreementMeter:
             return None
         named = {name: meter.result() for name, meter in self._outputs.items()}
         found = list(named.values())
-        unproved = {name: _EMPTY for name, distance in named.items() if distance.is_empty}
-        unproved |= {
-            name: _ALIKE for (name, _), (_, count) in self._alike.items() if count > 1 and name not in unproved
-        }
+        unproved = {name: _ALIKE for (name, _), (_, count) in self._alike.items() if count > 1}
+        unproved |= {name: _EMPTY for name, distance in named.items() if distance.is_empty}
         return Agreement(
             sqnr_db=min(distance.sqnr_db for distance in found),
             max_abs_error=max(distance.max_abs_error for distance in found),

@@ -91,7 +91,7 @@ FLAT, DRAWN, EMPTY = np.full((4, 3), 7.0), np.random.default_rng(0).normal(size=
         ([FLAT, FLAT], "'0': it was the same for all", "'0' was the same for all samples and '1' was the same"),
         ([DRAWN, FLAT], "'1': it was the same for all", ""),
         ([DRAWN, EMPTY], "'1': it held no number", "'1' held no number"),
-        ([FLAT, EMPTY], "'1': it held no number", "'1' held no number and '0' was the same"),
+        ([FLAT, EMPTY], "'0': it was the same for all", "'0' was the same for all samples and '1' held no number"),
     ],
 )
 def test_outputs_that_any_model_would_answer_prove_nothing(outputs: list[np.ndarray], caution: str, doubt: str) -> None:
