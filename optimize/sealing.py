@@ -40,8 +40,9 @@ def _secret() -> bytes | None:
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         given = Path(os.environ.get("XDG_STATE_HOME", ""))
-        path = (given if given.is_absolute() else Path.home() / _USUAL) / "optimize" / "key"
-        if path.is_absolute():
+        home = Path.home() if os.environ.get("HOME") != "" else Path()  # of an empty name it would be '/'
+        path = (given if given.is_absolute() else home / _USUAL) / "optimize" / "key"
+        if given.is_absolute() or (home.is_absolute() and home.is_dir()):
             if not os.path.lexists(path):
                 _make(path)
             return _read(path)
